@@ -4,7 +4,7 @@
 --     sqlite3 ledger.db "select status, count(*) from messages group by 1"
 -- Readers never block the relay (WAL). The only writer is the daemon.
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
--- version before to relay/ledger/migrations.py.
+-- version before to relay/ledger/schema.py.
 
 PRAGMA user_version = 3;
 

@@ -1,7 +1,6 @@
-"""``Agent``: one name in the relay, with everything that its owner may do.
+"""``Agent``: send, receive, acknowledge, query, attach, use channels as one agent.
 
-Send, receive, answer, ask and wait, attach, take part in channels. Each of them reads or writes
-files below the home and nothing else.
+Every operation only reads or writes files in the home.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypedDict, Unpack
 
-from agent_sdk import continuity
 from agent_sdk.attachments import Attachments
-from agent_sdk.continuity import SavedState
-from agent_sdk.disk import when_full_again
+from agent_sdk.disk import retry_on_enospc
 from agent_sdk.inbox import Inbox, Received
 from agent_sdk.outbox import Outbox
 from agent_sdk.presence import max_body_bytes, register, unregister
-from agent_sdk.processes import spawn_headers
+from agent_sdk.requests import SavedState, list_versions, load_state, save_state, spawn_headers
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import Clock
 from relay.base.errors import InvalidName, MessageError, Refused, RelayError, Timeout
@@ -36,27 +33,27 @@ REFUSALS = frozenset({Kind.NACK, Kind.ERROR})
 
 
 class SendOptions(TypedDict, total=False):
-    """What ``send`` takes by keyword, KIND and RE apart; None is as good as not given."""
+    """Keyword arguments of ``send`` besides ``kind`` and ``re``; None means not given."""
 
     thread: str | None  # 1-128 of A-Z a-z 0-9 . _ : -
     priority: int | None  # 0 critical to 4 background; the relay's default is 2
     topic: str | None  # for channels with topics, like build.front.ok
-    ttl_s: int | None  # whole seconds after which it is not delivered any more
+    ttl_s: int | None  # seconds after which it is no longer delivered
     delivery: str | None  # at-most-once, at-least-once, exactly-once
     await_s: float | None  # how long the sender waits for an answer
-    headers: Mapping[str, str] | None  # any others; they travel with the message
-    attachments: Sequence[str]  # references that attach() gave
+    headers: Mapping[str, str] | None  # other headers, passed on with the message
+    attachments: Sequence[str]  # references returned by attach()
 
 
 class Agent:
-    """One agent of a relay. It makes its mailbox when it is not there yet.
+    """One agent of a relay; its mailbox is created if needed.
 
-    Owns one descriptor of the home, and an inotify descriptor once a call has waited. Used
-    from one thread at a time; several processes may be the same agent, and then each message
-    goes to one of them. ``home`` is a path, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``.
-    ``disk_full_retry_s`` is how long a full disk or quota is waited for, in all. The process
-    registers itself in ``meta.json``, as long as it is this agent; ``registers`` False: it acts
-    for an agent whose process is another one, or none.
+    Owns a descriptor of the home, and an inotify descriptor once a call has waited. To be used by
+    one thread at a time. Several processes may act as the same agent; each message then goes to one
+    of them. ``home`` is a path, by default ``$AGENT_RELAY_DIR`` or ``~/.agent-relay``.
+    ``disk_full_retry_s`` limits the total wait for a full disk or quota. The process registers
+    itself in ``meta.json`` until closed; with ``registers=False`` it acts for an agent that has
+    another process, or none.
 
     Errors: InvalidName; HomeMissing when there is no relay home; UnsafePath.
     """
@@ -74,15 +71,15 @@ class Agent:
         clock = clock or Clock()
         self._home = Home(default_root(os.fspath(home) if home is not None else None))
         try:
-            when_full_again(lambda: self._home.make_agent(name), disk_full_retry_s)
+            retry_on_enospc(lambda: self._home.make_agent(name), disk_full_retry_s)
             started_at = clock.now_ns()
             if registers:
-                when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
+                retry_on_enospc(lambda: register(self._home, name, started_at), disk_full_retry_s)
             limit = max_body_bytes(self._home)
         except BaseException:
             self._home.close()
             raise
-        # Also when the interpreter ends and nobody called close(): only who dies stays registered.
+        # Unregister at interpreter exit, too: only a process that died stays registered.
         pid = os.getpid() if registers else 0
         self._leave = weakref.finalize(self, _leave, self._home.root, name, pid)
         self._outbox = Outbox(self._home, name, clock, limit, disk_full_retry_s)
@@ -95,7 +92,7 @@ class Agent:
         return self._home.root
 
     def close(self) -> None:
-        """Give the descriptors back; the mailbox stays, and goes on receiving."""
+        """Close the descriptors. The mailbox stays and keeps receiving."""
         self._leave()
         self._inbox.close()
         self._home.close()
@@ -122,22 +119,22 @@ class Agent:
         re: str | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
-        """Send a message and return its id. After the rename the message is sent.
+        """Send a message and return its id. It is sent once its file is renamed into the outbox.
 
-        From then on the relay answers for it: ``to`` gets it, or a nack in this inbox says why
+        From then on the relay is responsible: ``to`` gets it, or a nack in this inbox says why
         not. ``to`` is a name, ``*``, ``#channel``, ``Lead`` or ``__orchestrator__``; ``body``
-        is text (bytes must be UTF-8; anything else goes into an attachment). A CHECKSUM is
-        added. A full disk is waited for.
+        is text (bytes must be UTF-8; use an attachment for other data). A CHECKSUM is added. A
+        full disk is waited for.
 
-        Errors: MessageError when the relay would reject it; NotFound for an attachment that
-        is not in the store; OSError. In each case nothing was sent.
+        Errors: MessageError for a message that the relay would reject; NotFound for an attachment
+        that is not in the store; OSError. In each case nothing was sent.
         Source: relay-file-system.txt 3.1, FORMATS 1.
         """
         _check_types(to, body, kind, options)
         try:
             content = body.encode() if isinstance(body, str) else body
         except UnicodeEncodeError as exc:
-            raise MessageError(f"the body is not Unicode text: {exc.reason}") from exc
+            raise MessageError(f"the body is not valid UTF-8: {exc.reason}") from exc
         attachments = tuple(options.get("attachments", ()))
         for reference in attachments:
             self._attachments.check(reference)
@@ -153,9 +150,9 @@ class Agent:
         kind: str | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
-        """Answer a message: to its sender, in its thread, RE its id; returns the new id.
+        """Answer a message: to its sender, in its thread, RE its id. Returns the new id.
 
-        Of KIND response when ``message`` is a query, else message. Errors: as ``send``.
+        KIND is response for a query, otherwise message. Errors: as ``send``.
         """
         if kind is None:
             kind = Kind.RESPONSE if message.kind is Kind.QUERY else Kind.MESSAGE
@@ -171,11 +168,11 @@ class Agent:
         *,
         to: str | None = None,
     ) -> str:
-        """Acknowledge a message, given itself or its id; returns the id of the ack.
+        """Acknowledge a message, given as such or by id. Returns the id of the ack.
 
-        ``status`` is received, in_progress or completed. The relay finds the sender by RE,
-        so of an id alone ``to`` may be left out. It refuses an ack, by a nack, for a message
-        that expects none: those are commands, queries and what was sent at-least-once.
+        ``status`` is received, in_progress or completed. ``to`` may be omitted: the relay finds
+        the sender by RE. Only commands, queries and at-least-once messages expect an ack; for
+        others the relay answers with a nack.
         """
         if status not in ACK_STATUSES:
             raise MessageError(f"status {status!r} is not one of {', '.join(ACK_STATUSES)}")
@@ -183,44 +180,43 @@ class Agent:
         return self._acknowledge(Kind.ACK, message, body, to)
 
     def nack(self, message: Received | str, error: str, *, to: str | None = None) -> str:
-        """Say that a message could not be handled, and why; returns the id of the nack."""
+        """Report that a message could not be handled, and why. Returns the id of the nack."""
         return self._acknowledge(Kind.NACK, message, error, to)
 
     def status(self, text: str) -> str:
-        """Tell the relay, and who asks it, what this agent is doing; returns the message id."""
+        """Publish what this agent is doing, as shown by `relay agents`. Returns the message id."""
         return self.send(ORCHESTRATOR, text, kind=Kind.STATUS)
 
     # -- receiving ---------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Take the first message of the inbox, by priority, then by file name, which is its age;
-        None when none came in time.
+        """Take the first message of the inbox, by priority, then age; None after the timeout.
 
-        ``timeout_s`` None waits forever, 0 looks once. The file is moved to ``inbox/.read``
-        first and read then: that is what the relay counts as read, and of two processes one
-        gets it. With 64 and more waiting, the listing that it is chosen from is a little older.
+        ``timeout_s`` None waits forever, 0 checks once. The file is first moved to ``inbox/.read``,
+        which the relay counts as read, and then parsed; of two processes one gets it. With 64 or
+        more messages waiting, the listing used may be a little old.
 
-        Errors: MessageError for a file that is no message or damaged: it names the file, which
-        is in ``.read`` by then, so that the next call goes on with the next message.
+        Errors: MessageError for a damaged file or one that is not a message. It names the file,
+        which is in ``.read`` by then, so the next call continues with the next message.
         """
         return self._inbox.until(self._inbox.take_next, timeout_s)
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Received]:
-        """Messages as they come, until none came for ``timeout_s`` (None: without end)."""
+        """Yield messages as they arrive, until none came for ``timeout_s`` (None: forever)."""
         while (message := self.receive(timeout_s)) is not None:
             yield message
 
     def query(
         self, to: str, body: str | bytes, timeout_s: float, **options: Unpack[SendOptions]
     ) -> Received:
-        """Ask, and wait for the response; other messages stay in the inbox meanwhile.
+        """Send a query and wait for the response; other messages stay in the inbox.
 
-        Errors: Timeout when no response came in time (one that comes later is received like
-        any message); Refused, with its text, when a nack came; as ``send``.
+        Errors: Timeout without a response in time (a later one is received like any message);
+        Refused with the text of a nack; as ``send``.
         """
         if options.get("await_s") is None:
             options["await_s"] = timeout_s
-        seen = self._inbox.names()  # what is there before the question cannot answer it
+        seen = self._inbox.names()  # messages from before the query cannot answer it
         sent = self.send(to, body, kind=Kind.QUERY, **options)
         return self._answer(sent, Kind.RESPONSE, timeout_s, seen)
 
@@ -238,12 +234,11 @@ class Agent:
     ) -> Received:
         """Send, and wait for the answer: a response or message RE it, or an ack `completed`.
 
-        ``on_sent`` is given the message id before the wait. Acks that say less are taken on the
-        way and given to ``progress``; everything else stays in the inbox. Of several recipients
-        the first answer counts.
+        ``on_sent`` is called with the message id before the wait, ``progress`` with every other
+        ack; all other messages stay in the inbox. With several recipients the first answer counts.
 
-        Errors: Timeout, whose ``message_id`` is what was sent; Refused, with its text, when a
-        nack or error came; as ``send``.
+        Errors: Timeout, with the ``message_id`` of what was sent; Refused with the text of a nack
+        or error; as ``send``.
         """
         if options.get("await_s") is None:
             options["await_s"] = timeout_s
@@ -263,40 +258,40 @@ class Agent:
     # -- continuity --------------------------------------------------------------------------
 
     def save_state(self, data: str | bytes, timeout_s: float = 30.0) -> int:
-        """Keep ``data`` for this agent's next life; returns the version that it became.
+        """Save ``data`` for this agent's next run. Returns the version number.
 
-        It is on the relay's disk when this returns. Text, or bytes that are UTF-8; the relay
-        takes 256 KiB and keeps ten versions unless it is configured otherwise. When the agent is
-        started again, its last save is in the first message that it finds.
+        It is durable when this returns. Text, or bytes in UTF-8; by default the relay accepts
+        256 KiB and keeps ten versions. A restarted agent gets its last saved state in its first
+        message.
         Errors: Refused, with the rule; Timeout when no relay answers in time; as ``send``.
         """
-        return continuity.save(self, data, timeout_s)
+        return save_state(self, data, timeout_s)
 
     def load_state(self, version: int | None = None, timeout_s: float = 30.0) -> str | None:
-        """What was saved last, or as ``version``; None when nothing ever was.
+        """Load the latest saved state, or ``version``; None if nothing has been saved.
 
-        Errors: Refused for a version that is not there (any more); Timeout.
+        Errors: Refused for a version that does not exist (any more); Timeout.
         """
-        return continuity.load(self, version, timeout_s)
+        return load_state(self, version, timeout_s)
 
     def saved_states(self, timeout_s: float = 30.0) -> list[SavedState]:
-        """The versions there are, oldest first. Errors: Timeout."""
-        return continuity.versions(self, timeout_s)
+        """List the saved versions, oldest first. Errors: Timeout."""
+        return list_versions(self, timeout_s)
 
     # -- attachments -------------------------------------------------------------------------
 
     def attach(self, source: bytes | str | os.PathLike[str]) -> str:
-        """Put bytes, or the file at a path, into the attachment store; returns ``sha256:…``.
+        """Add bytes, or the file at a path, to the attachment store. Returns ``sha256:…``.
 
-        Durable on return; what is there already is not written again. A full disk is waited
-        for. Errors: RelayError when the file changes meanwhile; OSError.
+        Durable on return; existing content is not written again. A full disk is waited for.
+        Errors: RelayError if the file changes meanwhile; OSError.
         """
         return self._attachments.add(source)
 
     def open_attachment(self, reference: str) -> bytes:
-        """The content of an attachment, its hash verified.
+        """Read an attachment and verify its checksum.
 
-        Errors: MessageError when ``reference`` is none, NotFound, IntegrityError.
+        Errors: MessageError for an invalid reference; NotFound; IntegrityError.
         """
         return self._attachments.read(reference)
 
@@ -313,48 +308,48 @@ class Agent:
         restart: str | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """Have the relay start an agent's process; returns the message id.
+        """Have the relay start an agent's process. Returns the message id.
 
         ``cli`` is one of ``spawn.clis`` in config.json, ``restart`` never, on-failure or always.
-        The values of ``env`` reach the process and no record. What becomes of it comes as
-        notifications RE that id. With ``timeout_s`` it waits until it is started. Errors:
-        MessageError; then Refused, with the relay's reason, and Timeout.
+        The values of ``env`` are passed to the process and not recorded. Its exit and restarts are
+        reported as notifications RE that id. With ``timeout_s``, waits until it has started.
+        Errors: MessageError; then Refused with the relay's reason, and Timeout.
         """
         folder = None if cwd is None else os.path.abspath(cwd)
         headers = spawn_headers(name, cli, folder, env or {}, restart)
         return self._ask(Kind.SPAWN, prompt, headers, timeout_s)
 
     def release(self, name: str, reason: str = "", *, timeout_s: float | None = None) -> str:
-        """Have the relay end an agent's process; as ``spawn``, until it has ended."""
+        """Have the relay stop an agent's process; with ``timeout_s``, waits until it has ended."""
         headers = {"NAME": name} | ({"REASON": reason} if reason else {})
         return self._ask(Kind.RELEASE, "", headers, timeout_s)
 
     # -- channels ----------------------------------------------------------------------------
 
     def join(self, channel: str, *, timeout_s: float | None = None) -> str:
-        """Take part in a group channel, which is made when there is none; returns the id.
+        """Join a group channel, creating it if needed. Returns the message id.
 
-        With ``timeout_s`` it waits for the relay's ack. Errors, for the four of them: then
-        Refused, with the relay's reason, and Timeout; InvalidName before anything is sent.
+        With ``timeout_s``, waits for the relay's ack; Errors then: Refused with the relay's reason,
+        and Timeout. InvalidName is raised before anything is sent.
         """
         return self._control(Kind.JOIN, channel, None, timeout_s)
 
     def leave(self, channel: str, *, timeout_s: float | None = None) -> str:
-        """Take part in a channel no longer; as ``join``."""
+        """Leave a channel; as ``join``."""
         return self._control(Kind.LEAVE, channel, None, timeout_s)
 
     def subscribe(
         self, channel: str, pattern: str, *, filter: str = "", timeout_s: float | None = None
     ) -> str:
-        """Get what is published in a channel under topics like ``build.#``; as ``join``.
+        """Subscribe to topics of a channel, such as ``build.#``; as ``join``.
 
-        ``filter``: of that, what fits all of its words: ``sender=ci type=Command,Query
-        priority=0,1 match=REGEX``. It is the one given last that holds.
+        ``filter`` restricts it to messages that match all of its terms: ``sender=ci
+        type=Command,Query priority=0,1 match=REGEX``. Subscribing again replaces it.
         """
         return self._control(Kind.SUBSCRIBE, channel, pattern, timeout_s, filter)
 
     def unsubscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
-        """Take a subscription back; as ``join``."""
+        """End a subscription; as ``join``."""
         return self._control(Kind.UNSUBSCRIBE, channel, pattern, timeout_s)
 
     # ----------------------------------------------------------------------------------------
@@ -378,7 +373,7 @@ class Agent:
         if not is_channel_name(name):
             raise InvalidName(
                 f"{channel!r} is not a valid channel name",
-                hint="letters, digits, _ and -, parts joined by /, 128 bytes at most",
+                hint="expected letters, digits, _ and -, parts separated by /, at most 128 bytes",
             )
         lines = [f"CHANNEL: {name}"]
         if pattern is not None:
@@ -394,7 +389,7 @@ class Agent:
     def _ask(
         self, kind: Kind, body: str, headers: Mapping[str, str], timeout_s: float | None
     ) -> str:
-        """Ask something of the relay, and wait for its ack where that is wanted."""
+        """Send a request to the relay; with ``timeout_s``, wait for its ack."""
         seen = self._inbox.names() if timeout_s is not None else set()
         sent = self.send(ORCHESTRATOR, body, kind=kind, headers=headers)
         if timeout_s is not None:
@@ -402,7 +397,7 @@ class Agent:
         return sent
 
     def _answer(self, sent: str, kind: Kind, timeout_s: float, seen: set[str]) -> Received:
-        """The message of ``kind`` that answers ``sent``. Errors: Timeout, Refused."""
+        """Wait for the message of ``kind`` that answers ``sent``. Errors: Timeout, Refused."""
         answer = self._next_answer(sent, (kind,), timeout_s, seen)
         if answer is None:
             raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s", message_id=sent)
@@ -411,7 +406,7 @@ class Agent:
     def _next_answer(
         self, sent: str, kinds: Collection[Kind], timeout_s: float, seen: set[str]
     ) -> Received | None:
-        """The next message of one of ``kinds`` that answers ``sent``. Errors: Refused."""
+        """Wait for a message of one of ``kinds`` that answers ``sent``. Errors: Refused."""
         wanted = REFUSALS.union(kinds)
         answer = self._inbox.until(lambda: self._inbox.take_answer(sent, wanted, seen), timeout_s)
         if answer is not None and answer.kind in REFUSALS:
@@ -420,13 +415,13 @@ class Agent:
 
 
 def _leave(root: str, name: str, pid: int) -> None:
-    if os.getpid() == pid:  # a child of this process is not this agent
+    if os.getpid() == pid:  # not in a forked child
         with contextlib.suppress(RelayError, OSError), Home(root) as home:
             unregister(home, name)
 
 
 def _check_types(to: object, body: object, kind: object, options: SendOptions) -> None:
-    """None for a name is no address None. Errors: MessageError."""
+    """Reject wrong types: to=None must not address an agent named "None". Errors: MessageError."""
     for what, value, types in (
         ("to", to, (str,)),
         ("body", body, (str, bytes)),
@@ -447,7 +442,7 @@ def _kind(word: str) -> Kind:
 
 
 def _headers(re: str | None, options: SendOptions) -> dict[str, str]:
-    """Header values by upper-case name. Errors: MessageError for one given twice or not ours."""
+    """Collect headers by upper-case name. Errors: MessageError for a duplicate or reserved one."""
     await_s = options.get("await_s")
     given = {
         "THREAD": options.get("thread"),
@@ -462,14 +457,14 @@ def _headers(re: str | None, options: SendOptions) -> dict[str, str]:
     for name, value in (options.get("headers") or {}).items():
         upper = name.upper()
         if upper in headers or upper in ("TO", "KIND", "CHECKSUM", "ATTACHMENT"):
-            raise MessageError("it has an argument of its own, or is made here", header=upper)
+            raise MessageError("it has its own argument, or is set by send()", header=upper)
         if upper in RELAY_HEADERS:
-            raise MessageError("only the relay writes it", header=upper)
+            raise MessageError("it is written by the relay only", header=upper)
         headers[upper] = value
     return headers
 
 
 def _duration(seconds: float) -> str:
-    """Seconds as AWAIT takes them: ``30s``, or ``1500ms`` where they are not whole."""
+    """Format seconds for AWAIT: ``30s``, or ``1500ms`` for fractions."""
     millis = max(1, round(seconds * 1000))
     return f"{millis}ms" if millis % 1000 else f"{millis // 1000}s"

@@ -1,4 +1,4 @@
-"""The attachment store: content by its SHA-256, written once, whoever sends it.
+"""The attachment store: content addressed by its SHA-256, written once.
 
     attachments/{2 hex}/.{…}.tmp → rename → attachments/{2 hex}/{sha256}
 
@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 
-from agent_sdk.disk import removed_on_failure, when_full_again
+from agent_sdk.disk import cleanup_on_error, retry_on_enospc
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import IntegrityError, MessageError, NotFound, RelayError
@@ -26,31 +26,31 @@ Stream = io.BytesIO | io.BufferedReader
 
 
 class Attachments:
-    """Puts in and takes out. Any number of processes may do so at once."""
+    """Adds and reads attachments. Safe with any number of processes."""
 
     def __init__(self, home: Home, disk_full_retry_s: float) -> None:
         self._home = home
         self._disk_full_retry_s = disk_full_retry_s
 
     def add(self, source: bytes | str | os.PathLike[str]) -> str:
-        """Keep bytes, or a file's content, and return its ``sha256:…``; durable on return.
+        """Store bytes or a file's content and return its ``sha256:…``; durable on return.
 
-        Content that is there already is not written again.
-        Errors: RelayError when the file changes meanwhile; OSError.
+        Existing content is not written again. Errors: RelayError if the file changes meanwhile;
+        OSError.
         """
         with _opened(source) as stream, self._home.dirs() as dirs:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             size = stream.seek(0, os.SEEK_END)
-            when_full_again(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
-            # Also when it was there: whoever wrote it may not have got to this yet.
+            retry_on_enospc(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
+            # Existing content, too: its writer may not have synced yet.
             fsio.sync_file(dirs.get(FOLDER, digest[:2]))
             fsio.sync_file(dirs.get(FOLDER))
         return SHA256_PREFIX + digest
 
     def read(self, reference: str) -> bytes:
-        """The content of ``sha256:…``, verified.
+        """Read and verify the content of ``sha256:…``.
 
-        Errors: MessageError for no such form, NotFound, IntegrityError for damage.
+        Errors: MessageError for an invalid reference; NotFound; IntegrityError for damage.
         """
         digest = _digest_of(reference)
         with self._home.dirs() as dirs:
@@ -65,7 +65,7 @@ class Attachments:
         return data
 
     def check(self, reference: str) -> str:
-        """The reference itself, when there is such an attachment. Errors: as ``read``."""
+        """Return the reference if the attachment exists. Errors: as ``read``."""
         digest = _digest_of(reference)
         with self._home.dirs() as dirs:
             try:
@@ -73,20 +73,20 @@ class Attachments:
                     return reference
             except FileNotFoundError:
                 pass
-        raise NotFound(f"there is no attachment {reference}", hint="attach() it first")
+        raise NotFound(f"there is no attachment {reference}", hint="call attach() first")
 
     def _keep(self, stream: Stream, digest: str, size: int, dirs: Dirs) -> None:
         folder = dirs.ensure(FOLDER, digest[:2])
         try:
-            # Renamed into place after its fsync, so a file of the right size is whole.
+            # Renamed after its fsync, so a file of the right size is complete.
             if os.stat(digest, dir_fd=folder, follow_symlinks=False).st_size == size:
-                # Who collects what nobody names looks at its time: it is wanted again.
+                # Refresh its time, so that retention does not remove it as unused.
                 os.utime(digest, dir_fd=folder, follow_symlinks=False)
                 return
         except FileNotFoundError:
             pass
         temp = f".{digest[:16]}.{os.urandom(4).hex()}.tmp"
-        with removed_on_failure(temp, folder):
+        with cleanup_on_error(temp, folder):
             if _copy(stream, temp, folder) != digest:
                 raise RelayError("the file changed while it was being attached")
             fsio.rename(temp, folder, digest, folder)
@@ -97,7 +97,7 @@ def _opened(source: bytes | str | os.PathLike[str]) -> Stream:
 
 
 def _copy(stream: Stream, name: str, dir_fd: int) -> str:
-    """Write a new synced file, piece by piece; returns the SHA-256 of what was written."""
+    """Write and sync a new file in pieces. Returns the SHA-256 of what was written."""
     fsio.fault("create", name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     stream.seek(0)
@@ -114,5 +114,8 @@ def _copy(stream: Stream, name: str, dir_fd: int) -> str:
 
 def _digest_of(reference: str) -> str:
     if not CHECKSUM.fullmatch(reference):
-        raise MessageError(f"{reference!r} is not sha256: and 64 hex digits", header="ATTACHMENT")
+        raise MessageError(
+            f"invalid reference {reference!r}: expected sha256: and 64 hex digits",
+            header="ATTACHMENT",
+        )
     return reference.removeprefix(SHA256_PREFIX)

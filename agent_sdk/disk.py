@@ -1,9 +1,9 @@
-"""Writing a file that is there whole or not at all, and patience with a full disk.
+"""Atomic writing of files, with retries while the disk is full.
 
     create TEMP → fsync → rename to NAME → fsync of NAME's directory
-                          ^ committed here; before it, TEMP is removed whatever goes wrong
+                          ^ committed here; on any earlier error TEMP is removed
 
-All of it goes through ``relay.base.fsio``, relative to directory descriptors.
+Uses ``relay.base.fsio``, relative to directory descriptors.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from typing import TypeVar
 from relay.base import fsio
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-FIRST_PAUSE_S = 0.1  # doubled each time: room on a disk is made by people and by pruning
+FIRST_PAUSE_S = 0.1  # doubled each time
 
-_sleep = time.sleep  # tests put a clock of their own here
+_sleep = time.sleep  # replaced by tests
 _Result = TypeVar("_Result")
 
 
-def place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
+def install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
     """Write ``data`` as ``temp``, sync it, and rename it to ``name`` in the directory ``fd``.
 
-    Committed at the rename. When this raises, neither name holds anything of ``data``.
-    The rename itself is durable once the caller has synced ``fd``. Whoever was held up for so
-    long (a laptop asleep, a disk that hangs) that the relay took the file for an orphan's
-    writes it once more.
+    Committed by the rename. On an error neither name has any of ``data``. The rename is durable
+    once the caller has synced ``fd``. After a long delay (a sleeping laptop, a hanging disk) the
+    relay may have removed ``temp`` as an orphan; then it is written again.
     """
     try:
-        _place(data, temp, temp_fd, name, fd)
+        _install(data, temp, temp_fd, name, fd)
     except FileNotFoundError:
-        _place(data, temp, temp_fd, name, fd)
+        _install(data, temp, temp_fd, name, fd)
 
 
-def _place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
-    with removed_on_failure(temp, temp_fd):
+def _install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
+    with cleanup_on_error(temp, temp_fd):
         fsio.create(temp, data, temp_fd)
         sync_name(temp, temp_fd)
         fsio.rename(temp, temp_fd, name, fd)
 
 
 @contextlib.contextmanager
-def removed_on_failure(temp: str, temp_fd: int) -> Iterator[None]:
-    """Whatever ends the block but success, a signal included, leaves no ``temp`` behind."""
+def cleanup_on_error(temp: str, temp_fd: int) -> Iterator[None]:
+    """Remove ``temp`` if the block ends with an exception, even one raised by a signal."""
     try:
         yield
     except BaseException:
@@ -57,7 +56,7 @@ def removed_on_failure(temp: str, temp_fd: int) -> Iterator[None]:
 
 
 def sync_name(name: str, dir_fd: int) -> None:
-    """Make a file's bytes durable by its name, as ``sync FILE`` does."""
+    """Sync a file by name, like ``sync FILE``."""
     fsio.fault("sync", name)
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
@@ -66,11 +65,11 @@ def sync_name(name: str, dir_fd: int) -> None:
         os.close(fd)
 
 
-def when_full_again(work: Callable[[], _Result], limit_s: float) -> _Result:
-    """Do ``work``; while the disk or quota is full, again after 0.1, 0.2, 0.4 … seconds.
+def retry_on_enospc(work: Callable[[], _Result], limit_s: float) -> _Result:
+    """Do ``work``, retrying after 0.1, 0.2, 0.4 … seconds while the disk or quota is full.
 
-    The pauses add up to ``limit_s`` at most. Errors: the last OSError then, and any other
-    at once. Source: relay-file-system.txt 6.2.
+    The pauses add up to at most ``limit_s``. Errors: then the last OSError; any other OSError at
+    once. Source: relay-file-system.txt 6.2.
     """
     pause_s, left_s = FIRST_PAUSE_S, limit_s
     while True:

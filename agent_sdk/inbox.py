@@ -1,19 +1,21 @@
-"""An agent's inbox: by priority, the oldest first, each message to one taker.
+"""An agent's inbox: messages by priority, then age, each taken by one process.
 
     inbox/{id}.msg → rename → inbox/.read/{id}.msg → read, parsed, given out
-                     ^ the evidence that it was read; of two processes one succeeds
+                     ^ marks it as read; of two processes one succeeds
 
-What is not asked for stays where it is. Source: DESIGN, "Read".
+Waiting uses inotify where it works, else a check every 50 ms. The watch is set up before the
+directory is listed, so that no message is missed in between.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import time
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from agent_sdk.wait import Wake, open_wake
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import MessageError, RelayError, UnsafePath
@@ -21,27 +23,33 @@ from relay.base.home import READ, Dirs, Home
 from relay.base.message import Kind, MessageFile, parse_delivered
 from relay.base.names import MSG_SUFFIX
 
-MAX_FILE_BYTES = 1 << 30  # the relay's own limit is far below; what it delivers is taken
-# Of a listing one name in 64 is used before the next: taking one of 100,000 must not cost a
-# listing of them all, and one of a few is always the first that there is. And none is used that
-# is older than 16 times what it took to make: who takes its time finds what is urgent by now.
+MAX_FILE_BYTES = 1 << 30  # far above the relay's own limit
+# A listing is used for one name in 64 before the next listing: taking one message of 100,000 must
+# not list them all each time. It expires after 16 times the time it took, so that a slow reader
+# sees new urgent messages.
 NAMES_PER_LISTING = 64
-LISTING_LIVES = 16
+LISTING_LIFETIME = 16
 HEAD_BYTES = 16_384  # more than the header of any delivered message
 NORMAL = 2
 
-# What is put there may be anything: no link is followed, and a FIFO must not wait for its writer.
+# The file may be anything: follow no link, and do not wait for the writer of a FIFO.
 _OPEN_HEAD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _PRIORITIES = frozenset((b"0", b"1", b"2", b"3", b"4"))
 _Found = TypeVar("_Found")
 
 
-class Received(NamedTuple):
-    """A message as its recipient has it.
+POLL_S = 0.05
+# inotify misses changes by other machines on a network file system, and a replaced directory: the
+# inbox is also listed at this interval.
+RELIST_S = 5.0
 
-    ``headers`` holds every header but TO, KIND and ATTACHMENT, by upper-case name. ``sent_at``
-    is when the relay discovered it, ISO 8601 in UTC. ``path`` is where the file lies now.
-    ``attempt`` is above 1 when the relay delivered it again.
+
+class Received(NamedTuple):
+    """A received message.
+
+    ``headers`` has every header but TO, KIND and ATTACHMENT, by upper-case name. ``sent_at`` is
+    when the relay discovered it, ISO 8601 in UTC. ``path`` is the present path of its file.
+    ``attempt`` is greater than 1 for a repeated delivery.
     """
 
     id: str
@@ -60,31 +68,31 @@ class Received(NamedTuple):
 
 
 class Inbox:
-    """Takes messages out of one inbox. Used from one thread; processes may share an inbox."""
+    """Takes messages from one inbox. For one thread; processes may share an inbox."""
 
     def __init__(self, home: Home, agent: str) -> None:
         self._home = home
         self._agent = agent
-        self._listed: list[str] = []  # of the last listing, the first to be taken last
-        self._listed_until = 0.0  # monotonic: it is too old then
-        self._priorities: dict[str, int] = {}  # of the names in the last listing
-        self._wake: Wake | None = None
+        self._listed: list[str] = []  # rest of the last listing, in reverse order
+        self._listed_until = 0.0  # monotonic: expiry of the listing
+        self._priorities: dict[str, int] = {}  # by name, of the last listing
+        self._waiter: InboxWaiter | None = None
 
     def close(self) -> None:
-        """Give the watch back, if one was made."""
-        if self._wake is not None:
-            self._wake.close()
-            self._wake = None
+        """Close the watch, if any."""
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None
 
     def names(self) -> set[str]:
-        """The file names of the messages that wait."""
+        """Return the file names of the waiting messages."""
         with self._home.dirs() as dirs:
             return set(self._list(dirs))
 
     def take_next(self) -> Received | None:
-        """The first message by priority, then by name, now in ``.read``; None when there is none.
+        """Take the first message by priority, then name, into ``.read``; None if there is none.
 
-        Errors: MessageError for a file that is no message; it is in ``.read`` all the same.
+        Errors: MessageError for a file that is not a message; it is in ``.read`` as well.
         """
         with self._home.dirs() as dirs:
             while True:
@@ -94,15 +102,15 @@ class Inbox:
                     if not names:
                         return None
                     self._listed = names[: 1 + len(names) // NAMES_PER_LISTING][::-1]
-                    self._listed_until = monotonic() + LISTING_LIVES * (monotonic() - began)
+                    self._listed_until = monotonic() + LISTING_LIFETIME * (monotonic() - began)
                 taken = self._take(dirs, self._listed.pop())
                 if taken is not None:
                     return taken
 
     def take_answer(self, re: str, kinds: Collection[Kind], seen: set[str]) -> Received | None:
-        """The message of one of ``kinds`` that answers ``re``; all others stay.
+        """Take the message of one of ``kinds`` that answers ``re``; all others stay.
 
-        Names in ``seen`` are not looked at, and those looked at in vain are added.
+        Names in ``seen`` are skipped; names checked without success are added to it.
         """
         with self._home.dirs() as dirs:
             for name in sorted(set(self._list(dirs)) - seen):
@@ -114,34 +122,34 @@ class Inbox:
         return None
 
     def until(self, look: Callable[[], _Found | None], timeout_s: float | None) -> _Found | None:
-        """What ``look`` finds, asked again whenever something came; None when the time is up.
+        """Call ``look`` until it finds something, whenever a file arrives; None after the timeout.
 
-        ``timeout_s`` None waits forever, 0 looks once.
+        ``timeout_s`` None waits forever, 0 checks once.
         """
         found = look()
         if found is not None or (timeout_s is not None and timeout_s <= 0):
             return found
         ends_at = None if timeout_s is None else monotonic() + timeout_s
-        if self._wake is None:
-            self._wake = open_wake(self._home.path("agents", self._agent, "inbox"))
+        if self._waiter is None:
+            self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
         while True:
-            found = look()  # after the watch was made: nothing falls between the two
+            found = look()  # after the watch was set up, so that nothing is missed
             if found is not None:
                 return found
             left_s = 3600.0 if ends_at is None else ends_at - monotonic()
             if left_s <= 0:
                 return None
-            self._wake.wait(left_s)
+            self._waiter.wait(left_s)
 
     def _list(self, dirs: Dirs) -> list[str]:
         try:
             names = os.listdir(dirs.get("agents", self._agent, "inbox"))
         except FileNotFoundError as exc:
-            raise RelayError(f"agent {self._agent} has no inbox any more") from exc
+            raise RelayError(f"the inbox of agent {self._agent} no longer exists") from exc
         return [name for name in names if name.endswith(MSG_SUFFIX) and name[0] != "."]
 
     def _in_order(self, dirs: Dirs) -> list[str]:
-        """Every name, by priority, then age. A file is looked into when it is first seen."""
+        """List all names by priority, then age. Each file's header is read once."""
         names, known = self._list(dirs), self._priorities
         inbox = dirs.get("agents", self._agent, "inbox")
         self._priorities = {
@@ -150,7 +158,7 @@ class Inbox:
         return sorted(self._priorities, key=lambda name: (self._priorities[name], name))
 
     def _take(self, dirs: Dirs, name: str) -> Received | None:
-        """Move a file to ``.read`` and read it; None when another process was faster."""
+        """Move a file to ``.read`` and parse it; None if another process was faster."""
         inbox = dirs.get("agents", self._agent, "inbox")
         done = dirs.ensure("agents", self._agent, "inbox", READ)
         try:
@@ -161,7 +169,7 @@ class Inbox:
         try:
             data, _ = fsio.read_regular(name, done, MAX_FILE_BYTES, shared=True)
         except UnsafePath as exc:
-            raise MessageError("it is no regular file", file=path) from exc
+            raise MessageError("it is not a regular file", file=path) from exc
         return _received(data, path, name.removesuffix(MSG_SUFFIX))
 
     def _answers(self, dirs: Dirs, name: str, re: str, kinds: Collection[Kind]) -> bool:
@@ -170,14 +178,14 @@ class Inbox:
             data, _ = fsio.read_regular(name, inbox, MAX_FILE_BYTES, shared=True)
             message = parse_delivered(data)
         except (FileNotFoundError, UnsafePath, MessageError):
-            return False  # taken by another, or for receive() to complain of
+            return False  # taken by another process, or reported by receive()
         return message.headers.get("RE") == re and message.kind in kinds
 
 
 def priority_in(name: str, dir_fd: int) -> int:
-    """The PRIORITY in a delivered message's header; of what cannot be read as one: normal.
+    """Read the PRIORITY in a delivered message's header; normal if there is none.
 
-    Only the order goes by it: what is wrong with a file is said when it is taken.
+    It is used for the order only; an invalid file is reported when it is taken.
     """
     try:
         fd = os.open(name, _OPEN_HEAD, dir_fd=dir_fd)
@@ -203,7 +211,7 @@ def _received(data: bytes, path: str, stem: str) -> Received:
     headers = message.headers
     attempt = headers.get("ATTEMPT", "1")
     if not (attempt.isascii() and attempt.isdigit()):
-        raise MessageError(f"{attempt!r} is no number", file=path, header="ATTEMPT")
+        raise MessageError(f"expected a number, got {attempt!r}", file=path, header="ATTEMPT")
     return Received(
         id=headers.get("ID", stem),
         sender=headers.get("FROM", ""),
@@ -222,9 +230,88 @@ def _received(data: bytes, path: str, stem: str) -> Received:
 
 
 def _check_sum(message: MessageFile, path: str) -> None:
-    """A damaged body is an error here, not a surprise later."""
+    """Verify the CHECKSUM. Errors: MessageError."""
     declared = message.headers.get("CHECKSUM")
-    # Of an empty body the relay sums the KIND's word, which the ledger keeps as its content.
+    # For an empty body the relay uses the KIND's word, which is stored as its content.
     sums = {SHA256_PREFIX + sha256_hex(data) for data in (message.body, message.content)}
     if declared is not None and declared not in sums:
         raise MessageError(f"the body does not match {declared}", file=path, header="CHECKSUM")
+
+
+class InboxWaiter(Protocol):
+    """A way to wait for new files in a directory, for one thread."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a file may have arrived, or the time is up."""
+
+    def close(self) -> None:
+        """Close all descriptors."""
+
+
+def open_waiter(path: str) -> InboxWaiter:
+    """Watch the directory ``path``: files renamed into it from now on end a wait."""
+    try:
+        return InotifyWaiter(path)
+    except Exception:  # no inotify, no watches left, not readable: polling always works
+        return PollWaiter()
+
+
+class PollWaiter:
+    """Polling: every wait is a short sleep."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep at most 50 ms."""
+        time.sleep(min(timeout_s, POLL_S))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class InotifyWaiter:
+    """A private inotify descriptor of watchdog with one watch, read in the caller's thread.
+
+    watchdog takes 30 ms to import and is therefore imported only when a call has to wait.
+    Errors: any, for example ImportError and OSError.
+    """
+
+    def __init__(self, path: str) -> None:
+        from watchdog.observers import inotify_c
+
+        bits = inotify_c.InotifyConstants
+        mask = bits.IN_MOVED_TO | bits.IN_CLOSE_WRITE | bits.IN_ONLYDIR | bits.IN_DONT_FOLLOW
+        self._inotify = inotify_c.InotifyFD()
+        try:
+            fd: int = self._inotify._inotify_fd
+            os.set_inheritable(fd, False)
+            watch = self._inotify.add_callback(os.fsencode(path), mask, self, 0)  # type: ignore[arg-type]
+            if watch < 0:  # watchdog does not report an unreadable directory
+                raise PermissionError(path)
+            self._poll = select.poll()
+            self._poll.register(fd, select.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a file is renamed in or closed after writing."""
+        if self._poll.poll(min(timeout_s, RELIST_S) * 1000):
+            self._inotify.read_events()  # drain the queue; the listing decides
+
+    def close(self) -> None:
+        """Close the descriptors; the kernel drops the watch."""
+        # Before the first read, watchdog's close() leaves the descriptors to a reader thread, which
+        # does not exist here.
+        never_read = self._inotify._is_reading
+        self._inotify.close()
+        if never_read:
+            self._inotify._close_resources()
+
+    # watchdog's callback interface; on close it calls the second method.
+    def on_event(self, event: object) -> None:
+        """Unused."""
+
+    def on_watch_deleted(self, wd: int) -> None:
+        """Unused."""
+
+    def on_queue_overflow(self) -> None:
+        """Unused."""

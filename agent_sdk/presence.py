@@ -1,15 +1,14 @@
-"""``meta.json``: who runs as this agent now, so that a reused pid is not taken for it.
+"""``meta.json``: the process that currently acts as an agent, safe against reused pids.
 
     pid              the process
     pid_start_ticks  when it started, clock ticks after boot (field 22 of /proc/PID/stat);
                      null where there is no /proc
     started_at       Unix nanoseconds at which it became this agent
-    unregisters      false: it cannot take itself out when it ends (a shell with relay.sh)
+    unregisters      false: it cannot unregister when it ends (a shell with relay.sh)
 
-Who leaves in good order takes pid and pid_start_ticks out again: a process that is registered and
-gone has died, and the relay says so to who writes to it; but for one that cannot take itself out.
-Other keys (``role``, ``public_key``) belong to others and stay. And the one setting of the relay
-that a sender must know.
+On a normal exit pid and pid_start_ticks are removed: a registered process that is gone has died,
+unless it cannot unregister, and mail to it bounces. Other keys (``role``, ``public_key``) are kept.
+This module also reads the one setting of the relay that a sender needs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from agent_sdk.disk import place
+from agent_sdk.disk import install
 from relay.base import fsio
 from relay.base.errors import RelayError
 from relay.base.home import META, Home
@@ -27,11 +26,11 @@ NO_LEAVING = "unregisters"
 
 
 def register(home: Home, agent: str, now_ns: int) -> None:
-    """Write this process into the agent's meta.json; the last one to come stands there.
+    """Register this process in the agent's meta.json, replacing an earlier one.
 
-    A file that is no JSON object is set aside as ``meta.json.bad``.
+    A file that is not a JSON object is renamed to ``meta.json.bad``.
     """
-    import json  # a tenth of the SDK's import time, and only needed here
+    import json  # a tenth of the SDK's import time
 
     with home.dirs() as dirs:
         folder = dirs.get("agents", agent)
@@ -49,9 +48,9 @@ def register(home: Home, agent: str, now_ns: int) -> None:
 
 
 def unregister(home: Home, agent: str) -> None:
-    """Take this process out of the agent's meta.json, unless another one stands there by now.
+    """Remove this process from the agent's meta.json, unless another one is registered by now.
 
-    Whoever cannot be taken out stays: then the relay finds out that the process has ended.
+    On an error it stays registered, and the relay finds out that the process has ended.
     """
     import json
 
@@ -67,25 +66,25 @@ def _replace(meta: dict[str, object], folder: int) -> None:
     import json
 
     temp = f".{META}.{os.urandom(4).hex()}.tmp"
-    place(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
+    install(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
     fsio.sync_file(folder)
 
 
 def start_ticks() -> int | None:
-    """When this process started, in clock ticks after boot; None where there is no /proc."""
+    """Return this process's start time in clock ticks after boot; None without /proc."""
     try:
         with open("/proc/self/stat", "rb") as file:
             stat = file.read()
     except OSError:
         return None
-    # The command's name stands in brackets and may hold anything; field 3 follows the last one.
+    # The command's name is in parentheses and may contain anything; field 3 follows the last ")".
     return int(stat[stat.rindex(b")") + 2 :].split()[22 - 3])
 
 
 def max_body_bytes(home: Home) -> int:
-    """The relay's limit for a body, as config.json has it; its default where that is unclear.
+    """Return the relay's limit for a body by config.json, or the default.
 
-    A wrong value is for the relay to complain of, which reads the file with more care.
+    An invalid value is reported by the relay.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""Prints docs/cli.md: the help of every command, and the exit codes.
+"""Print docs/cli.md: the help of every command, and the exit codes.
 
 .venv/bin/python -m scripts.cli_docs > docs/cli.md
 """
@@ -33,7 +33,7 @@ def page() -> str:
 def _helps(
     command: click.Command, path: str, parent: click.Context | None
 ) -> Iterator[tuple[str, str]]:
-    """(command line, help) of a command and of those below it."""
+    """(Command line, help) of a command and its subcommands."""
     context = click.Context(
         command, info_name=path.rpartition(" ")[2], parent=parent, max_content_width=WIDTH
     )

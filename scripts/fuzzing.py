@@ -1,4 +1,4 @@
-"""``scripts/fuzz``: a relay in a box is fed arbitrary files, seed after seed."""
+"""Feed arbitrary files to a relay, seed after seed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STEPS = 50  # a seed; then a home of its own begins
 
 
 def main() -> int:
-    """Run until the time is over; a failure ends it and names its seed."""
+    """Run until the time is up; a failure ends the run and names its seed."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="how long [60]")
-    parser.add_argument("--seed", type=int, help="one seed, once [from the clock on]")
+    parser.add_argument("--seconds", type=float, default=60, help="duration [60]")
+    parser.add_argument("--seed", type=int, help="run one seed once [seeds from the clock]")
     arguments = parser.parse_args()
     ends_at = time.monotonic() + arguments.seconds
     seed = arguments.seed if arguments.seed is not None else int(time.time())

@@ -10,6 +10,7 @@ and a suite that kills before all of these asserts that it did.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ class Effect(NamedTuple):
 
     operation: str
     kind: str
-    stack: tuple[str, ...]
+    stack: tuple[tuple[str, int], ...]  # file and line, the innermost first
 
 
 def effect(operation: str, name: str = "", root: Path | str = "") -> Effect:
@@ -45,10 +46,15 @@ def effect(operation: str, name: str = "", root: Path | str = "") -> Effect:
     stack = []
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_FOLLOWED):
-            stack.append(f"{file.removeprefix(str(_PROJECT))}:{frame.f_lineno}")
+        if _is_followed(file):
+            stack.append((file, frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]
     return Effect(operation, kind_of(name.removeprefix(str(root))), tuple(stack))
+
+
+@functools.cache
+def _is_followed(file: str) -> bool:
+    return file.startswith(_FOLLOWED)
 
 
 def kind_of(path: str) -> str:
@@ -70,7 +76,7 @@ def lasts(effects: Sequence[Effect]) -> list[int]:
 
 
 class Axe:
-    """Falls before the n-th effect; records them all."""
+    """Falls before the n-th effect; records all of them until then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.effects: list[Effect] = []
@@ -92,8 +98,9 @@ class Axe:
 
     def step(self, operation: str = "process", name: str = "") -> None:
         """One effect is about to happen."""
+        if self.fell_at is not None:
+            return
         self.effects.append(effect(operation, name, self._root))
-        if self.falls_at and len(self.effects) >= self.falls_at:
-            self.falls_at = 0
+        if len(self.effects) == self.falls_at:
             self.fell_at = self.effects[-1]
             raise Killed

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.base.config import Config, SpawnSettings
-from relay.ledger.processes import Process
+from relay.ledger.processes import ProcessRow
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 
@@ -58,15 +58,15 @@ class ProcessBox(Box):
             if not about or m.headers.get("RE") == about
         ]
 
-    def process(self, name: str = "w") -> Process:
+    def process(self, name: str = "w") -> ProcessRow:
         """Its row."""
         return self.rows()[name]
 
-    def rows(self) -> dict[str, Process]:
+    def rows(self) -> dict[str, ProcessRow]:
         """The table, as another connection sees it."""
-        columns = ", ".join(Process._fields)
+        columns = ", ".join(ProcessRow._fields)
         found = self.sql(f"SELECT {columns} FROM processes")
-        return {row[0]: Process(*row) for row in found}
+        return {row[0]: ProcessRow(*row) for row in found}
 
     @property
     def running(self) -> FakeProcess:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from relay.base.home import LEDGER, Home
 from relay.ledger import Ledger
+from tests import forks
 
 PROJECT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 60
@@ -27,7 +28,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run one command line to its end."""
+    """Run one command line to its end, in a fork of a process that has loaded it already."""
+    return forks.run(["--home", str(home), *arguments], environment(), stdin, PATIENCE_S)
+
+
+def relay_anew(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run one command line to its end, from Python's start on."""
     return subprocess.run(
         [sys.executable, "-m", "relay.cli", "--home", str(home), *arguments],
         env=environment(),
@@ -96,22 +102,33 @@ def meanwhile(step: Callable[[], object]) -> Iterator[None]:
 
 
 class Relay:
-    """A relay in a process of its own."""
+    """A relay in a process of its own, a fork of one that has loaded the daemon already."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | forks.Fork | None = None
 
     def start(self, *under: str, wait: bool = True) -> None:
-        """Start it, ``under`` a program; by default come back when it says that it is ready."""
+        """Start it, ``under`` a program; by default come back when it says that it is ready.
+
+        Under a program it is started anew, as ``relay up`` and the system's services do.
+        """
         read_fd, write_fd = os.pipe()
-        command = [*under, sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
-        self.process = subprocess.Popen(
-            [*command, "--ready-fd", str(write_fd)],
-            env=environment(),
-            pass_fds=(write_fd,),
-            stdin=subprocess.DEVNULL,
-        )
+        words = ["--home", str(self.home), "--ready-fd"]
+        if under:
+            self.process = subprocess.Popen(
+                [*under, sys.executable, "-m", "relay.daemon", *words, str(write_fd)],
+                env=environment(),
+                pass_fds=(write_fd,),
+                stdin=subprocess.DEVNULL,
+            )
+        else:
+            words.append(str(forks.READY_FD))
+            with open(os.devnull, "rb") as nothing:
+                streams = (nothing.fileno(), 1, 2)
+                self.process = forks.start(
+                    forks.DAEMON, words, environment(), *streams, ready=write_fd
+                )
         os.close(write_fd)
         with os.fdopen(read_fd, "rb") as answer:
             if wait:

@@ -26,7 +26,15 @@ from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.ledger import Ledger
-from relay.ledger.processes import IDLE, READY, STARTING, STUCK, WORKING, Intent, Process
+from relay.ledger.processes import (
+    IDLE,
+    READY,
+    STARTING,
+    STUCK,
+    WORKING,
+    PendingOperation,
+    ProcessRow,
+)
 
 BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits in a loop
 
@@ -40,7 +48,7 @@ class ProcessNotice(NamedTuple):
     kind: Kind  # ACK or NACK: the answer; NOTIFICATION: what came later
     text: str
     key: str = ""  # tells one notification about a message from another
-    process: Process | None = None
+    process: ProcessRow | None = None
     closed_intents: tuple[int, ...] = ()  # intents
     status_change: StatusChange | None = None  # the agent's status, with it
     forget: tuple[str, str] | None = None  # name, request: the spec to remove once sent
@@ -53,9 +61,9 @@ class RestartDecision(NamedTuple):
     gave_up: bool = False  # it would have been, and was too often
 
 
-def new_row(spec: Spec, now_ns: int) -> Process:
+def new_row(spec: Spec, now_ns: int) -> ProcessRow:
     """The row of a process to be started for the first time."""
-    return Process(
+    return ProcessRow(
         spec.name,
         STARTING,
         None,
@@ -72,7 +80,7 @@ def new_row(spec: Spec, now_ns: int) -> Process:
     )
 
 
-def decide_restart(row: Process, settings: SpawnSettings, now_ns: int) -> RestartDecision:
+def decide_restart(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> RestartDecision:
     """Apply the restart policy to an end whose code is in the row.
 
     An unknown code counts as a failure. The pause doubles with every restart in the window.
@@ -87,13 +95,13 @@ def decide_restart(row: Process, settings: SpawnSettings, now_ns: int) -> Restar
     )
 
 
-def restarts_in_window(row: Process, settings: SpawnSettings, now_ns: int) -> list[int]:
+def restarts_in_window(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> list[int]:
     """The restarts within ``restart_window_s``."""
     since = now_ns - settings.restart_window_s * NS_PER_S
     return [at for at in row.recent_restarts if at > since]
 
 
-def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
+def restarted(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> ProcessRow:
     """The row with one more restart."""
     recent = [*restarts_in_window(row, settings, now_ns), now_ns]
     return row._replace(
@@ -102,7 +110,7 @@ def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
 
 
 def next_state(
-    row: Process, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
+    row: ProcessRow, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
 ) -> str:
     """The state of a running process by its activity.
 
@@ -129,7 +137,7 @@ def next_state(
     return WORKING
 
 
-def answer_notice(intent: Intent, kind: Kind, text: str, number: int) -> ProcessNotice:
+def answer_notice(intent: PendingOperation, kind: Kind, text: str, number: int) -> ProcessNotice:
     """The answer to a request; sending it closes the intent."""
     return ProcessNotice(
         intent.requested_by,
@@ -141,17 +149,17 @@ def answer_notice(intent: Intent, kind: Kind, text: str, number: int) -> Process
     )
 
 
-def time_after_end(row: Process) -> int:
+def time_after_end(row: ProcessRow) -> int:
     """A time that sorts after the end of a process."""
     return (row.ended_at or row.started_at or 0) + 3
 
 
-def started_text(row: Process) -> str:
+def started_text(row: ProcessRow) -> str:
     """The text of the answer to a spawn."""
     return f"completed started {row.name}, pid {row.pid or 'gone already'}"
 
 
-def terminated(row: Process, reason: str) -> StatusChange:
+def terminated(row: ProcessRow, reason: str) -> StatusChange:
     """The status change of an agent whose process is over."""
     return StatusChange(row.name, AgentStatus.TERMINATED, reason)
 
@@ -159,10 +167,10 @@ def terminated(row: Process, reason: str) -> StatusChange:
 class Child:
     """A supervised process in memory. Only the supervisor uses it."""
 
-    def __init__(self, row: Process, spec: Spec | None) -> None:
+    def __init__(self, row: ProcessRow, spec: Spec | None) -> None:
         self.row = row
         self.spec = spec  # None: it was lost, and it cannot be started again
-        self.releases: dict[int, Intent] = {}
+        self.releases: dict[int, PendingOperation] = {}
         self.pending_notices = 0  # notices about it that are not journalled yet
         self.is_finished = False  # its end is reported; it waits for its next start
         self.is_over = False  # nothing more comes of it

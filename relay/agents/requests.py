@@ -17,7 +17,7 @@ from relay.base.config import RESTARTS, SpawnSettings
 from relay.base.message import Kind, MessageFile, control_fields
 from relay.base.names import LEAD, OPERATOR, is_agent_name, shown
 from relay.base.redaction import parse_env
-from relay.ledger.processes import Intent
+from relay.ledger.processes import PendingOperation
 
 ANY_AGENT = "*"
 TAKEN_NAMES = frozenset({OPERATOR, "relay"})  # a person's, and logs/relay.log is the relay's own
@@ -45,7 +45,7 @@ class Spec(msgspec.Struct, frozen=True):
 class ProcessRequest(NamedTuple):
     """A valid spawn or release, carried out once its message is accepted."""
 
-    intent: Intent
+    intent: PendingOperation
     spec: Spec | None  # None: a release
 
 
@@ -79,7 +79,9 @@ def read_request(
             f"NAME {shown(name)[:70]!r} is not a valid name to {operation}: expected 1-63 of "
             "A-Z a-z 0-9 _ -, starting with a letter, not reserved"
         )
-    intent = Intent(operation, requester.message_id, requester.name, requester.asked_at, name)
+    intent = PendingOperation(
+        operation, requester.message_id, requester.name, requester.asked_at, name
+    )
     if message.kind is Kind.RELEASE:
         reason = " ".join(shown(fields.get("REASON", "")).split())[:200]
         return ProcessRequest(msgspec.structs.replace(intent, reason=reason), None)
@@ -95,7 +97,9 @@ def is_allowed(requester: Requester, settings: SpawnSettings) -> bool:
     return requester.name in allowed - {LEAD}
 
 
-def _read_spec(fields: dict[str, str], intent: Intent, settings: SpawnSettings) -> Spec | str:
+def _read_spec(
+    fields: dict[str, str], intent: PendingOperation, settings: SpawnSettings
+) -> Spec | str:
     cli = fields.get("CLI", "")
     template = settings.clis.get(cli)
     if template is None:

@@ -27,8 +27,8 @@ from relay.base.message import Kind
 from relay.base.names import OPERATOR, answer_id
 from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
-from relay.ledger.processes import Intent, Process
-from relay.ledger.registry import Standing
+from relay.ledger.agents import AgentRow
+from relay.ledger.processes import PendingOperation, ProcessRow
 
 RETIRE, REVIVE = "agent.retire", "agent.revive"
 MOST_REASON = 200  # characters; repeated in the nack of every bounced message
@@ -176,13 +176,13 @@ class AgentStatusTracker:
 
     def refresh(self) -> None:
         """Reload the statuses if the ledger has changed."""
-        if self._ledger.registry.changes == self._changes:
+        if self._ledger.agents.changes == self._changes:
             return
-        self._changes = self._ledger.registry.changes
+        self._changes = self._ledger.agents.changes
         self.unavailable.clear()
         self.inactive.clear()
         self._statuses.clear()
-        for one in self._ledger.registry.standings():
+        for one in self._ledger.agents.rows():
             if one.status == AgentStatus.ACTIVE:
                 continue
             self._statuses[one.name] = one.status
@@ -226,7 +226,7 @@ class AgentStatusTracker:
         rows = self._ledger.processes.rows()
         return lambda name, since: self._ended_of(name, since, rows.get(name))
 
-    def _ended_of(self, name: str, since: int, row: Process | None) -> str:
+    def _ended_of(self, name: str, since: int, row: ProcessRow | None) -> str:
         end = since + NS_PER_S
         if row is not None and (row.started_at or 0) >= end:
             return f"the process of {name} ended, and was started again"
@@ -245,12 +245,12 @@ class AgentStatusTracker:
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
-        tended = self._ledger.processes.tended()
+        tended = self._ledger.processes.supervised()
         changes: list[StatusChange] = []
         comebacks: list[Reactivation] = []
         heard_of: list[tuple[str, int]] = []
         pids_now: list[tuple[str, int | None]] = []
-        for one in self._ledger.registry.standings():
+        for one in self._ledger.agents.rows():
             if one.name not in wanted or one.name not in self._roster.agents:
                 continue
             facts = self._facts(dirs, one, now)._replace(is_supervised=one.name in tended)
@@ -275,7 +275,7 @@ class AgentStatusTracker:
         """Make agents active whose resume message was sent."""
         self._set_statuses([StatusChange(one.name, AgentStatus.ACTIVE, None) for one in comebacks])
 
-    def _facts(self, dirs: Dirs, one: Standing, now: int) -> AgentFacts:
+    def _facts(self, dirs: Dirs, one: AgentRow, now: int) -> AgentFacts:
         meta = self._roster.meta(dirs, one.name)
         pid, ticks, started_at = (
             meta.pid,
@@ -309,9 +309,9 @@ class AgentStatusTracker:
     ) -> None:
         with self._ledger.transaction():
             for name, at in heard_of:
-                self._ledger.registry.seen([name], at)
+                self._ledger.agents.mark_seen([name], at)
             for name, pid in running:
-                self._ledger.registry.set_pid(name, pid)
+                self._ledger.agents.set_pid(name, pid)
 
     def _set_statuses(self, changes: list[StatusChange]) -> None:
         """Set statuses in the ledger and here, and log each."""
@@ -320,7 +320,7 @@ class AgentStatusTracker:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             for change in changes:
-                self._ledger.registry.set_status(*change, now)
+                self._ledger.agents.set_status(*change, now)
         self.refresh()
         for change in changes:
             why = f": {change.reason}" if change.reason else ""
@@ -377,7 +377,7 @@ class Activity:
                     owes[recipient] = min(since, owes.get(recipient, since))
         return {name: LastSeen(heard.get(name), owes.get(name)) for name in wanted}
 
-    def previous_answer(self, intent: Intent) -> tuple[Kind, str] | None:
+    def previous_answer(self, intent: PendingOperation) -> tuple[Kind, str] | None:
         """The answer given to a request before a crash; an id is never used twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id

@@ -43,7 +43,15 @@ from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
-from relay.ledger.processes import ENDS, EXITED, FAILED, RELEASED, STARTING, Intent, Process
+from relay.ledger.processes import (
+    ENDS,
+    EXITED,
+    FAILED,
+    RELEASED,
+    STARTING,
+    PendingOperation,
+    ProcessRow,
+)
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
 ADOPTED_NS = NS_PER_S  # no signal announces the end of an adopted process
@@ -160,7 +168,7 @@ class Supervisor:
                     child = Child(row, run_files.read_spec(dirs, row.name, row.request_id))
                     self._children[row.name] = child
                     self._adopt(child)
-            intents = {i.request_id for i in self._ledger.processes.intents().values()}
+            intents = {i.request_id for i in self._ledger.processes.open_operations().values()}
             for name, request_id in run_files.list_specs(dirs):
                 known = self._children.get(name)
                 if request_id not in intents and not (known and known.row.request_id == request_id):
@@ -195,7 +203,7 @@ class Supervisor:
         self._adopt(child)
 
     def _take_intents(self, *, resumed: bool = False) -> None:
-        waiting = self._ledger.processes.intents().items()
+        waiting = self._ledger.processes.open_operations().items()
         for begun, (number, intent) in enumerate(
             (n, i) for n, i in waiting if n not in self._in_hand
         ):
@@ -208,7 +216,7 @@ class Supervisor:
             else:
                 self._release(number, intent)
 
-    def _spawn(self, number: int, intent: Intent, *, resumed: bool) -> None:
+    def _spawn(self, number: int, intent: PendingOperation, *, resumed: bool) -> None:
         known = self._children.get(intent.name)
         if known is not None and known.is_over:  # the name is free once its end is reported
             self._in_hand.discard(number)
@@ -235,7 +243,7 @@ class Supervisor:
             self._begin(number, intent, spec, resumed=resumed, is_done=said is not None)
 
     def _begin(
-        self, number: int, intent: Intent, spec: Spec, *, resumed: bool, is_done: bool
+        self, number: int, intent: PendingOperation, spec: Spec, *, resumed: bool, is_done: bool
     ) -> None:
         """Start a process for the first time, or adopt it if it was started before a crash."""
         child = Child(new_row(spec, self._clock.now_ns()), spec)
@@ -257,7 +265,9 @@ class Supervisor:
         active = StatusChange(spec.name, AgentStatus.ACTIVE, None)
         self._enqueue_notice(child, notice._replace(process=child.row, status_change=active))
 
-    def _refuse(self, intent: Intent, number: int, reason: str, row: Process | None = None) -> None:
+    def _refuse(
+        self, intent: PendingOperation, number: int, reason: str, row: ProcessRow | None = None
+    ) -> None:
         """Refuse a request: the requester gets the reason, and the spec is removed."""
         notice = answer_notice(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
@@ -270,7 +280,7 @@ class Supervisor:
             message_id=intent.request_id,
         )
 
-    def _release(self, number: int, intent: Intent) -> None:
+    def _release(self, number: int, intent: PendingOperation) -> None:
         child = self._children.get(intent.name)
         if child is not None and not child.is_over:
             child.releases[number] = intent
@@ -401,7 +411,7 @@ class Supervisor:
         self._measure_soon()
         self._notify_restarted(child, before)
 
-    def _wait_for_lock(self, child: Child, before: Process) -> None:
+    def _wait_for_lock(self, child: Child, before: ProcessRow) -> None:
         """Wait for the grace period: a process that left its session may still hold the lock."""
         now = self._clock.monotonic_ns()
         if child.waits_since is None:
@@ -417,12 +427,10 @@ class Supervisor:
         text = f"{before.name} is given up: it cannot be restarted: {reason}"
         self._notify(child, f"given up {before.started_at}", text, time_after_end(before))
 
-    def _notify_restarted(self, child: Child, before: Process) -> None:
+    def _notify_restarted(self, child: Child, before: ProcessRow) -> None:
         row = child.row
         text = f"{row.name} was restarted, pid {row.pid}"
         self._notify(child, f"restarted {row.restarts}", text, time_after_end(before))
-
-    # -- looks -------------------------------------------------------------------------------
 
     def _measure_soon(self) -> None:
         self._next_look = min(self._next_look, self._clock.monotonic_ns() + LOOK_NS)
@@ -449,8 +457,6 @@ class Supervisor:
             return run_files.last_lines(self._home, child.row.name, child.output_from, secrets)
         except OSError:
             return []
-
-    # -- words -------------------------------------------------------------------------------
 
     def _notify(self, child: Child, key: str, text: str, at: int = 0, why: str = "") -> None:
         """Notify the requester of a process; the ledger is updated with the same commit.

@@ -1,6 +1,6 @@
-"""What a home and its disk measure: looked at once, by the driver; jobs get values.
+"""Disk usage of a home, measured once, by the driver; jobs get values.
 
-DiskUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
+HomeUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
 A day is that of the folder's name in the archives, of a segment's beginning in the journal, and
 of the file's mtime elsewhere.
 """
@@ -22,7 +22,7 @@ from relay.base.errors import RelayError
 from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
 from relay.delivery.eventlog import STREAM_ID
 from relay.journal.catalog import Catalog, Residency
-from relay.journal.manifest import read_manifest
+from relay.journal.replay import read_manifest
 from relay.ledger.archive_pack import SUFFIX, is_day
 
 LEDGER_PART, JOURNAL_PART, STORE_PART = "ledger", "journal", "store"
@@ -41,7 +41,7 @@ class PartUsage(NamedTuple):
 
 
 class RetentionLimit(NamedTuple):
-    """What retention leaves of a part."""
+    """Limits that retention sets to a part."""
 
     part: str
     days: int | None
@@ -49,7 +49,7 @@ class RetentionLimit(NamedTuple):
 
 
 class TierSavings(NamedTuple):
-    """What moving through the tiers saves, by the journal's manifest; bytes."""
+    """Savings of the tiers, by the journal's manifest; bytes."""
 
     warm_raw: int = 0  # of segments that Tier 1 has, before they were compressed
     warm: int = 0  # the same, compressed
@@ -60,12 +60,12 @@ NO_SAVINGS = TierSavings()
 
 
 @dataclass(frozen=True)
-class DiskUsage:
-    """The disk, the home's parts, and what config.json says of them; bytes."""
+class HomeUsage:
+    """The disk, the home's parts and their limits in config.json; bytes."""
 
     disk_bytes: int
-    free_bytes: int  # that an ordinary user may still write
-    floor_bytes: int  # below it nothing is taken in
+    free_bytes: int  # available to an ordinary user
+    floor_bytes: int  # the relay accepts nothing below it
     until: date  # the day up to which there was a relay
     measured: tuple[PartUsage, ...] = ()
     limits: tuple[RetentionLimit, ...] = ()
@@ -73,16 +73,16 @@ class DiskUsage:
     packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
 
 
-def measure(home: str, observed_until_ns: int) -> DiskUsage:
-    """Look at every file of the home; what goes meanwhile is not counted.
+def measure(home: str, observed_until_ns: int) -> HomeUsage:
+    """Measure every file of the home; files that are removed meanwhile are not counted.
 
-    Errors: ConfigError; RelayError for a disk that cannot be asked.
+    Errors: ConfigError; RelayError when the disk cannot be queried.
     """
-    config = read_file(os.path.join(home, CONFIG))  # none: a copy of ledger and store alone
+    config = read_file(os.path.join(home, CONFIG))  # defaults for a copy of ledger and store alone
     try:
         size, _, free = look(home)
     except OSError as exc:
-        raise RelayError(f"{home}: its disk cannot be asked: {exc.strerror}") from exc
+        raise RelayError(f"{home}: its disk cannot be queried: {exc.strerror}") from exc
     totals: dict[tuple[str, date | None], list[int]] = defaultdict(lambda: [0, 0])
     packs: dict[date, int] = {}
     catalog = _catalog(home)
@@ -93,7 +93,7 @@ def measure(home: str, observed_until_ns: int) -> DiskUsage:
         totals[part, day][1] += taken
         if path.endswith(SUFFIX) and path.count("/") == 1 and day is not None:
             packs[day] = taken
-    return DiskUsage(
+    return HomeUsage(
         size,
         free,
         floor_bytes(config.disk, size),
@@ -106,11 +106,11 @@ def measure(home: str, observed_until_ns: int) -> DiskUsage:
 
 
 def _files(home: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
-    """(path below the home, status) of every regular file; no link is followed."""
+    """Yield (path below the home, status) of every regular file; links are not followed."""
     try:
         entries = list(os.scandir(os.path.join(home, below)))
     except OSError:
-        return  # it went, or is not ours
+        return  # removed, or not readable
     for entry in entries:
         path = f"{below}/{entry.name}" if below else entry.name
         try:
@@ -123,7 +123,7 @@ def _files(home: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _place(path: str, mtime_s: float, catalog: Catalog) -> tuple[str, date | None]:
-    """The part that a file belongs to, and its day where the part grows with the days."""
+    """Return the part that a file belongs to, and its day where the part grows with the days."""
     top, *rest = path.split("/")
     if path.startswith(LEDGER):
         return LEDGER_PART, None
@@ -143,7 +143,7 @@ def _place(path: str, mtime_s: float, catalog: Catalog) -> tuple[str, date | Non
 
 
 def _segment_day(rest: list[str], catalog: Catalog) -> date | None:
-    """The day on which a segment was begun, of a file ``stream/tier/ID.seg…``."""
+    """Return the day on which a segment was begun, of a file ``stream/tier/ID.seg…``."""
     number = rest[-1].partition(".")[0]
     if len(rest) != 3 or rest[1] not in ("segments", "warm") or not number.isdecimal():
         return None
@@ -178,13 +178,12 @@ def _limits(config: Config) -> tuple[RetentionLimit, ...]:
 
 
 def _limit(part: str, days: int, mib: int) -> RetentionLimit:
-    """In config.json 0 is no limit."""
+    """Make a limit; 0 in config.json stands for unlimited."""
     return RetentionLimit(part, days or None, mib * _MIB or None)
 
 
 def _catalog(home: str) -> Catalog:
-    """What the manifest says; nothing where there is none, or it cannot be read: that is for the
-    jobs that verify it."""
+    """Read the manifest; empty where it is missing or unreadable, which other jobs report."""
     folder = os.path.join(home, JOURNAL, f"{STREAM_ID:020d}")
     if os.path.isdir(folder):
         with contextlib.suppress(OSError, RelayError):

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit.disk_usage import DiskUsage, measure
+from relay.audit.disk_usage import HomeUsage, measure
 from relay.audit.schemas import formats
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import (
@@ -59,7 +59,7 @@ _PASSED_OVER = ("store", "archive", "journal", "segment", "object")  # kinds of 
 
 
 class Inputs:
-    """What jobs read: DataFrames over the same frozen files.
+    """DataFrames over the frozen files, for all jobs of a run.
 
     A table is read from its files when it is first asked for, and kept as Parquet in the run's
     folder. ``shared``: several jobs read, so of each table all columns are kept at once. Content,
@@ -78,7 +78,7 @@ class Inputs:
     ) -> None:
         self.snapshot = snapshot
         self._permissive = permissive
-        self._previous_tables = earlier  # what --out was of a run to compare with
+        self._previous_tables = earlier  # --out of the previous run
         self._spark = spark
         self._shared = shared
         is_local = spark.sparkContext.master.startswith("local")
@@ -89,35 +89,35 @@ class Inputs:
 
     @property
     def snapshot_ns(self) -> int:
-        """When the ledger's snapshot was taken: Unix nanoseconds."""
+        """Time of the ledger's snapshot. Unix nanoseconds."""
         return self.snapshot.ledger.taken_ns
 
     @property
     def grace_ns(self) -> int:
-        """How much older than the snapshot a message must be to be judged by it."""
+        """Age before the snapshot from which a message is judged. Nanoseconds."""
         return self.snapshot.grace_ns
 
     @property
     def observed_until_ns(self) -> int:
-        """Up to when a relay saw what happened: ages are reckoned from here. Unix nanoseconds."""
+        """Time until which a relay observed the home: ages end here. Unix nanoseconds."""
         return self.snapshot.observed_until_ns
 
     @property
     def recent_since_ns(self) -> int:
-        """What happened before is in the tables, and no finding any more. Unix nanoseconds."""
+        """Time since which events become findings. Unix nanoseconds."""
         return self.snapshot.observed_until_ns - self.snapshot.recent_ns
 
     @property
-    def disk_usage(self) -> DiskUsage:
-        """What home and disk measure, looked at once, when it is first asked for.
+    def disk_usage(self) -> HomeUsage:
+        """Disk usage, measured once, when it is first asked for.
 
-        Errors: ConfigError; RelayError for a disk that cannot be asked.
+        Errors: ConfigError; RelayError when the disk cannot be queried.
         """
-        snapshot = self.snapshot
-        return self._cached("sizes", lambda: measure(snapshot.home, snapshot.observed_until_ns))
+        home, until_ns = self.snapshot.home, self.snapshot.observed_until_ns
+        return self._cached("disk usage", lambda: measure(home, until_ns))
 
     def local_table(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
-        """These rows, which the driver knows, as a table of one partition."""
+        """Make a table of one partition from rows of the driver."""
         columns = list(zip(*rows, strict=True)) or [()] * len(schema)
         arrow = to_arrow_schema(schema, timezone="UTC")
         arrays = [pa.array(values, f.type) for values, f in zip(columns, arrow, strict=True)]
@@ -126,11 +126,11 @@ class Inputs:
 
     @property
     def config(self) -> Config:
-        """The home's configuration; the defaults where it has none. Errors: ConfigError."""
+        """The home's configuration, or the defaults. Errors: ConfigError."""
         return read_file(os.path.join(self.snapshot.home, CONFIG))
 
     def previous_run(self, table: str, schema: StructType) -> DataFrame:
-        """A small table of the run to compare with; no rows where there is none to compare with.
+        """Read a small table of the previous run; it is empty without ``--compare``.
 
         It is read at once: this run may write to the same place. Errors: RelayError when that
         run has no such table.
@@ -147,7 +147,7 @@ class Inputs:
         return self._spark.createDataFrame(rows, schema)
 
     def ledger(self, table: str, *columns: str) -> DataFrame:
-        """These columns of a table. Errors: RelayError for one that is not there."""
+        """Read columns of a ledger table. Errors: RelayError for an unknown column."""
         path = self.snapshot.ledger.path
         every = ledger_source.schema_of(table).names
 
@@ -157,9 +157,9 @@ class Inputs:
         return self._columns(f"ledger {table}", load, every, columns)
 
     def store(self, section: str, *columns: str) -> DataFrame:
-        """These columns of a section of live store and archives; ``file`` as in the home.
+        """Read columns of a section of live store and archives; ``file`` as in the home.
 
-        Errors: RelayError for one that is not there.
+        Errors: RelayError for an unknown column.
         """
         every = [name for name in store_columns(section) if name not in NOT_CACHED]
         return self._columns(
@@ -167,7 +167,7 @@ class Inputs:
         )
 
     def delivery_changes(self) -> DataFrame:
-        """Deliveries that were written, held or given up after their first row: few of audit_log.
+        """Read the changes of deliveries to written, held or dead: a few rows of audit_log.
 
         Columns: at, message_id, recipient, old_status, new_status, attempt, is_again (with a
         new attempt).
@@ -192,10 +192,10 @@ class Inputs:
                 F.coalesce("staged_at", "written_at").isNotNull().alias("is_again"),
             )
 
-        return self._cached("moves", few)
+        return self._cached("delivery changes", few)
 
     def reverted_archives(self) -> DataFrame:
-        """Messages that were archived once, and then were not, by audit_log: no relay does that.
+        """List messages that were archived and then were not, by audit_log.
 
         Columns: message_id, was_archived (true), a row each.
         """
@@ -213,10 +213,10 @@ class Inputs:
                 F.col("what").alias("message_id"), F.lit(True).alias("was_archived")
             ).distinct()
 
-        return self._cached("undone", none)
+        return self._cached("reverted archives", none)
 
     def originals(self, *columns: str) -> DataFrame:
-        """These columns of the files that agents sent, archived since or before the snapshot.
+        """Read columns of the archived originals.
 
         The folders are listed once, when they are first asked for. Errors: RelayError.
         """
@@ -232,25 +232,25 @@ class Inputs:
         )
 
     def journal(self, *columns: str) -> DataFrame:
-        """These columns of the journal's records; ``stream`` as in the home.
+        """Read columns of the journal's records; ``stream`` as in the home.
 
-        Errors: RelayError for one that is not there.
+        Errors: RelayError for an unknown column.
         """
         return self._columns("journal", self._journal, JOURNAL_CACHED, columns)
 
     def coverage(self) -> DataFrame:
-        """One row, ``is_whole``: False where something of store or journal was passed over."""
+        """One row, ``is_whole``: False where damaged parts of store or journal were skipped."""
         if not self._permissive:
             return self._spark.range(1).select(F.lit(True).alias("is_whole"))
         files = self.files("kind", "problems").where(F.col("kind").isin(*_PASSED_OVER))
         return files.agg((F.count_if(F.size("problems") > 0) == 0).alias("is_whole"))
 
     def cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
-        """The frame that ``make`` gives, computed once whatever is made of it."""
+        """Persist the frame that ``make`` returns, under a key."""
         return self._cached(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
 
     def _cached(self, key: str, make: Callable[[], T]) -> T:
-        """What ``make`` gives the first who asks; others who ask meanwhile wait for it alone."""
+        """Call ``make`` once; callers that ask meanwhile wait for that key alone."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
@@ -260,11 +260,11 @@ class Inputs:
             return kept
 
     def _new_cache(self) -> ParquetCache:
-        """A place for one more table. Files that are asked for stay: the run's folder goes."""
+        """Make a folder for one more table; it goes with the run's folder."""
         return ParquetCache(tempfile.mkdtemp(prefix="table-", dir=self.snapshot.folder), self._here)
 
     def files(self, *columns: str) -> DataFrame:
-        """These columns of everything that keeps something, verified: formats.KEPT_FILE."""
+        """Read columns of all files of the home, verified: formats.KEPT_FILE."""
         snapshot = self.snapshot
         given = (snapshot.home, snapshot.store_files, snapshot.folder, snapshot.journal.objects)
         units = self._cached("plan of files", lambda: files_source.plan(*given))
@@ -284,7 +284,7 @@ class Inputs:
         every: Sequence[str],
         columns: Sequence[str],
     ) -> DataFrame:
-        """From what is kept, where it is to be; else read for this one plan."""
+        """Choose columns of a cached table; a job that runs alone reads just these."""
         if not self._shared or not set(columns) <= set(every):
             return self._cached(f"{key} {columns}", lambda: load(columns))
         return self._cached(key, lambda: load(every)).select(*columns)
@@ -318,7 +318,7 @@ class Inputs:
         return self._below(frame, "stream", self.snapshot.home)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:
-        """The frame with paths of that column, if it has it, relative to the folders."""
+        """Make the paths of a column relative to the folders, if the frame has it."""
         for folder in folders if column in frame.columns else ():
             prefix = F.lit(os.path.join(folder, ""))
             frame = frame.withColumn(
@@ -331,5 +331,5 @@ class Inputs:
 
 
 def store_columns(section: str) -> list[str]:
-    """The columns that a section has. Errors: RelayError for one that there is none of."""
+    """List the columns of a section. Errors: RelayError for an unknown section."""
     return list(SECTIONS[sections_of(section)[0]].names)

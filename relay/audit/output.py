@@ -1,14 +1,14 @@
-"""The folder of a run: it holds the tables of one run, or it holds no report.
+"""The folder of a run: its tables are of one run, or it has no report.
 
     OUT/{table}/*.parquet               a table of a job
-    OUT/findings/job={job}/*.parquet    what is wrong, of all jobs: one table
+    OUT/findings/job={job}/*.parquet    findings of all jobs: one table
     OUT/summary.json                    counts, findings a check, seconds
     OUT/report.html                     the same for people
 
 A run holds OUT/.lock and writes into OUT/.unfinished. When its jobs are done, summary and report
-of the run before are removed, tables are exchanged, and the new summary and report come last, by
-rename. Killed before that, the folder is as it was; killed within, it has no report. Tables of
-the run before that this one did not make are removed; files of others stay.
+of the previous run are removed, tables are exchanged, and the new summary and report come last, by
+rename. Killed before that, the folder is unchanged; killed within, it has no report. Tables of the
+previous run that this one did not make are removed; other files stay.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OutFolder:
         fsio.sync_dir(self.path)
 
     def _previous_tables(self) -> list[str]:
-        """Names of tables that a run may have left here: those of today's jobs and of its own."""
+        """List tables that a previous run may have left here: of its jobs and of today's."""
         names = {FINDINGS, *[table for job in JOBS.values() for table in job.tables]}
         names.update(os.listdir(self.tables))
         with contextlib.suppress(OSError, RelayError):
@@ -77,7 +77,7 @@ class OutFolder:
 
 @contextlib.contextmanager
 def out_folder(path: str) -> Iterator[OutFolder]:
-    """The folder, made where it was not, and what is unfinished in it removed afterwards.
+    """Open the folder, made if need be; unfinished tables are removed afterwards.
 
     Errors: RelayError when it cannot be made, and while another run writes there.
     """
@@ -85,7 +85,7 @@ def out_folder(path: str) -> Iterator[OutFolder]:
     folder = OutFolder(path)
     with contextlib.ExitStack() as held:
         try:
-            os.makedirs(path, mode=0o700, exist_ok=True)  # it says who wrote to whom
+            os.makedirs(path, mode=0o700, exist_ok=True)  # private: it shows who writes to whom
             held.enter_context(fsio.locked(os.path.join(path, LOCK)))
             shutil.rmtree(folder.tables, ignore_errors=True)  # of a run that was killed
             os.mkdir(folder.tables, mode=0o700)
@@ -104,7 +104,7 @@ def out_folder(path: str) -> Iterator[OutFolder]:
 
 
 def read_summary(path: str) -> Report:
-    """The summary of the run that a folder holds. Errors: RelayError when there is none."""
+    """Read the summary of the run in a folder. Errors: RelayError when it is missing."""
     name = os.path.join(path, SUMMARY)
     try:
         with open(name, "rb") as file:
@@ -117,7 +117,7 @@ def read_summary(path: str) -> Report:
 
 
 def write_page(path: str) -> str:
-    """Make report.html again from a run's folder; its path. Errors: RelayError."""
+    """Make report.html again from a run's folder; return its path. Errors: RelayError."""
     report = read_summary(path)
     name = os.path.join(path, REPORT)
     try:

@@ -1,7 +1,7 @@
 """One run of audits: freeze the files, start Spark, do each job, write what they found.
 
-A job that cannot run does not keep the others from running, unless Spark itself has ended. What
-is written, and when, says output.py.
+A job that cannot run does not keep the others from running, unless Spark itself has ended. See
+output.py for what is written, and when.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --pe
 
 
 class ProgressListener:
-    """Is told of each step as it begins, and of each job as it ends. This one says nothing."""
+    """Receives the steps of a run as they begin, and jobs as they end. This one ignores them."""
 
-    def step(self, what: str) -> None:
-        """A step of the run begins: one of the sentences above."""
+    def step_started(self, what: str) -> None:
+        """Note that a step of the run begins: one of the texts above."""
 
-    def begins(self, name: str, of: int) -> None:
-        """The job of this name begins, of so many; another one may be underway.
+    def job_started(self, name: str, of: int) -> None:
+        """Note that a job begins, of so many; others may be running.
 
         Called in a thread of the job's own.
         """
 
-    def ended(self, report: JobReport, examples: Examples) -> None:
-        """A job has its verdict."""
+    def job_finished(self, report: JobReport, examples: Examples) -> None:
+        """Note that a job has its verdict."""
 
-    def finished(self) -> None:
-        """The run is over, whatever became of it."""
+    def run_finished(self) -> None:
+        """Note that the run is over, whatever its outcome."""
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """What somebody asks for."""
+    """The parameters of a run."""
 
     home: str
     jobs: tuple[str, ...] = ()  # none: all
@@ -67,19 +67,19 @@ class RunRequest(msgspec.Struct, frozen=True):
     grace_s: float = DEFAULT_GRACE_S
     recent_days: float = DEFAULT_RECENT_DAYS
     compare: str | None = None  # --out of an earlier run, for the hashes of its days
-    permissive: bool = False  # damaged files are passed over, and found by integrity
+    permissive: bool = False  # damaged files are skipped, and found by integrity
 
 
 def run_audit(
-    request: RunRequest, clock: Clock, watcher: ProgressListener | None = None
+    request: RunRequest, clock: Clock, listener: ProgressListener | None = None
 ) -> tuple[Report, dict[str, Examples]]:
-    """Run the jobs asked for, all of them when none are named; the report and rows to print.
+    """Run the requested jobs, or all; return the report and rows to print.
 
-    A session that is active is used, and left running. Errors: RelayError for a job that there
-    is none of, for a home without ledger or store, when Spark does not start, and when OUT
-    cannot be written. A damaged file is the error of the jobs that read it.
+    A session that is active is used, and left running. Errors: RelayError for an unknown job,
+    for a home without ledger or store, when Spark does not start, and when OUT cannot be
+    written. A damaged file is the error of the jobs that read it.
     """
-    watcher = watcher or ProgressListener()
+    listener = listener or ProgressListener()
     wanted = _wanted(request)
     _require_comparable(request.compare, wanted)
     folder = private_folder("run")
@@ -87,32 +87,32 @@ def run_audit(
     home = os.path.abspath(request.home)
     try:
         with out_folder(os.path.abspath(out)) as written:
-            watcher.step(SNAPSHOT)
-            gathered = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
-            watcher.step(STARTING)
-            with session(request.master, conf=settings_for(gathered.size)) as spark:
+            listener.step_started(SNAPSHOT)
+            snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
+            listener.step_started(STARTING)
+            with session(request.master, conf=settings_for(snapshot.size)) as spark:
                 with explained():
-                    read = [home, *_external_folders(gathered)]
+                    read = [home, *_external_folders(snapshot)]
                     cluster.require_shared(spark.sparkContext, read, [folder, written.path])
                 inputs = Inputs(
                     spark,
-                    gathered,
+                    snapshot,
                     shared=len(wanted) > 1,
                     earlier=request.compare,
                     permissive=request.permissive,
                 )
-                reports, examples = _run_jobs(spark, wanted, inputs, written, watcher)
-            report = _report(gathered, request, reports)
+                reports, examples = _run_jobs(spark, wanted, inputs, written, listener)
+            report = _report(snapshot, request, reports)
             if request.out is not None:
-                watcher.step(WRITING)
+                listener.step_started(WRITING)
                 written.publish(report)
     finally:
-        watcher.finished()
+        listener.run_finished()
     return report, examples
 
 
 def _wanted(request: RunRequest) -> list[AuditJob]:
-    """The jobs asked for; what is passed over must be found by one. Errors: RelayError."""
+    """Choose the jobs; skipped files must be found by ``integrity``. Errors: RelayError."""
     wanted = jobs.select(request.jobs)
     if request.permissive and integrity.JOB not in wanted:
         wanted.append(integrity.JOB)
@@ -120,13 +120,13 @@ def _wanted(request: RunRequest) -> list[AuditJob]:
 
 
 def _require_comparable(folder: str | None, wanted: list[AuditJob]) -> None:
-    """Said before Spark starts. Errors: RelayError when there is nothing to compare with."""
+    """Check ``--compare`` before Spark starts. Errors: RelayError."""
     if folder is None:
         return
     if integrity.JOB not in wanted:
         raise RelayError(
-            f"none of the jobs {', '.join(job.name for job in wanted)} compares anything",
-            hint=f"--compare belongs to the job {integrity.NAME}",
+            f"--compare needs the job {integrity.NAME}",
+            hint=f"add {integrity.NAME} to {' '.join(job.name for job in wanted)}",
         )
     path = os.path.join(folder, integrity.DAYS)
     if not os.path.isdir(path):
@@ -136,9 +136,9 @@ def _require_comparable(folder: str | None, wanted: list[AuditJob]) -> None:
         )
 
 
-def _external_folders(gathered: HomeSnapshot) -> list[str]:
-    """Folders that workers read beside the home: the journal's object store, the key's."""
-    journal = gathered.journal
+def _external_folders(snapshot: HomeSnapshot) -> list[str]:
+    """List folders that workers read beside the home: of the object store and of the key."""
+    journal = snapshot.journal
     folders = [journal.objects, os.path.dirname(journal.key_file)]
     return [folder for folder in folders if os.path.isdir(folder)]
 
@@ -148,11 +148,11 @@ def _run_jobs(
     wanted: list[AuditJob],
     inputs: Inputs,
     out: OutFolder,
-    watcher: ProgressListener,
+    listener: ProgressListener,
 ) -> tuple[dict[str, JobReport], dict[str, Examples]]:
-    """Do each job, some at once: while one is planned, which one core does, another is computed.
+    """Run the jobs, some at once: while one is planned, on one core, another is computed.
 
-    Verdicts are told as they come, and returned in the order of ``wanted``.
+    Verdicts are reported as they come, and returned in the order of ``wanted``.
     """
     examples = {job.name: Examples() for job in wanted}
     reports: dict[str, JobReport] = {}
@@ -160,17 +160,17 @@ def _run_jobs(
     def run(job: AuditJob) -> JobReport:
         if has_ended():
             return JobReport(job.name, error="Spark has ended in another job")
-        watcher.begins(job.name, len(wanted))
+        listener.job_started(job.name, len(wanted))
         return _run_job(spark, job, inputs, out.tables, examples[job.name])
 
     cores = spark.sparkContext.defaultParallelism
-    pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core has nothing to spare
+    pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core runs one job
     try:
         for done in as_completed([pool.submit(run, job) for job in wanted]):
             report = done.result()
             reports[report.name] = report
-            watcher.ended(report, examples[report.name])
-    finally:  # of an interrupt: the caller ends Spark, and with it what is still computed
+            listener.job_finished(report, examples[report.name])
+    finally:  # after an interrupt the caller ends Spark, and the jobs with it
         pool.shutdown(wait=False, cancel_futures=True)
     return {name: reports[name] for name in examples}, examples
 
@@ -182,21 +182,21 @@ def _run_job(
     began = time.monotonic()
     try:
         with explained():
-            _do(spark, job, inputs, out, report, examples)
+            _compute(spark, job, inputs, out, report, examples)
     except RelayError as exc:
         hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
         report = JobReport(job.name, error=inputs.snapshot.original_paths(str(exc)), hint=hint)
-    except OSError as exc:  # a disk that is full, a folder that is none
+    except OSError as exc:  # a full disk, or a file in place of a folder
         error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
         report = JobReport(job.name, error=inputs.snapshot.original_paths(error))
     if report.error:
-        for name in (*job.tables, _findings_of(job)):  # half of a job is none
+        for name in (*job.tables, _findings_of(job)):  # no half results
             shutil.rmtree(os.path.join(out, name), ignore_errors=True)
     report.seconds = round(time.monotonic() - began, 3)
     return report
 
 
-def _do(
+def _compute(
     spark: SparkSession,
     job: AuditJob,
     inputs: Inputs,
@@ -205,7 +205,7 @@ def _do(
     examples: Examples,
 ) -> None:
     tables = {
-        name: _written(spark, frame, os.path.join(out, name))
+        name: _write_table(spark, frame, os.path.join(out, name))
         for name, frame in job.make(inputs).items()
     }
     report.tables = list(tables)
@@ -216,7 +216,7 @@ def _do(
         return
     observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
     path = os.path.join(out, _findings_of(job))
-    found = _written(spark, job.findings(tables, observed_at), path)
+    found = _write_table(spark, job.findings(tables, observed_at), path)
     by_check = found.groupBy("check", "severity").agg(F.count("*").alias("count"))
     for row in by_check.orderBy("check").collect():
         report.findings[row["check"]] = report.findings.get(row["check"], 0) + row["count"]
@@ -231,22 +231,22 @@ def _findings_of(job: AuditJob) -> str:
     return os.path.join(FINDINGS, f"job={job.name}")
 
 
-def _written(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
-    """The frame as it was written: computed once, whatever is asked of it."""
+def _write_table(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
+    """Write the frame and read it back: it is computed once."""
     frame.write.mode("overwrite").parquet(path)
     return spark.read.schema(frame.schema).parquet(path)
 
 
-def _report(gathered: HomeSnapshot, request: RunRequest, reports: dict[str, JobReport]) -> Report:
+def _report(snapshot: HomeSnapshot, request: RunRequest, reports: dict[str, JobReport]) -> Report:
     return Report(
-        home=gathered.home,
-        snapshot_at=iso_time(gathered.ledger.taken_ns),
+        home=snapshot.home,
+        snapshot_at=iso_time(snapshot.ledger.taken_ns),
         grace_s=request.grace_s,
         recent_days=request.recent_days,
         permissive=request.permissive,
         store_files=[
-            os.path.relpath(gathered.original_paths(path), gathered.home)
-            for path in gathered.store_files
+            os.path.relpath(snapshot.original_paths(path), snapshot.home)
+            for path in snapshot.store_files
         ],
         jobs=reports,
     )

@@ -1,6 +1,6 @@
 """The Spark session of the audits: quiet, in UTC, and leaving nothing behind.
 
-All that Spark writes for itself lies in a private folder that is removed when the process ends,
+All files of Spark itself are in a private folder that is removed when the process ends,
 the log of its JVM included. A copy of the log is kept when Spark fails for a reason that is not
 recognised.
 """
@@ -201,7 +201,7 @@ class _Jvm:
 
     log: IO[bytes] | None = None
     starting = False
-    saved_log = ""  # the copy that a person is told of
+    saved_log = ""  # the copy that an error names
 
     def end_half_started(self) -> None:
         """End a JVM that was being started when the user interrupted: nothing else knows of it."""

@@ -51,10 +51,10 @@ _LAST_ACTIVITY = (
 
 
 class FrozenJournal(NamedTuple):
-    """The journal up to where it stood; what lies behind is not read."""
+    """The journal up to its end at that time; later records are not read."""
 
-    until: dict[str, int]  # stream -> logical offset; empty: there is no journal
-    objects: str = ""  # where Tier 2 lies
+    until: dict[str, int]  # stream -> logical offset; empty without a journal
+    objects: str = ""  # of Tier 2
     key_file: str = ""  # where the store is encrypted
 
 
@@ -72,7 +72,7 @@ class HomeSnapshot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of ledger and store files: says whether a home is small."""
+        """Bytes of ledger and store files."""
         files = (self.ledger.path, *self.store_files)
         # A file that retention took meanwhile is reported by the job that reads it.
         return sum(os.path.getsize(path) for path in files if os.path.exists(path))
@@ -96,7 +96,7 @@ def snapshot_home(
     The store before the archives: a message that moves to an archive meanwhile is seen twice,
     never not at all. The journal has whatever the others have, so it is last. A store that was
     never written is an empty one.
-    Errors: HomeMissing; LedgerError; RelayError when there is no store or it cannot be copied.
+    Errors: HomeMissing; LedgerError; RelayError when the store is missing or cannot be copied.
     """
     if not os.path.isdir(home):
         raise HomeMissing(f"there is no relay home at {home}")
@@ -161,9 +161,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
 def _copy_store(home: str, folder: str) -> list[str]:
     source, target = os.path.join(home, STORE), os.path.join(folder, STORE)
     if not os.path.isdir(os.path.dirname(source)):
-        raise RelayError(
-            f"there is no store in {home}", hint="`relay init` completes a home; see --home"
-        )
+        raise RelayError(f"{home} has no store", hint="`relay init` completes a home; see --home")
     try:
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         # The file is replaced by rename: the one that is open stays whole.

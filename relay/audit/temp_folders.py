@@ -1,7 +1,7 @@
-"""Folders of this process below TMPDIR: copies of a home, and what Spark writes for itself.
+"""Private folders below TMPDIR, for copies of a home and for Spark's own files.
 
-Mode 700, and removed when they are no longer needed. Who is killed leaves them: the next audit
-removes those in which nobody holds the lock any more.
+Mode 700, and removed when they are no longer needed. A killed process leaves them: the next audit
+removes those whose lock is free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOCK = "lock"
 
 
 def private_folder(purpose: str) -> str:
-    """A new folder that is removed when the process ends."""
+    """Make a folder that is removed when the process ends."""
     stack = contextlib.ExitStack()
     folder = stack.enter_context(temporary_folder(purpose))
     atexit.register(stack.close)
@@ -29,7 +29,7 @@ def private_folder(purpose: str) -> str:
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[str]:
-    """A new folder that is removed after the block."""
+    """Make a folder that is removed after the block."""
     _remove_orphans(tempfile.gettempdir())
     made = tempfile.mkdtemp(prefix=f".{PREFIX}")
     parent, name = os.path.split(made)
@@ -44,7 +44,7 @@ def temporary_folder(purpose: str) -> Iterator[str]:
 
 
 def _remove_orphans(parent: str) -> None:
-    """What our processes left that were killed: the copy of a ledger may have gigabytes."""
+    """Remove folders of killed audits: the copy of a ledger may have gigabytes."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(parent):
             is_one = entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Following a journal: what happens, as it happens, and each event counted once.
+"""Follow a journal, and count each event once.
 
     CHECKPOINT/watch.json          whose checkpoint it is
     CHECKPOINT/lock                held by the watch that has it
@@ -7,9 +7,9 @@
     OUT/watch.json, OUT/lock       whose events they are
     OUT/events/batch={batch}/      the events of a batch, as Parquet
 
-A batch has its offsets before it begins and keeps them when it is done again after a crash. All
-that it leaves is named by its number and replaced then: so no event is counted, or kept, twice,
-and none is left out. A line may be printed again, with the same numbers.
+A batch has its offsets before it begins and keeps them when it is repeated after a crash. Its
+files are named by its number and replaced then: so no event is counted, or kept, twice, and none
+is left out. A line may be printed again, with the same numbers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pyspark.sql.streaming import StreamingQuery
 
 from relay.audit.session import explained, session
 from relay.audit.sources import journal_files
-from relay.audit.sources.journal_files import Segment, Settings, read_segment
+from relay.audit.sources.journal_files import ReadSettings, SegmentPart, read_segment
 from relay.base import fsio
 from relay.base.errors import HomeMissing, RelayError
 from relay.base.home import JOURNAL
 
-# One core: it is there all day, beside the relay that it looks at.
+# One core: it runs all day, beside the relay.
 MASTER = "local[1]"
 CONF = {"spark.sql.shuffle.partitions": "1"}
 DEFAULT_INTERVAL_S = 5.0
@@ -52,7 +52,7 @@ _STOP_S = 10.0  # so long a batch may go on when the watch is to end
 
 
 class WatchRequest(msgspec.Struct, frozen=True):
-    """What somebody asks for."""
+    """The parameters of a watch."""
 
     home: str
     checkpoint: str | None = None  # None: below the user's state folder
@@ -61,7 +61,7 @@ class WatchRequest(msgspec.Struct, frozen=True):
     interval_s: float = DEFAULT_INTERVAL_S
 
 
-class Tick(msgspec.Struct, frozen=True):
+class WatchedBatch(msgspec.Struct, frozen=True):
     """One batch."""
 
     batch: int
@@ -77,14 +77,14 @@ class _Totals(msgspec.Struct):
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """Whose a folder is."""
+    """The owner of a folder."""
 
     home: str
     checkpoint: str
 
 
 def _deliveries(state: str) -> Column:
-    """How many deliveries came into a state."""
+    """Count deliveries that entered a state."""
     return F.sum(F.when(F.col("state") == state, F.coalesce(F.size("recipients"), F.lit(0))))
 
 
@@ -108,11 +108,11 @@ COUNTS: dict[str, Callable[[], Column]] = {
 }
 
 
-def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, int]:
+def watch(request: WatchRequest, on_batch: Callable[[WatchedBatch], object]) -> dict[str, int]:
     """Follow a home's journal until a signal of ENDING, or once; the counts since the
     checkpoint began.
 
-    ``tell`` hears of each batch, from another thread. What is damaged is a gap, and a finding.
+    ``on_batch`` is called with each batch, from another thread. Damage is a gap, and a finding.
     Errors: HomeMissing; RelayError for a checkpoint or OUT of another watch, and for a journal
     that no longer goes back to the checkpoint.
     """
@@ -121,7 +121,7 @@ def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, in
         raise HomeMissing(f"there is no relay home at {home}")
     checkpoint = _checkpoint_of(request, home)
     with _owned(checkpoint, request.out, home) as out:
-        batches = _Batches(home, checkpoint, out, tell)
+        batches = _BatchProcessor(home, checkpoint, out, on_batch)
         with session(MASTER, "relay audit watch", CONF) as spark:
             with explained(), _signals() as stop:
                 query = _start(spark, home, request, checkpoint, batches)
@@ -130,8 +130,7 @@ def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, in
 
 
 def default_checkpoint(home: str) -> str:
-    """Where the checkpoint of a home's watch lies when nobody says so; not in the home, which
-    only its relay writes to."""
+    """Return the default checkpoint of a home; not in the home, which only its relay writes to."""
     state = os.environ.get(STATE_VARIABLE) or os.path.expanduser("~/.local/state")
     name = hashlib.sha256(home.encode()).hexdigest()[:16]
     return os.path.join(state, "agent-relay", "watch", name)
@@ -143,7 +142,7 @@ def _checkpoint_of(request: WatchRequest, home: str) -> str:
 
 @contextlib.contextmanager
 def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
-    """The folders, made, ours, and nobody else's for the block; the absolute path of OUT."""
+    """Make, claim and lock the folders for the block; the absolute path of OUT."""
     with contextlib.ExitStack() as held:
         yield _own(checkpoint, out, home, held)
 
@@ -153,13 +152,13 @@ def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack
     out = None if out is None else os.path.abspath(out)
     try:
         for folder in filter(None, (checkpoint, os.path.join(checkpoint, "totals"), out)):
-            os.makedirs(folder, mode=0o700, exist_ok=True)  # they say who wrote to whom
+            os.makedirs(folder, mode=0o700, exist_ok=True)  # private: they show who writes to whom
         for folder in dict.fromkeys(filter(None, (checkpoint, out))):
             _lock(folder, held)
             _claim(os.path.join(folder, "watch.json"), owner)
     except OSError as exc:
         taken = isinstance(exc, FileExistsError)
-        why = "is no folder" if taken else f"cannot be used: {exc.strerror}"
+        why = "is not a folder" if taken else f"cannot be used: {exc.strerror}"
         raise RelayError(
             f"{exc.filename or checkpoint} {why}",
             hint="--checkpoint and --out name folders, there or not yet, that you may write to",
@@ -189,20 +188,20 @@ def _claim(path: str, owner: _Owner) -> None:
         raise RelayError(f"{path} is damaged: {exc}", hint="name another folder") from exc
     if found != owner:
         raise RelayError(
-            f"{os.path.dirname(path)} is of the watch of {found.home}"
+            f"{os.path.dirname(path)} belongs to the watch of {found.home}"
             f" with the checkpoint {found.checkpoint}",
             hint="name another folder: --checkpoint, --out",
         )
 
 
 def _start(
-    spark: SparkSession, home: str, request: WatchRequest, checkpoint: str, batches: _Batches
+    spark: SparkSession, home: str, request: WatchRequest, checkpoint: str, batches: _BatchProcessor
 ) -> StreamingQuery:
     settings = journal_files.home_settings(home)
     options = {"mode": "permissive", "max_records": str(MAX_RECORDS)}
     options |= {"key_file": settings.key_file} if settings.key_file else {}
     source = spark.readStream.format("aof2").options(**options)
-    writer = source.load(glob.escape(home)).writeStream.foreachBatch(batches.take)
+    writer = source.load(glob.escape(home)).writeStream.foreachBatch(batches.process)
     writer = writer.option("checkpointLocation", os.path.join(checkpoint, "query"))
     if request.once:
         return writer.trigger(availableNow=True).start()
@@ -211,11 +210,11 @@ def _start(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """Set by what ends a watch. Spark has a handler of its own, which would cut a batch short."""
+    """Set an event on a signal. Spark's own handler would interrupt a batch."""
     stop = threading.Event()
-    heeded = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in heeded}
-    # What a batch raises because the query ends comes as a traceback of py4j's.
+    handled = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in handled}
+    # py4j logs a traceback of a batch that fails because the query ends.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     try:
         yield stop
@@ -225,7 +224,7 @@ def _signals() -> Iterator[threading.Event]:
 
 
 def _follow(query: StreamingQuery, stop: threading.Event) -> None:
-    """Until the query ends, or is told to; then the batch that runs may end first."""
+    """Wait until the query ends, or is stopped; then let the running batch finish."""
     while not query.awaitTermination(_POLL_S):
         if stop.is_set():
             break
@@ -236,19 +235,23 @@ def _follow(query: StreamingQuery, stop: threading.Event) -> None:
     query.stop()
 
 
-class _Batches:
-    """What is done with each batch; called by Spark, one at a time."""
+class _BatchProcessor:
+    """Processes batches; called by Spark, one at a time."""
 
     def __init__(
-        self, home: str, checkpoint: str, out: str | None, tell: Callable[[Tick], object]
+        self,
+        home: str,
+        checkpoint: str,
+        out: str | None,
+        on_batch: Callable[[WatchedBatch], object],
     ) -> None:
         self._home = home
         self._totals = os.path.join(checkpoint, "totals")
         self._out = out
-        self._tell = tell
+        self._on_batch = on_batch
 
-    def take(self, frame: DataFrame, batch: int) -> None:
-        """Keep it, count it, tell of it."""
+    def process(self, frame: DataFrame, batch: int) -> None:
+        """Keep, count and report a batch."""
         frame = frame.persist()
         try:
             if self._out is not None:
@@ -266,10 +269,12 @@ class _Batches:
         totals = self._add(batch, counts)
         lines = self._named(found[:SHOWN_FINDINGS])
         if counts:
-            self._tell(Tick(batch, row["until"], counts, totals, lines, count - len(lines)))
+            self._on_batch(
+                WatchedBatch(batch, row["until"], counts, totals, lines, count - len(lines))
+            )
 
     def _named(self, found: list[Row]) -> list[str]:
-        """The lines, with the relay's ids in the place of the engine's numbers that are known."""
+        """Replace the engine's numbers in the lines by the relay's ids that are known."""
         numbers = {int(row["number"]) for row in found if row["number"] is not None}
         names = relay_ids(self._home, numbers) if numbers else {}
         lines = []
@@ -280,11 +285,11 @@ class _Batches:
         return lines
 
     def totals(self) -> dict[str, int]:
-        """Of all batches so far."""
+        """Return the totals of all batches so far."""
         return self._read(max(self._numbers(), default=-1))
 
     def _add(self, batch: int, counts: dict[str, int]) -> dict[str, int]:
-        """The totals with this batch, durable: made of those before it, so again is the same."""
+        """Store the totals up to this batch, made of the previous ones: repeatable."""
         before = self._read(batch - 1)
         both = {name: before.get(name, 0) + counts.get(name, 0) for name in COUNTS}
         totals = {name: count for name, count in both.items() if count}
@@ -314,7 +319,7 @@ class _Batches:
 
 
 def findings(events: DataFrame) -> DataFrame:
-    """A line for each event that somebody should know of: refused, given up, lost.
+    """Make a line for each event that a person should know: refused, given up, lost.
 
     Columns: offset, line, and number where the line calls a message by it.
     """
@@ -342,14 +347,14 @@ def findings(events: DataFrame) -> DataFrame:
         )
     )
     number = F.when(ended & F.col("relay_id").isNull(), F.col("number"))
-    told = events.select("offset", number.alias("number"), line.alias("line"))
-    return told.where("line is not null").orderBy("offset")
+    lines = events.select("offset", number.alias("number"), line.alias("line"))
+    return lines.where("line is not null").orderBy("offset")
 
 
-def line_of(tick: Tick) -> str:
-    """One batch for people."""
-    said: list[Any] = [f"{name} {count:,}" for name, count in tick.counts.items()]
-    return f"{tick.until}  {', '.join(said)}"
+def format_batch(batch: WatchedBatch) -> str:
+    """Format one batch for people."""
+    counts: list[Any] = [f"{name} {count:,}" for name, count in batch.counts.items()]
+    return f"{batch.until}  {', '.join(counts)}"
 
 
 # Deliveries end minutes or days after their message; older than this is not worth the reading.
@@ -364,16 +369,16 @@ _SCHEMA = pa.schema(
 
 
 def relay_ids(home: str, numbers: Iterable[int]) -> dict[int, str]:
-    """The relay's ids of these messages, as far as the newest segments of a home's journal say.
+    """Look up the relay's ids of these messages in the newest segments of a home's journal.
 
-    Nothing is fetched from an object store, and nothing that cannot be read is told of: the
-    numbers are still true.
+    Nothing is fetched from an object store, and unreadable segments are ignored: the numbers are
+    valid without an id.
     """
     wanted = set(numbers)
     found: dict[int, str] = {}
     try:
         where = journal_files.home_settings(home)
-        settings = Settings({}, where.key_file or None, True)
+        settings = ReadSettings({}, where.key_file or None, True)
         for segment in _newest(home):
             if len(found) == len(wanted):
                 break
@@ -384,7 +389,7 @@ def relay_ids(home: str, numbers: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def _newest(home: str) -> Iterator[Segment]:
+def _newest(home: str) -> Iterator[SegmentPart]:
     for stream in journal_files.find_streams([glob.escape(home)]):
         segments = journal_files.plan(stream, strict=False).segments
         yield from reversed(segments[-NEWEST_SEGMENTS:])

@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DetectionSettings(Settings, frozen=True):
-    """How files in outboxes are found."""
+    """Detection of files in outboxes."""
 
     watcher: str = "auto"  # auto, inotify or scan; auto takes inotify where it works
     scan_interval_s: Positive = 30  # inotify is an aid: what it misses is found within this
@@ -58,33 +58,34 @@ class DetectionSettings(Settings, frozen=True):
     settle_ms: NotNegative = 100  # a file written in place is not read before this
     malformed_after_s: NotNegative = 5  # one that does not parse may still be growing
     pending_warn_s: Positive = 30  # untouched in .pending for so long: somebody forgot to rename it
-    # Then a message there is refused: who asks a person first needs minutes. Temp files go.
+    # After this a message left there is refused, and other files are removed. An hour, because a
+    # writer that asks a person first needs minutes.
     orphan_after_s: Positive = 3600
 
 
 class LimitSettings(Settings, frozen=True):
-    """What one message and one batch may be."""
+    """Limits of one message and one batch."""
 
-    # The engine takes no more than its own limit for content, so neither may this be.
+    # Not more than the engine's own limit for content.
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
     # A gigabyte is read in a second or two; what is larger is a disk image, not a message.
     max_attachment_mib: Positive = 1024
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
-    # Answers along RE within a minute: two models that thank each other, not a talk of theirs.
+    # Answers along RE within a minute: above what a conversation needs, below a loop of thanks.
     reply_depth: Positive = 64
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 
 
 class StoreSettings(Settings, frozen=True):
-    """When the engine's store is written to its file, and what is kept in it."""
+    """Checkpoints of the engine's store, and its live messages."""
 
-    # The journal has everything: the file is what a start need not replay. Each costs a syncfs.
+    # The journal has everything; a checkpoint spares the next start a replay and costs a syncfs.
     checkpoint_messages: Positive = 25_000  # replayed in a second or two
     checkpoint_ms: Positive = 60_000  # whichever of the two comes first
     # A flush rewrites the file: it starts no sooner than this many times the last one took,
     # so a large store costs 5 % of a core and not all of it.
     checkpoint_pause_factor: NotNegative = 20
-    # What is final leaves the live store for store/archive: memory and start follow what is live.
+    # Final messages move to store/archive: memory and start time depend on the live ones.
     roll_after_s: Positive = 3600  # most answers have come by then
     roll_messages: Positive = 10_000  # fewer wait, up to a day: small archives are many files
     active_messages: Positive = 100_000  # the guide's threshold; from half of it on, what is final
@@ -94,14 +95,14 @@ class StoreSettings(Settings, frozen=True):
 
 
 class JournalSettings(Settings, frozen=True):
-    """The journal of everything that happened."""
+    """The journal and its tiers."""
 
     segment_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**31 - 1)] = 64 << 20  # a minute's scan
     segment_age_s: Positive = 86_400  # so that a quiet relay's history moves on, too
-    # What is sealed moves on: to Tier 1, compressed; to Tier 2, an object store; off the disk.
+    # Sealed segments move to Tier 1 (compressed), to Tier 2 (an object store), and off the disk.
     compress_segments: bool = True  # a fifth to a third of the size, read in place
     compress_after_s: NotNegative = 600  # a start after a crash reads the newest segments
-    objects: str = ""  # Tier 2: a directory, or s3://bucket/prefix; none until somebody names one
+    objects: str = ""  # Tier 2: a directory, or s3://bucket/prefix; empty: none
     local_mib: Positive = 2048  # of sealed segments here: a disk shared with agents' work
     local_age_s: Positive = 30 * 86_400  # a month back is read now and then; older hardly
     keep_mib: NotNegative = 0  # of the whole journal; 0: nothing is ever deleted
@@ -109,7 +110,7 @@ class JournalSettings(Settings, frozen=True):
 
 
 class RetrySettings(Settings, frozen=True):
-    """How work that failed for a passing reason is tried again."""
+    """Retries after temporary failures."""
 
     first_s: Positive = 1  # doubled with every attempt
     most_s: Positive = 60  # a disk that has room again is noticed within a minute
@@ -119,7 +120,7 @@ class RetrySettings(Settings, frozen=True):
         return min(self.first_s << min(max(attempts - 1, 0), 30), self.most_s)
 
     def pause_after_s(self, elapsed_s: int) -> int:
-        """Seconds before the next try, ``elapsed_s`` after the first: 1, 2, 4 … 60, too."""
+        """Seconds before the next try, ``elapsed_s`` after the first: 1, 2, 4 … 60 as well."""
         return min(self.first_s + max(elapsed_s, 0), self.most_s)
 
 
@@ -127,16 +128,16 @@ class LedgerSettings(Settings, frozen=True):
     """The ledger's connection."""
 
     busy_timeout_ms: NotNegative = 5000  # appendix B; only a second writer makes us wait
-    wal_alert_mib: Positive = 64  # a reader that never ends keeps SQLite from starting it anew
-    wal_most_mib: Positive = 1024  # then nothing is taken in until that reader ends
+    wal_alert_mib: Positive = 64  # a reader that never ends keeps SQLite from resetting the WAL
+    wal_most_mib: Positive = 1024  # intake pauses until that reader ends
 
 
 class DeliverySettings(Settings, frozen=True):
-    """What holds where neither message nor channel says otherwise."""
+    """Defaults where neither the message nor its channel has a value."""
 
     ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
     command_timeout_s: Positive = 1800  # what a command asks for takes a model half an hour
-    give_up_after_s: Positive = 86_400  # a day: an agent that was away for the night finds its mail
+    give_up_after_s: Positive = 86_400  # a day: an agent away overnight still gets its mail
 
 
 class LogSettings(Settings, frozen=True):
@@ -147,19 +148,19 @@ class LogSettings(Settings, frozen=True):
 
 
 class SpawnSettings(Settings, frozen=True):
-    """Which programs may be started as agents, by whom, and how they are looked after."""
+    """Programs that may be started as agents, by whom, and their supervision."""
 
     # An argv each; {prompt}, {name} and {cwd} are replaced inside a word, and nothing else is.
     # No shell sees them, unless it is the template's own first word.
     clis: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(PRESETS))
-    allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: who `TO: Lead` is
-    roots: tuple[str, ...] = ()  # WORKING_DIR lies under one of these; none: anywhere
+    allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: the agent of `TO: Lead`
+    roots: tuple[str, ...] = ()  # WORKING_DIR must be below one of these; empty: anywhere
     # Patterns of names that ENV may not set: they would change which code runs, or who it is.
     env_deny: tuple[str, ...] = ENV_DENY
     restart: str = "never"  # never, on-failure, always: where the message has no RESTART
     restart_first_s: Positive = 1  # doubled with every restart in the window
     restart_most_s: Positive = 60  # an agent that comes back within a minute is hardly missed
-    restart_times: Positive = 5  # in one window; then it is given up, and said
+    restart_times: Positive = 5  # in one window; then the relay gives up and reports it
     restart_window_s: Positive = 600  # a crash an hour is not a loop
     grace_s: Positive = 10  # between SIGTERM and SIGKILL
     idle_after_s: Positive = 60  # without a message, a read or CPU
@@ -169,15 +170,15 @@ class SpawnSettings(Settings, frozen=True):
 
 
 class AgentSettings(Settings, frozen=True):
-    """When an agent that says nothing counts as away."""
+    """Times after which a silent agent counts as inactive or terminated."""
 
     inactive_after_s: Positive = 7 * 86_400  # silent for a week: no broadcasts, mail still waits
-    # Whose registered process has ended: long enough for it to be started again by hand.
+    # After the end of its registered process: long enough for a restart by hand.
     dead_after_s: Positive = 300
 
 
 class ContinuitySettings(Settings, frozen=True):
-    """What agents leave for their next life."""
+    """State that agents save for their next run."""
 
     # Of one save: a summary, not a data store. The answer to `load` is one message.
     most_kib: Annotated[int, msgspec.Meta(gt=0, le=1000)] = 256
@@ -185,12 +186,12 @@ class ContinuitySettings(Settings, frozen=True):
 
 
 class SecuritySettings(Settings, frozen=True):
-    """What the relay takes from an agent, and how much of it."""
+    """Signatures, rates and quotas of agents."""
 
     require_signatures: bool = False  # true: a message without one is refused, too
     rate_per_s: Positive = 200  # messages an agent may send for long; more wait in its outbox
     rate_burst: Positive = 10_000  # and at once
-    outbox_files: Positive = 100_000  # waiting in one outbox; what is over it waits, and is told
+    outbox_files: Positive = 100_000  # waiting in one outbox; the rest waits, with a notification
     outbox_mib: Positive = 1024  # the same in bytes
 
 
@@ -198,7 +199,7 @@ class AdminSettings(Settings, frozen=True):
     """Health, metrics and status over HTTP: on admin.sock in the home, always."""
 
     listen: str = ""  # 127.0.0.1:9464 or [::1]:9464, loopback alone; empty: the socket alone
-    stall_after_s: Positive = 15  # the loop in one step for so long is no longer healthy
+    stall_after_s: Positive = 15  # a loop that stays in one stage longer is unhealthy
 
 
 class DiskSettings(Settings, frozen=True):
@@ -206,23 +207,23 @@ class DiskSettings(Settings, frozen=True):
 
     alert_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90  # used; the source document's
     low_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 95  # used; the archive is compressed
-    floor_mib: NotNegative = 64  # free; below it nothing is taken in; 0: no floor
+    floor_mib: NotNegative = 64  # free; intake pauses below it; 0: no floor
     check_s: Positive = 5  # a busy relay writes some 50 MB in that
 
 
 class RetentionSettings(Settings, frozen=True):
-    """How long files are kept that nobody waits for; 0: for ever."""
+    """Retention of files that are no longer needed; 0: unlimited."""
 
-    archive_days: NotNegative = 90  # a quarter, for those who ask what was said
+    archive_days: NotNegative = 90  # a quarter, for questions about past conversations
     archive_mib: NotNegative = 4096  # a disk shared with agents' work
     read_days: NotNegative = 30  # inbox/.read: the archive has them, too
     read_mib: NotNegative = 1024  # of all agents together
     rejected_days: NotNegative = 30  # the sender was told at once
-    output_days: NotNegative = 30  # logs of agents that are no more
+    output_days: NotNegative = 30  # logs of agents whose directory is gone
     attachments_days: NotNegative = 30  # after the last message that names one
-    attachments_mib: NotNegative = 0  # whoever needs one still has its message
+    attachments_mib: NotNegative = 0  # 0: attachments are kept as long as their messages
     audit_days: NotNegative = 365  # audit_log and security_events
-    every_s: Positive = 3600  # a slice at a time, beside the loop
+    every_s: Positive = 3600  # in slices, in the background
 
 
 class Config(Settings, frozen=True):
@@ -288,23 +289,23 @@ def decode(data: bytes, path: str = "config.json") -> Config:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the file. Errors: ValueError for a word that stands in it twice."""
+    """An object of the file. Errors: ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         words = [word for word, _ in pairs]
         twice = next(word for word in words if words.count(word) > 1)
-        raise ValueError(f"{twice!r} is given twice, and nobody can tell which is meant")
+        raise ValueError(f"{twice!r} is given twice: keep one")
     return found
 
 
 def _is_place(url: str) -> bool:
-    """True for what a tier of the journal can be: a path, or a bucket with a name."""
+    """True for a valid Tier 2: a path, or a bucket with a name."""
     scheme, mark, rest = url.partition("://")
     return not mark or (scheme in ("s3", "file") and rest.strip("/") != "")
 
 
 def read_file(path: str) -> Config:
-    """The configuration in a file; the defaults where there is none. Errors: ConfigError."""
+    """The configuration in a file; the defaults if it does not exist. Errors: ConfigError."""
     try:
         with open(path, "rb") as file:
             return decode(file.read(), path)
@@ -317,7 +318,7 @@ def read_file(path: str) -> Config:
 def listen_address(text: str) -> tuple[str, int] | None:
     """(address, port) of ``admin.listen``; None where it is empty.
 
-    Errors: ValueError with the rule: a loopback address, for nobody who asks is asked who it is.
+    Errors: ValueError unless it is a loopback address: requests are not authenticated.
     """
     if not text:
         return None

@@ -1,11 +1,11 @@
 """Disk usage of the home's file system, and the thresholds that follow from it.
 
-    OK      -> ALERT  used >= alert_percent: logged, told once
-            -> LOW    used >= low_percent: what can be made smaller is
-            -> FLOOR  free < the floor: nothing is taken in; deliveries in hand go on
+    OK      -> ALERT  used >= alert_percent: logged, one notification
+            -> LOW    used >= low_percent: the archive is packed
+            -> FLOOR  free < the floor: intake pauses, deliveries in progress continue
 
-A state is left only with some room to spare, so that a disk at the edge does not make it flicker.
-Free is what an ordinary user may still write; used is what `df` calls so.
+Hysteresis keeps a disk at a threshold from switching back and forth. Free is what an ordinary user
+may still write; used is what `df` shows.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import DiskSettings
 
 MIB = 1 << 20
-SPARE_PERCENT = 2  # an alert is over once used is so far below its limit
-FLOOR_SHARE = 20  # the floor is a twentieth of the disk at most: a small one is not all floor
-RESUME = (5, 4)  # of the floor must be free before anything is taken in again
+SPARE_PERCENT = 2  # an alert ends once used is this far below its threshold
+FLOOR_SHARE = 20  # the floor is at most a twentieth of the disk, for small disks
+RESUME = (5, 4)  # intake resumes at this multiple of the floor
 
 
 class DiskState(Enum):
     """Level of disk usage."""
 
-    OK = "ok"  # room enough
-    ALERT = "alert"  # somebody should look after it
-    LOW = "low"  # the relay frees what it can
-    FLOOR = "floor"  # nothing is taken in
+    OK = "ok"
+    ALERT = "alert"  # operator and lead are notified
+    LOW = "low"  # the relay frees space
+    FLOOR = "floor"  # intake pauses
 
     @property
     def is_alert(self) -> bool:
-        """True when somebody is to be told."""
+        """True when operator and lead are to be notified."""
         return self is not DiskState.OK
 
     @property
     def is_low(self) -> bool:
-        """True when what can be made smaller is."""
+        """True when the relay is to free space."""
         return self in (DiskState.LOW, DiskState.FLOOR)
 
 
 class DiskUsage(NamedTuple):
-    """The disk as it was looked at."""
+    """One measurement of the disk."""
 
     state: DiskState
     size_bytes: int
@@ -53,7 +53,7 @@ class DiskUsage(NamedTuple):
     floor_bytes: int
 
     def sentence(self) -> str:
-        """For people: how full it is."""
+        """Usage as text."""
         return f"{self.used_percent:.0f} % used, {self.free_bytes // MIB} MiB free"
 
 
@@ -66,7 +66,7 @@ def look(path: str) -> tuple[int, int, int]:
 
 
 class DiskWatch:
-    """Looks every ``check_s``. Owned by the loop; ``reading`` may be read from any thread."""
+    """Checks the disk every ``check_s``. Owned by the loop; ``reading`` is for any thread."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class DiskWatch:
         self._clock = clock
         self._look = look
         self._due_ns = 0
-        self.reading: DiskUsage | None = None  # None: not looked yet, or it cannot be
+        self.reading: DiskUsage | None = None  # None: not checked yet, or not readable
 
     def due_ns(self) -> int:
-        """When to look next (monotonic)."""
+        """Time of the next check (monotonic ns)."""
         return self._due_ns
 
     def check(self) -> tuple[DiskUsage | None, DiskUsage] | None:
-        """(before, now) where the state changed or it is the first look, else None.
+        """(previous, current) if the state changed or at the first check, else None.
 
-        One that cannot be asked is taken as it was before: a write will tell.
+        A disk that cannot be read keeps its previous state: a failing write will tell.
         """
         now = self._clock.monotonic_ns()
         if now < self._due_ns:
@@ -124,5 +124,5 @@ class DiskWatch:
 
 
 def floor_bytes(settings: DiskSettings, size: int) -> int:
-    """Below so many free bytes nothing is taken in."""
+    """Free bytes below which intake pauses."""
     return min(settings.floor_mib * MIB, size // FLOOR_SHARE)

@@ -1,10 +1,10 @@
 """Every error of the project: one family, one file.
 
-A class's docstring is what went wrong in one sentence; ``exit_code`` is what the command line
-exits with; ``hint`` is what to do next. Facts (path, offset, expected, found) are attributes.
-``str(error)`` is always one line.
+A class's docstring says what went wrong; ``exit_code`` is the exit status of the command line;
+``hint`` says what to do next. Facts (path, offset, expected, found) are attributes. ``str(error)``
+is always one line.
 
-Nothing here imports anything but the standard library's builtins: the SDK starts with it.
+This module imports nothing, to keep the SDK's import fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXIT_INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 
 EXIT_CODES = {
     EXIT_OK: "done",
-    EXIT_FAILED: "could not be done; the line on stderr says why",
+    EXIT_FAILED: "failed; the line on stderr says why",
     EXIT_USAGE: "the command line, a message to be sent, or config.json is wrong",
     EXIT_FINDINGS: "it ran, and found something wrong (check, audit)",
     EXIT_TIMEOUT: "nothing arrived in the time given",
@@ -32,7 +32,7 @@ EXIT_CODES = {
 
 
 class RelayError(Exception):
-    """Something the relay cannot go on with."""
+    """Base class of all errors."""
 
     exit_code = EXIT_FAILED
     hint = ""
@@ -51,37 +51,37 @@ class ConfigError(RelayError):
     """config.json cannot be read, or a value in it is wrong."""
 
     exit_code = EXIT_USAGE
-    hint = "mend config.json, or move it away: `relay init` then writes one with every default"
+    hint = "fix config.json, or move it away: `relay init` then writes one with every default"
 
 
 class HomeMissing(RelayError):
-    """There is no relay home where one is needed."""
+    """The relay home does not exist."""
 
     exit_code = EXIT_STATE
     hint = "run `relay init`, or name another home with --home"
 
 
 class NoRoom(RelayError):
-    """A copy that a command makes for itself does not fit on the disk."""
+    """A command's temporary copy does not fit on the disk."""
 
     hint = "free space there, or set TMPDIR to a folder on a larger disk"
 
 
 class InvalidName(RelayError):
-    """A name of an agent or channel is outside the rules."""
+    """An agent or channel name is not valid."""
 
     exit_code = EXIT_USAGE
-    hint = "letters, digits, _ and -, a letter first, 63 at most, not a reserved name"
+    hint = "names are letters, digits, _ and -, start with a letter and have at most 63 characters"
 
 
 class UnsafePath(RelayError):
     """A path below the home is a link, leaves the home or is not what it must be."""
 
-    hint = "move it away: the relay follows no links, and takes directories and regular files alone"
+    hint = "move it away: the relay follows no links and accepts only directories and regular files"
 
 
 class HardLink(UnsafePath):
-    """A file has other names: what it says, and its mode, are not its directory's alone."""
+    """A file has several hard links, so that it can be changed from another directory."""
 
 
 class ForeignOwner(UnsafePath):
@@ -91,10 +91,10 @@ class ForeignOwner(UnsafePath):
 
 
 class KeyFileError(RelayError):
-    """A key file is missing, open to others, or no key."""
+    """A key file is missing, accessible to others, or not a valid key."""
 
     exit_code = EXIT_STATE
-    hint = "a key is 32 bytes in a regular file of mode 600; what it sealed is lost without it"
+    hint = "a key is 32 bytes in a regular file of mode 600; data encrypted with it needs it"
 
 
 class NotRunning(RelayError):
@@ -105,7 +105,7 @@ class NotRunning(RelayError):
 
 
 class AlreadyRunning(RelayError):
-    """Another relay has this home."""
+    """Another relay is running for this home."""
 
     exit_code = EXIT_STATE
     hint = "stop it with `relay down`"
@@ -115,8 +115,8 @@ class LedgerError(RelayError):
     """The ledger cannot be used."""
 
     hint = (
-        "`relay ledger check FILE` says what is wrong with it; where it is ledger.db, move it away"
-        " with its -wal and -shm: the next start makes it again from the journal"
+        "`relay ledger check FILE` says what is wrong with it; if it is ledger.db, move it away"
+        " with its -wal and -shm: the next start rebuilds it from the journal"
     )
 
 
@@ -130,8 +130,8 @@ class LedgerDamaged(LedgerError):
     """SQLite cannot read the ledger's file any more."""
 
     hint = (
-        "`relay ledger rebuild` makes it again from the journal, `relay ledger restore FILE` puts"
-        " a backup back; stop the relay first"
+        "stop the relay, then `relay ledger rebuild` rebuilds it from the journal, or"
+        " `relay ledger restore FILE` restores a backup"
     )
 
     def __init__(self, path: str, why: str) -> None:
@@ -139,7 +139,7 @@ class LedgerDamaged(LedgerError):
 
 
 class Timeout(RelayError):
-    """Nothing arrived in the time given. ``message_id``: what was sent and waits for an answer."""
+    """Nothing arrived in the time given. ``message_id``: of the message waiting for an answer."""
 
     exit_code = EXIT_TIMEOUT
 
@@ -155,7 +155,7 @@ class Refused(RelayError):
 
 
 class NotFound(RelayError):
-    """No message, file or agent of that name."""
+    """No message, file or agent has that name."""
 
     hint = "`relay status` and `relay agents` show what there is"
 
@@ -179,7 +179,7 @@ class MessageError(RelayError):
 
 
 class FormatError(RelayError):
-    """A binary file is not what it must be: file, offset, expected, found."""
+    """A binary file is not valid: file, offset, expected, found."""
 
     exit_code = EXIT_FINDINGS
     hint = "the file was left as it is; take a backup, or let the relay rebuild it"
@@ -209,14 +209,14 @@ class IntegrityError(FormatError):
 
 
 class JournalError(RelayError):
-    """The journal cannot give or take what was asked of it."""
+    """A journal operation failed or is not possible."""
 
 
 class JournalFailed(JournalError):
-    """A write or sync of the journal failed: nobody knows what is on the disk."""
+    """A write or sync of the journal failed, so that the disk's content is unknown."""
 
     exit_code = EXIT_STATE
-    hint = "open the journal anew: it finds out what is there, and goes on behind it"
+    hint = "open the journal again: it finds its end on the disk and continues from there"
 
 
 class SegmentAway(JournalError):
@@ -226,13 +226,13 @@ class SegmentAway(JournalError):
 
 
 class JournalPruned(JournalError):
-    """The store cannot be made again: what it lacks was pruned from the journal."""
+    """The store cannot be rebuilt: the records that it lacks were pruned from the journal."""
 
     exit_code = EXIT_STATE
 
 
 class CommError(RelayError):
-    """The message engine refuses a call."""
+    """Base class of the message engine's errors."""
 
 
 class ValidationFailed(CommError):
@@ -246,7 +246,7 @@ class ValidationFailed(CommError):
 
 
 class ChannelNotFound(CommError):
-    """No channel of that name or id."""
+    """No channel has that name or id."""
 
 
 class DuplicateChannel(CommError):
@@ -262,7 +262,7 @@ class ChannelUnavailable(CommError):
 
 
 class MessageNotFound(CommError):
-    """No message of that number in the store."""
+    """No message has that number in the store."""
 
 
 class StoreLocked(CommError):
@@ -273,13 +273,13 @@ class StoreLocked(CommError):
 
 
 class StoreReadOnly(CommError):
-    """The store's file has what this version would lose by writing it."""
+    """Writing the store's file with this version would lose content."""
 
     hint = "use the agent-relay that wrote it; the file was left as it is"
 
 
 class StoreClosed(CommError):
-    """The store was closed: what it took now would be in no file."""
+    """The store is closed."""
 
     hint = "open it again"
 

@@ -275,7 +275,7 @@ def _open_own(
         raise
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
-            raise UnsafePath(f"{name} is a link, socket or the like, no regular file") from exc
+            raise UnsafePath(f"{name} is not a regular file but a link, socket or similar") from exc
         raise
     try:
         status = os.fstat(fd)

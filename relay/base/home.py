@@ -1,4 +1,4 @@
-"""The home: every path and mode below ``~/.agent-relay``, and the safe way to each.
+"""The home: paths and modes below ``~/.agent-relay``, and safe access to them.
 
     ledger.db  config.json  .lock
     agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
@@ -7,8 +7,8 @@
     agents/{name}/meta.json           pid, start time, role, public key
     agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
-    tmp/                              unused: a file is made beside what it becomes, whose rename
-                                      is atomic there wherever tmp/ may lie
+    tmp/                              unused: temporary files are made next to their target, where
+                                      the rename is atomic
     archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
     continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
@@ -43,7 +43,7 @@ LOCK = ".lock"
 META = "meta.json"
 KEY = "key"
 PENDING = ".pending"
-REJECTED = "rejected"  # below an agent's day in the archive: what was refused
+REJECTED = "rejected"  # folder of refused files below an agent's day in the archive
 READ = ".read"
 STORE = "store/relay.acomm"
 ARCHIVES = "store/archive"
@@ -75,7 +75,7 @@ def default_root(given: str | None = None) -> str:
 
 
 def tag_of(root: str) -> str:
-    """A short name for what a home has outside of itself, always the same; 12 hex digits."""
+    """A stable short name of a home for files outside of it; 12 hex digits."""
     return hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:12]
 
 
@@ -90,16 +90,16 @@ class Home:
             raise HomeMissing(f"there is no relay home at {root}") from exc
         if not fsio.exists(CONFIG, self._fd) or not fsio.exists("agents", self._fd):
             self.close()
-            raise HomeMissing(f"{root} is no relay home: config.json or agents/ is missing")
+            raise HomeMissing(f"{root} is not a relay home: config.json or agents/ is missing")
 
     @classmethod
     def create(cls, root: str, config: bytes) -> Home:
-        """Make the tree, or complete one; config.json that is there stays as it is."""
-        hint = "name a directory that is empty or not there yet"
+        """Create or complete the tree; an existing config.json is kept."""
+        hint = "name a directory that is empty or does not exist"
         if os.path.lexists(root) and not os.path.isdir(root):
             raise UnsafePath(f"{root} exists and is not a directory", hint=hint)
         if os.path.isdir(root) and os.listdir(root) and not looks_like_home(root):
-            raise UnsafePath(f"{root} has other things in it, and is no relay home", hint=hint)
+            raise UnsafePath(f"{root} has other files in it and is not a relay home", hint=hint)
         os.makedirs(os.path.dirname(root), exist_ok=True)
         fsio.ensure_dir(root)
         for name in TOP_DIRS:
@@ -135,28 +135,28 @@ class Home:
         self.close()
 
     def check_is_there(self) -> None:
-        """Errors: HomeMissing when the directory was removed; one that was moved still is one."""
+        """Errors: HomeMissing when the directory was removed, but not when it was moved."""
         if os.fstat(self._fd).st_nlink == 0:
             raise HomeMissing(
-                f"{self.root} was removed while the relay ran, which ends with it",
+                f"{self.root} was removed while the relay was running",
                 hint="`relay init` makes a new one",
             )
 
     def check_place(self) -> None:
-        """Errors: HomeMissing; UnsafePath when another directory, or none, stands at its path, and
-        when what makes it a home is gone: so nothing is made in one that is being removed."""
+        """Errors: HomeMissing; UnsafePath when its path is gone or another directory, or when
+        agents/ is gone, so that nothing is created in a home that is being removed."""
         self.check_is_there()
         if not fsio.exists(self.root) or not os.path.samestat(
             os.stat(self.root, follow_symlinks=False), os.fstat(self._fd)
         ):
             raise UnsafePath(
                 f"{self.root} was moved away while the relay ran",
-                hint="put it back, and the relay goes on; or end it, and start one where it is now",
+                hint="move it back, or stop this relay and start one at the new place",
             )
         if not fsio.exists("agents", self._fd):
             raise UnsafePath(
                 f"{self.path('agents')} was moved away or removed while the relay ran",
-                hint="put it back, and the relay goes on",
+                hint="put it back; the relay continues by itself",
             )
 
     def path(self, *parts: str) -> str:
@@ -168,7 +168,7 @@ class Home:
         return Dirs(self._fd)
 
     def read_config(self) -> bytes:
-        """The bytes of config.json; its mode is for ``secure`` to narrow, and to say."""
+        """The bytes of config.json; ``secure`` checks its mode."""
         return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True, narrow=False)[0]
 
     def agent_names(self) -> Iterator[str]:
@@ -185,16 +185,16 @@ class Home:
             }
 
     def make_agent(self, name: str) -> None:
-        """Make an agent's directories, or complete them; every effect is harmless again.
+        """Create or complete an agent's directories; idempotent.
 
         Errors: InvalidName; UnsafePath, OSError for the first that cannot be used; ForeignOwner in
-        another user's home, where the relay could use nothing of it.
+        another user's home, where the relay could not use them.
         """
         for problem in self.complete_agent(name):
             raise problem
 
     def complete_agent(self, name: str) -> list[OSError | UnsafePath]:
-        """Like ``make_agent``; what is wrong below the agent's own directory is returned.
+        """Like ``make_agent``, but errors below the agent's own directory are returned.
 
         Errors: InvalidName, and UnsafePath, OSError when the agent's own directory cannot be used.
         """
@@ -216,7 +216,7 @@ class Home:
     def read_meta(self, name: str) -> bytes | None:
         """The bytes of an agent's meta.json; None when it has none, or a link in its place.
 
-        Errors: OSError when nobody can look: what is in it is not known to be nothing.
+        Errors: OSError when it cannot be read, which does not mean that it has none.
         """
         with self.dirs() as dirs:
             try:
@@ -225,10 +225,9 @@ class Home:
                 return None
 
     def secure(self) -> list[str]:
-        """Narrow the home and what is ours at its top; returns the names that were too wide.
+        """Narrow the modes of the home and its top level; returns the names that were too wide.
 
-        The home itself is ``.``. Errors: UnsafePath for a link, or for what belongs to somebody
-        else.
+        The home itself is ``.``. Errors: UnsafePath for a link or another user's file.
         """
         modes = dict.fromkeys(TOP_DIRS, fsio.DIR_MODE) | dict.fromkeys(TOP_FILES, fsio.FILE_MODE)
         try:
@@ -243,7 +242,7 @@ class Home:
 
 
 def looks_like_home(root: str) -> bool:
-    """True for a directory that has the first thing of a home, whole or not."""
+    """True for a directory with config.json or agents/, complete or not."""
     return os.path.lexists(os.path.join(root, CONFIG)) or os.path.isdir(
         os.path.join(root, "agents")
     )
@@ -263,10 +262,9 @@ def most_open_dirs() -> int:
 
 
 class Dirs:
-    """Directories opened for one piece of work, kept until ``close``.
+    """Open directories of one batch, closed by ``close``.
 
-    Reused within a batch, dropped after it: a directory that was moved away or replaced
-    meanwhile is not written to for longer than that.
+    Not kept longer, so that a directory that was moved or replaced is not written to afterwards.
     """
 
     def __init__(self, root_fd: int) -> None:

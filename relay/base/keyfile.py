@@ -1,7 +1,7 @@
-"""Key files: 32 random bytes that nobody but their owner may read.
+"""Key files: 32 random bytes that only their owner may read.
 
-A key is taken as it stands or not at all: a file that others could read is refused and never
-narrowed, for its key may be known already. Keys of stores and of signers are such files.
+A file that others could read is refused, and its mode is not repaired, because the key may have
+leaked. Used for store encryption and for signatures.
 Source: FORMATS section 2, "ENCRYPTED".
 """
 
@@ -18,10 +18,9 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def create(path: str) -> bytes:
-    """A new random key, on disk with mode 600 and synced before anything is sealed with it.
+    """Create a random key, atomically, synced and with mode 600.
 
-    The file is there whole or not at all. Errors: KeyFileError when something stands at
-    ``path``; OSError.
+    Errors: KeyFileError when ``path`` exists; OSError.
     """
     key = os.urandom(KEY_BYTES)
     fresh = f"{path}.{os.getpid()}"
@@ -29,7 +28,7 @@ def create(path: str) -> bytes:
     try:
         os.link(fresh, path)
     except FileExistsError:
-        raise KeyFileError(f"{path} is there already, and a key is never replaced") from None
+        raise KeyFileError(f"{path} exists, and a key is never replaced") from None
     finally:
         os.unlink(fresh)
     fsio.sync_dir(os.path.dirname(path) or ".")
@@ -37,9 +36,9 @@ def create(path: str) -> bytes:
 
 
 def load(path: str) -> bytes:
-    """The key in a file.
+    """Read a key.
 
-    Errors: KeyFileError for a file that is missing, a link, no regular file, another user's,
+    Errors: KeyFileError for a file that is missing, a link, not a regular file, another user's, or
     of another mode than 600 or of another size.
     """
     try:
@@ -59,10 +58,10 @@ def load(path: str) -> bytes:
 
 
 def _check(path: str, status: os.stat_result) -> None:
-    """Errors: KeyFileError unless it is a regular file of this user, and of nobody else."""
+    """Errors: KeyFileError unless it is a regular file of this user with mode 600."""
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(f"key file {path}: no regular file")
+        raise KeyFileError(f"key file {path}: not a regular file")
     if status.st_uid != os.geteuid():
         raise KeyFileError(f"key file {path}: it belongs to user {status.st_uid}")
     if mode != fsio.FILE_MODE:

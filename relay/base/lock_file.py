@@ -1,7 +1,7 @@
-"""The file of a home's lock: whether a relay runs, why it serves nobody, how the last one ended.
+"""The home's lock file: is a relay running, why is it not serving, how did the last one end.
 
-The first line is the pid, the second says why there is no session now; a stop empties the file.
-The daemon writes it, and every command may read it without loading the daemon.
+The first line is the pid, the second the reason why no session runs; a clean stop empties the file.
+Written by the daemon, read by commands without loading the daemon.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # by a relay alone, while it runs
 
 
 def write_trouble(lock_fd: int, trouble: str) -> None:
-    """Write the pid of this process and its trouble, in one line; a full disk loses the new one."""
+    """Write the pid of this process and its trouble in one line; ignored on a full disk."""
     data = f"{os.getpid()}\n{trouble}\n".encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         os.ftruncate(lock_fd, os.pwrite(lock_fd, data, 0))
 
 
 def lock_holder(home: Home) -> int | None:
-    """The pid of the relay that runs for this home, or None when none does; asks the kernel."""
+    """The pid of the relay running for this home, by the kernel's lock; None if there is none."""
     return fsio.lock_owner(home.path(LOCK))
 
 
 def trouble(home: Home) -> str:
-    """Why the relay that runs serves nobody now and begins again; empty when it serves."""
+    """The reason why the running relay is not serving; empty while it serves."""
     with contextlib.suppress(OSError):
         data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
         return "".join(data.decode(errors="replace").splitlines()[1:2])
@@ -41,7 +41,7 @@ def trouble(home: Home) -> str:
 
 
 class Left(NamedTuple):
-    """A relay that did not stop by itself: killed, crashed, or the machine went down."""
+    """A relay that did not stop cleanly: killed, crashed, or the machine went down."""
 
     pid: int
     last_sign_ns: int  # Unix time of the last that it is known to have written
@@ -52,7 +52,7 @@ class Left(NamedTuple):
 
 
 def left(home: Home) -> Left | None:
-    """The relay that ended otherwise than by being told to; None where one runs, or all did.
+    """The last relay if it did not stop cleanly; None if it did, or if one is running.
 
     Evidence: its pid in the lock's file, which a stop empties.
     """

@@ -1,7 +1,7 @@
 """The relay's log: JSON lines, a sentence each and its facts; the file is rotated by size.
 
-    relay.log      what is written now
-    relay.log.1    the one before, and so on; the oldest goes
+    relay.log      current
+    relay.log.1    previous, and so on; the oldest is removed
 
 One process writes: the daemon, which holds the home's lock. Any of its threads may.
 """
@@ -37,7 +37,7 @@ class Log:
         getattr(self._logger, level)(event, **facts)
 
     def set(self, level: str, max_mib: int, keep_files: int) -> None:
-        """Go on with other settings; what is written so far stays."""
+        """Apply other settings; existing lines stay."""
         self._lines.set(max_mib * MIB, keep_files)
         self._set_level(level)
 
@@ -60,14 +60,14 @@ def make_log(level: str, path: str | None, *, max_mib: int = 16, keep_files: int
 
 
 def where(error: BaseException) -> list[str]:
-    """The calls that led to an error, outermost first: ``file:line function``, and no content."""
+    """The stack of an error, outermost call first, as ``file:line function`` without content."""
     frames = traceback.extract_tb(error.__traceback__)
     return [f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in frames]
 
 
 class _Lines:
-    """Writes lines to a descriptor. One that a full disk does not take is dropped: what it told of
-    must not stop the relay, and a log that fails is no reason to."""
+    """Writes lines to a descriptor. Lines are dropped on a full disk: a failing log must not stop
+    the relay."""
 
     def __init__(self, path: str | None, max_bytes: int, keep_files: int) -> None:
         self._path = path
@@ -83,7 +83,7 @@ class _Lines:
         self._keep_files = keep_files
 
     def msg(self, line: str) -> None:
-        """One line; what follows one that was cut short begins on a line of its own."""
+        """Write one line, on a new line after one that was cut short."""
         with self._lock:
             data = f"{chr(10) * self._is_torn}{line}\n".encode(errors="backslashreplace")
             if self._path and self._size and self._size + len(data) > self._rotates_at:
@@ -98,7 +98,7 @@ class _Lines:
     debug = info = warning = error = msg
 
     def _rotate(self, path: str) -> None:
-        """Go on in a new file; where that cannot be, in the old one, and try later."""
+        """Continue in a new file; if that fails, in the old one, and try again later."""
         try:
             fsio.rotate(path, self._keep_files)
             fresh = os.open(path, _APPEND, 0o600)

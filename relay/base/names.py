@@ -21,8 +21,8 @@ LEAD = "lead"
 EVERYONE = "*"
 MSG_SUFFIX = ".msg"
 
-# Nobody registers these. `operator` is made by `relay init` for the person at the keyboard;
-# `all` and `dm` are names of channels.
+# Names that no agent may register. `operator` is created by `relay init` for the person at the
+# keyboard; `all` and `dm` are names of channels.
 RESERVED_NAMES = frozenset({ORCHESTRATOR, "system", "root", "admin", OPERATOR, "dm", "all"})
 
 AGENT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,62}")
@@ -52,7 +52,7 @@ def check_agent_name(name: str) -> str:
 
 
 def lead_by_name(names: Set[str], spelled: str = "Lead") -> str | None:
-    """Who is lead where nobody has the role: the agent of that name, the very spelling first."""
+    """The lead if no agent has the role: the agent of that name, the exact spelling first."""
     if spelled in names:
         return spelled
     return min((name for name in names if name.lower() == LEAD), default=None)
@@ -76,7 +76,7 @@ def message_id_of(file_name: str) -> str | None:
 
 
 def shown(file_name: str) -> str:
-    """A file name as text; what is no UTF-8, or a control character, is escaped."""
+    """A file name as text; invalid UTF-8 and control characters are escaped."""
     text = file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return visible(text)
 
@@ -87,19 +87,19 @@ def new_message_id(now_ns: int) -> str:
 
 
 def derived_id(at_ns: int, *parts: object) -> str:
-    """An id that is always the same for the same parts.
+    """An id derived from its parts: the same parts give the same id.
 
-    A reply of the orchestrator takes its id from what it answers, so that writing it
-    again after a crash writes the same file.
+    The orchestrator's replies derive their ids from the message they answer, so that a repetition
+    after a crash writes the same file.
     """
     digest = hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape"))
     return f"{max(at_ns, 10**9):d}-{digest.hexdigest()[:32]}"
 
 
 def answer_id(at_ns: int, agent: str, about: object, what: str) -> str:
-    """The id of the orchestrator's answer to an agent: the second time it is the same message.
+    """The id of the orchestrator's answer to an agent; the same again after a crash.
 
-    ``about``: the id of the message that it answers; ``what``: its kind, or what it is about.
+    ``about``: id of the message answered; ``what``: the answer's kind or subject.
     """
     return derived_id(at_ns, "answer", agent, about, what)
 

@@ -1,4 +1,4 @@
-"""Which process has a pid now: another one that got the number later is not taken for it."""
+"""Identify a process by pid and start time, so that a reused pid is not mistaken for it."""
 
 from __future__ import annotations
 

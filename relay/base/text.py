@@ -1,15 +1,15 @@
-"""Text of others for a terminal: the one place that says what may be shown as it is.
+"""Escape untrusted text for a terminal.
 
-A character that is not printable (control characters, C1 among them, those that turn the direction
-of text around, those that nobody sees) is shown by its escape: it moves no cursor, sets no title,
-and hides or reverses nothing.
+Characters that are not printable (control characters including C1, bidirectional overrides,
+invisible ones) are escaped, so that they cannot move the cursor, set a title, or hide or reverse
+text.
 """
 
 from __future__ import annotations
 
 
 def visible(text: str, keep: str = "") -> str:
-    """``text`` with what cannot be seen as Python writes it, but for the characters of ``keep``."""
+    """``text`` with unprintable characters as Python escapes, except those in ``keep``."""
     if text.isprintable():
         return text
     return "".join(
@@ -18,14 +18,14 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def json_line(value: object) -> str:
-    """JSON on one line, which means the same: what cannot be seen is written as ``\\uXXXX``."""
+    """JSON on one line with unprintable characters as ``\\uXXXX``."""
     import json  # the SDK starts without it
 
     return json_visible(json.dumps(value, ensure_ascii=False))
 
 
 def json_visible(text: str) -> str:
-    """The same JSON, with what cannot be seen in its strings written as ``\\uXXXX``.
+    """The same JSON with unprintable characters in strings as ``\\uXXXX``.
 
     ``text`` has no line breaks or tabs between its values.
     """
@@ -35,7 +35,7 @@ def json_visible(text: str) -> str:
 
 
 def _json_escape(c: str) -> str:
-    """As JSON has it: a pair of surrogates beyond the first 65,536."""
+    """JSON escape; a surrogate pair above U+FFFF."""
     code = ord(c)
     if code < 0x10000:
         return f"\\u{code:04x}"

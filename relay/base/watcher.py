@@ -1,7 +1,7 @@
-"""Which outboxes were touched and which inbox files left, as the kernel tells it.
+"""Watch outboxes for new files and inboxes for removed ones.
 
-inotify is an aid: it may coalesce, overflow or be missing, and the scans decide. What a watcher
-says is a hint where to look; it never says what a file holds.
+inotify is only an aid: events may be coalesced, lost or unavailable, so periodic scans decide. An
+event is a hint where to look, not a statement about a file's content.
 
     InotifyWatcher  one descriptor, two watches an agent: outbox (renamed in, closed after
                     writing) and inbox (moved out, deleted)
@@ -40,7 +40,7 @@ class OutboxEvent(NamedTuple):
 
 
 class WatchEvents(NamedTuple):
-    """What happened since the last wait."""
+    """Events since the last wait."""
 
     touched: tuple[OutboxEvent, ...] = ()
     left: tuple[tuple[str, str], ...] = ()  # (agent, file name) that left an inbox
@@ -49,7 +49,7 @@ class WatchEvents(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What the loop waits on. Used from the loop's thread, ``wake`` from any."""
+    """The loop's source of events. Used from the loop's thread, ``wake`` from any."""
 
     name: str
     overflows: int  # how often the kernel dropped events; a scan followed each time
@@ -168,7 +168,7 @@ class InotifyWatcher:
         return len(self._by_agent.get(agent, ())) == 2
 
     def wait(self, timeout_ns: int) -> WatchEvents:
-        """Everything the kernel has told since the last wait; one read is one batch."""
+        """All events since the last wait; one read is one batch."""
         ready = self._poll.poll(min(max(0, -(-timeout_ns // NS_PER_MS)), MOST_MS))
         if any(fd == self._bell.fd for fd, _ in ready):
             self._bell.silence()
@@ -245,7 +245,7 @@ class InotifyWatcher:
 
 
 class ScanWatcher:
-    """Where there is no inotify: every wait ends with the wish for a scan."""
+    """The watcher for systems without inotify: every wait ends with a request to scan."""
 
     name = "scan"
     overflows = 0

@@ -1,4 +1,4 @@
-"""``relay acks``: who owes an answer or an acknowledgment for what, and what is begun."""
+"""``relay acks``: pending answers and acknowledgments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.base.clock import NS_PER_S, elapsed
-from relay.cli.common import home_option, json_option, open_home, show_rows
+from relay.cli.common import home_option, json_option, open_home, print_rows
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @click.command(epilog="\b\nExamples:\n  relay acks\n  relay acks --overdue --agent bob")
 @home_option
-@click.option("--agent", metavar="NAME", help="What this agent owes.")
-@click.option("--overdue", "overdue_alone", is_flag=True, help="What should have come by now.")
+@click.option("--agent", metavar="NAME", help="Show only acks owed by this agent.")
+@click.option("--overdue", "overdue_alone", is_flag=True, help="Show only overdue ones.")
 @json_option
 @click.pass_context
 def acks(
     ctx: click.Context, home: str | None, agent: str | None, overdue_alone: bool, as_json: bool
 ) -> None:
-    """Show the answers and acknowledgments that are owed.
+    """Show pending answers and acknowledgments.
 
-    Of commands and queries, until they are completed, failed or given up; and of what was sent
-    at-least-once. Said: the last word of its recipient that was no answer, and how long ago; else
-    whether it was read. Due: when the answer is overdue, or, once an at-least-once message is, when
-    it is delivered again; `-` where no time is kept. Reminded: how often its recipient was.
+    Commands and queries are listed until they are completed, failed or given up; at-least-once
+    messages until they are acknowledged. SAID: the recipient's last interim ack and its age, or
+    whether the message was read. DUE: when the answer becomes overdue or an at-least-once message
+    is delivered again; - if there is no limit. REMINDED: number of reminders sent.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
@@ -46,12 +46,12 @@ def acks(
         *("ID", "FROM", "TO", "KIND", "DELIVERED", "SAID"),
         *("DUE", "OVERDUE", "ATTEMPT", "REMINDED"),
     )
-    nothing = "no answer is " + ("overdue" if overdue_alone else "owed")
-    show_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
+    nothing = "no overdue acks" if overdue_alone else "no pending acks"
+    print_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
 
 
 def _owed(store: CommStore, now_ms: int) -> Iterator[dict[str, Any]]:
-    """A row for each delivery whose answer or acknowledgment is owed, oldest message first."""
+    """Yield a row for each pending answer or acknowledgment, oldest message first."""
     from relay.acomm.model import DeliveryState
     from relay.engine.ack_rules import is_retried
 
@@ -120,7 +120,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _said(row: dict[str, Any]) -> str:
-    """The recipient's last word and its age; else what is known of the file."""
+    """Format the recipient's last interim ack and its age, or whether the file was read."""
     if not row["said"]:
         return "read" if row["read"] else "not read"
     at = calendar.timegm(time.strptime(row["said_at"], "%Y-%m-%dT%H:%M:%SZ"))

@@ -1,7 +1,7 @@
 """`relay acomm`: check, dump and build store files.
 
-No running relay and no home is needed. `check` and `dump` never write; `build` writes a file
-that is not there yet, or replaces one that was a whole `.acomm` before.
+Needs neither a running relay nor a home. `check` and `dump` never write; `build` writes a new file
+or, with --force, replaces a valid `.acomm`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 
 from relay.base.errors import EXIT_FINDINGS, NotFound, RelayError
-from relay.cli.common import counted, echo_json, printable
+from relay.cli.common import echo_json, plural, sanitize
 
-# The same as relay.acomm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
+# A copy of relay.acomm.jsonl.SECTIONS, so that `--help` need not import the codec.
 SECTIONS = (
     "header",
     "channels",
@@ -49,7 +49,7 @@ _PUBLIC_KEY = re.compile("[0-9a-fA-F]{64}")
 _MOST_PUB_BYTES = 100
 _FILE = click.Path(dir_okay=False)
 _key_option = click.option(
-    "--key-file", type=_FILE, help="The key of an encrypted FILE: its contents are read in plain."
+    "--key-file", type=_FILE, help="Key file of an encrypted FILE, to read its contents."
 )
 
 
@@ -65,15 +65,14 @@ def acomm() -> None:
     "--keys",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="Check signatures as well: DIR/NAME.pub is NAME's public key, 64 hex digits.",
+    help="Also check signatures: DIR/NAME.pub is NAME's public key, 64 hex digits.",
 )
 @_key_option
 def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str | None) -> None:
-    """Verify everything in each FILE: checksum, records, counts, order, indexes; that it opens.
+    """Verify each FILE: checksum, records, counts, order, indexes; that the engine can open it.
 
-    An encrypted FILE needs no key, unless its signatures or its contents are to be checked.
-    Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
-    No file is changed.
+    An encrypted FILE needs a key only to check its signatures or contents. Prints one line per
+    problem, then their number, or OK. Exits 3 if there is a problem. No file is changed.
     """
     key = _key(key_file)
     public_keys = _public_keys(keys)
@@ -90,20 +89,20 @@ def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str
             for warning in warnings:
                 _warn(warning)
             for problem in problems:
-                click.echo(printable(problem))
-        click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
+                click.echo(sanitize(problem))
+        click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 
 
 @acomm.command(epilog=DUMP_EXAMPLES)
 @click.argument("file", type=_FILE)
-@click.option("--section", type=click.Choice(SECTIONS), help="The lines of this section alone.")
+@click.option("--section", type=click.Choice(SECTIONS), help="Only this section.")
 @_key_option
 def dump(file: str, section: str | None, key_file: str | None) -> None:
-    """Print what FILE holds as JSON lines: header, channels, messages, and so on.
+    """Print the contents of FILE as JSON lines: header, channels, messages, and so on.
 
-    `relay acomm build` makes an equal file of them. Contents of an encrypted FILE stay sealed
+    `relay acomm build` makes an equal file from them. Contents of an encrypted FILE stay encrypted
     without --key-file.
     """
     from relay.acomm import codec, jsonl
@@ -128,15 +127,15 @@ def dump(file: str, section: str | None, key_file: str | None) -> None:
     metavar="JSONL",
     default="-",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="JSON lines as `dump` prints them; - is standard input, the default.",
+    help="JSON lines as printed by `dump`; - is standard input, the default.",
 )
-@click.option("--no-compress", is_flag=True, help="Leave the messages uncompressed.")
-@click.option("--force", is_flag=True, help="Replace FILE, when it is a whole .acomm.")
+@click.option("--no-compress", is_flag=True, help="Do not compress the messages.")
+@click.option("--force", is_flag=True, help="Replace FILE if it is a valid .acomm.")
 def build(file: str, source: str, no_compress: bool, force: bool) -> None:
     """Write FILE from JSON lines: the header first, then records of any section.
 
-    Indexes, counts and order are made. A FILE that is there is not replaced without --force,
-    and one that is damaged or no `.acomm` is never replaced.
+    Indexes, counts and order are computed. An existing FILE is replaced only with --force, and
+    never if it is damaged or not an `.acomm`.
     """
     from relay.acomm import codec, jsonl
 
@@ -154,7 +153,7 @@ def build(file: str, source: str, no_compress: bool, force: bool) -> None:
 def _findings(
     path: str, key: bytes | None, public_keys: dict[str, bytes]
 ) -> tuple[list[str], list[str]]:
-    """Problems and warnings of one file; one that cannot be read is a problem."""
+    """Return the problems and warnings of one file; an unreadable file is a problem."""
     from relay.acomm import codec
     from relay.acomm.encryption import unseal
     from relay.acomm.signed import wrong_signatures
@@ -174,14 +173,14 @@ def _findings(
 
 
 def _key(path: str | None) -> bytes | None:
-    """The key in a key file that was named. Errors: KeyFileError."""
+    """Load the key file, if given. Errors: KeyFileError."""
     from relay.base import keyfile
 
     return None if path is None else keyfile.load(path)
 
 
 def _public_keys(folder: str | None) -> dict[str, bytes]:
-    """Agent -> public key, from its file. Errors: RelayError for a file that holds none."""
+    """Load the public keys by agent. Errors: RelayError for an invalid file."""
     found: dict[str, bytes] = {}
     for path in sorted(Path(folder).glob("*.pub")) if folder else ():
         with _disk(str(path)):
@@ -193,19 +192,19 @@ def _public_keys(folder: str | None) -> dict[str, bytes]:
 
 
 def _refuse_to_lose(path: str, force: bool) -> None:
-    """Errors: RelayError when something stands at ``path`` that must stay there."""
+    """Refuse to overwrite without --force, or what is not a valid file. Errors: RelayError."""
     from relay.acomm import codec
 
     if not os.path.lexists(path):
         return
     if not force:
-        raise RelayError(f"{path} is there already", hint="--force replaces a whole .acomm")
+        raise RelayError(f"{path} already exists", hint="--force replaces a valid .acomm")
     with _disk(path):
         codec.read(path, warn=_warn)
 
 
 def _lines(source: str) -> Iterator[str]:
-    """Lines of a file or of standard input; bytes that are no UTF-8 show as such later."""
+    """Yield the lines of a file or of standard input; invalid UTF-8 is reported by the parser."""
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer
         if source != "-":
@@ -216,12 +215,12 @@ def _lines(source: str) -> Iterator[str]:
 
 
 def _warn(line: str) -> None:
-    click.echo(printable(f"warning: {line}"), err=True)
+    click.echo(sanitize(f"warning: {line}"), err=True)
 
 
 @contextlib.contextmanager
 def _disk(path: str) -> Iterator[None]:
-    """What the system refuses becomes one line that names the file."""
+    """Turn an OSError into a RelayError that names the file."""
     try:
         yield
     except FileNotFoundError as exc:

@@ -1,4 +1,4 @@
-"""``relay agents``, with ``retire`` and ``revive``, and ``relay register``."""
+"""``relay agents`` with ``retire`` and ``revive``, ``register``, and warnings about agents."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ import click
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER, META
 from relay.base.names import OPERATOR, ORCHESTRATOR, check_agent_name
-from relay.cli.ask import control_options, order
 from relay.cli.common import (
     ago,
-    columns,
     echo_json,
     home_option,
     json_option,
-    meta_of,
     open_home,
     parse_meta,
-    printable,
+    print_table,
+    read_agent_meta,
     root_of,
+    sanitize,
     unread,
     when,
 )
-from relay.cli.signs import Sign, signs_of
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.home import Home
+from relay.base import process_info
+from relay.base.home import Home
+
+SILENT_S = 60  # shorter pauses are normal
+PRESENT = ("active", "inactive")  # for the others, the reason of the status says it
+WAITING = """SELECT recipient, min(written_at) FROM deliveries WHERE state = 'written' GROUP BY 1
+UNION ALL
+SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
 
 
 @click.group(
@@ -47,12 +54,12 @@ Examples:
 @json_option
 @click.pass_context
 def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """List the agents there are.
+    """List the agents and their status.
 
-    Since: when it became what it is; of one that is active, nothing. Seen: when it last wrote or
-    read. Unread: messages that stand in its inbox. Dead: those that were given up for it. Note: a
-    process that it registered and that has ended, how long it is silent while something waits for
-    it, what it says of itself.
+    SINCE: when the current status began (- for active agents). SEEN: when it last wrote or
+    read a message. UNREAD: messages in its inbox. DEAD: dead letters addressed to it. NOTE: its
+    registered process has exited; how long it has been silent with messages waiting; its own
+    status text.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
@@ -65,20 +72,20 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
             echo_json(_facts(*one, now))
         return
     header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE")
-    columns(header, [_cells(*one, now) for one in listed])
+    print_table(header, [_cells(*one, now) for one in listed])
 
 
 class _Listed(NamedTuple):
-    """One agent, from ledger, meta.json and inbox."""
+    """An agent's facts from ledger, meta.json and inbox."""
 
     row: sqlite3.Row  # of the ledger
     role: str | None  # in its meta.json
     unread: int | None  # in its inbox
-    sign: Sign
+    alert: AgentAlert
 
 
 def _listed(home: Home, now_ns: int) -> list[_Listed]:
-    """Each agent, by name."""
+    """List all agents by name."""
     from relay.ledger import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
@@ -87,21 +94,21 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead "
             "FROM agents ORDER BY name"
         ).fetchall()
-        signs = signs_of(home, db, now_ns)
+        alerts = find_alerts(home, db, now_ns)
     in_inboxes = unread(home)
     return [
         _Listed(
             row,
             _role_in(home, row["name"]),
             in_inboxes.get(row["name"]),
-            signs.get(row["name"], Sign()),
+            alerts.get(row["name"], AgentAlert()),
         )
         for row in rows
     ]
 
 
 def _role_in(home: Home, name: str) -> str | None:
-    """The role in an agent's meta.json; None as well where that cannot be read."""
+    """Return the role in an agent's meta.json; None if it cannot be read."""
     try:
         return _role(home.read_meta(name))
     except OSError:
@@ -109,7 +116,7 @@ def _role_in(home: Home, name: str) -> str | None:
 
 
 def _facts(
-    row: sqlite3.Row, role: str | None, unread: int | None, sign: Sign, now_ns: int
+    row: sqlite3.Row, role: str | None, unread: int | None, alert: AgentAlert, now_ns: int
 ) -> dict[str, object]:
     return {
         "name": row["name"],
@@ -123,13 +130,13 @@ def _facts(
         "note": row["note"],
         "reason": row["reason"],
         "status_since": when(row["changed_at"]),
-        "process_ended": sign.ended_pid,
-        "silent_s": sign.silent_since and (now_ns - sign.silent_since) // NS_PER_S,
+        "process_ended": alert.ended_pid,
+        "silent_s": alert.silent_since and (now_ns - alert.silent_since) // NS_PER_S,
     }
 
 
 def _cells(
-    row: sqlite3.Row, role: str | None, unread: int | None, sign: Sign, now_ns: int
+    row: sqlite3.Row, role: str | None, unread: int | None, alert: AgentAlert, now_ns: int
 ) -> tuple[object, ...]:
     is_active = row["status"] == "active"
     return (
@@ -140,21 +147,21 @@ def _cells(
         ago(row["last_seen_at"], now_ns),
         unread,
         row["dead"],
-        printable(sign.text(now_ns, row["note"] if is_active else row["reason"]), 60),
+        sanitize(alert.text(now_ns, row["note"] if is_active else row["reason"]), 60),
     )
 
 
 @agents.command(epilog='\b\nExample:\n  relay agents retire bob --reason "its work is done"')
 @control_options
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Who writes to it is told this.")
+@click.option("--reason", metavar="TEXT", help="Reason, told to agents that write to it.")
 def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) -> None:
     """Take an agent out of service: mail to it bounces, with the reason.
 
-    What is in its inbox stays. What it writes, and a process of its own that begins since, bring
-    it back, as `revive` does.
+    Its inbox stays. It becomes active again by `revive`, by writing a message, or when a new
+    process registers as it.
     """
-    order(ctx, "agent.retire", {"NAME": name, "REASON": reason}, **caller)
+    send_command(ctx, "agent.retire", {"NAME": name, "REASON": reason}, **caller)
 
 
 @agents.command(epilog="\b\nExample:\n  relay agents revive bob")
@@ -162,7 +169,7 @@ def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) 
 @click.argument("name")
 def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
     """Make a retired or terminated agent active again, with inbox and history."""
-    order(ctx, "agent.revive", {"NAME": name}, **caller)
+    send_command(ctx, "agent.revive", {"NAME": name}, **caller)
 
 
 @click.command(
@@ -176,10 +183,10 @@ def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
 def register(
     ctx: click.Context, home: str | None, name: str, role: str | None, as_json: bool
 ) -> None:
-    """Make an agent's mailbox, or change its role.
+    """Create an agent's mailbox, or change its role.
 
-    Needed for a role alone: a directory made by `mkdir -p` is an agent, too. An agent that was
-    terminated or retired is made active again, by a message to the relay.
+    Only needed to set a role: a directory made with `mkdir -p` is an agent, too. A terminated or
+    retired agent becomes active again, by a message to the relay.
     """
     from relay.base import fsio
 
@@ -187,7 +194,7 @@ def register(
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
         if role is not None:
-            meta = meta_of(opened, name)
+            meta = read_agent_meta(opened, name)
             path = opened.path("agents", name, META)
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))
@@ -195,17 +202,17 @@ def register(
     if as_json:
         echo_json({"name": name, "role": meta_role})
     else:
-        click.echo(f"{name} has a mailbox at {opened.path('agents', name)}")
+        click.echo(f"registered {name}; mailbox: {opened.path('agents', name)}")
 
 
 def _revive(home: Home, name: str) -> None:
-    """Ask for an agent that is away to be active again; a relay that runs later does it, too."""
+    """Ask the relay, running now or later, to make a terminated or retired agent active."""
     from relay.base.errors import LedgerError
     from relay.ledger import open_readonly
 
     try:
         db = open_readonly(home.path(LEDGER))
-    except LedgerError:  # no relay ever ran here
+    except LedgerError:  # no relay has ever run here
         return
     away = "SELECT 1 FROM agents WHERE name = ? AND status IN ('terminated', 'retired')"
     is_away = db.execute(away, (name,)).fetchone() is not None
@@ -219,6 +226,72 @@ def _revive(home: Home, name: str) -> None:
 
 
 def _role(data: bytes | None) -> str | None:
-    """The role in a meta.json; None where there is none or it cannot be read."""
+    """Return the role in a meta.json; None if there is none or it cannot be read."""
     role = (parse_meta(data) or {}).get("role")
     return role if isinstance(role, str) else None
+
+
+class AgentAlert(NamedTuple):
+    """Warnings about one agent, seen before the relay changes its status."""
+
+    ended_pid: int | None = None  # its registered process, which has exited
+    silent_since: int | None = None  # Unix ns: no activity although messages wait
+
+    def text(self, now_ns: int, note: str | None = None) -> str | None:
+        """Format for a table column, the agent's own note last; None if there is nothing to say."""
+        ended = f"process {self.ended_pid} has exited" if self.ended_pid is not None else ""
+        silent = f"silent {ago(self.silent_since, now_ns)}" if self.silent_since else ""
+        return "; ".join(filter(None, (ended, silent, note))) or None
+
+
+def find_alerts(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, AgentAlert]:
+    """Find warnings about present agents, by name. A gone process is seen in the kernel's table,
+    whatever the agent's status; silence counts only while the agent has something to read or
+    answer."""
+    rows = db.execute("SELECT name, status, last_seen_at FROM agents").fetchall()
+    waiting = _waiting(db)
+    tended = _supervised(db)
+    found: dict[str, AgentAlert] = {}
+    for name, status, seen_at in rows:
+        if status not in PRESENT:
+            continue
+        ended = None if name in tended else _ended_pid_of(home, name)
+        silent: int | None = None
+        if name in waiting and name != OPERATOR:  # a person may be away
+            since = max(waiting[name], seen_at or 0)
+            silent = since if now_ns - since >= SILENT_S * NS_PER_S else None
+        if ended is not None or silent is not None:
+            found[name] = AgentAlert(ended, silent)
+    return found
+
+
+def _ended_pid_of(home: Home, name: str) -> int | None:
+    """Call ``ended_pid``; None if meta.json cannot be read."""
+    try:
+        return ended_pid(home.read_meta(name))
+    except OSError:
+        return None
+
+
+def ended_pid(meta: bytes | None) -> int | None:
+    """Return the pid registered in a meta.json if that process has exited."""
+    known = parse_meta(meta) or {}
+    pid, ticks = known.get("pid"), known.get("pid_start_ticks")
+    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+        return None
+    return None if process_info.runs(pid, ticks if isinstance(ticks, int) else None) else pid
+
+
+def _waiting(db: sqlite3.Connection) -> dict[str, int]:
+    """Return since when each agent has unread mail or a pending answer (Unix ns)."""
+    since: dict[str, int] = {}
+    for name, at in db.execute(WAITING):
+        if at is not None:
+            since[name] = min(at, since.get(name, at))
+    return since
+
+
+def _supervised(db: sqlite3.Connection) -> set[str]:
+    """Return the agents whose processes the relay supervises, shown by `relay ps`."""
+    tended = "SELECT name FROM processes WHERE state NOT IN ('exited', 'failed', 'released')"
+    return {row[0] for row in db.execute(tended)}

@@ -18,12 +18,13 @@ import click
 from relay.base.clock import NS_PER_MS
 from relay.base.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
 from relay.base.text import json_line
-from relay.cli.common import columns, counted, echo_json, printable, when
+from relay.cli.common import echo_json, plural, print_table, sanitize, when
 
 if TYPE_CHECKING:
-    from relay.journal.check import SegmentFile
+    from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
     from relay.journal.format import ManifestRecord
     from relay.journal.records import Record
+    from relay.journal.segment import SegmentFile
 
 CHECK_EXAMPLES = """\b
 Examples:
@@ -70,10 +71,10 @@ def check(path: str, as_json: bool) -> None:
         echo_json(row)
     else:
         for warning in warnings:
-            click.echo(printable(f"warning: {warning}"), err=True)
+            click.echo(sanitize(f"warning: {warning}"), err=True)
         for problem in problems:
-            click.echo(printable(problem))
-        click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
+            click.echo(sanitize(problem))
+        click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -107,8 +108,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
 
     What is damaged is named on stderr and stepped over; then it exits 3.
     """
-    from relay.journal.inspect import file_kind, load_snapshot
-    from relay.journal.jsonl import entry_row, manifest_row, snapshot_row
+    from relay.journal.check import file_kind, load_snapshot
 
     _must_be(path)
     if os.path.isfile(path) and file_kind(path) == "snapshot":
@@ -118,7 +118,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
         else:
             rows = [entry_row(entry) for entry in snapshot.entries]
             heads = list(rows[0]) if rows else ["segment_id"]
-            columns(heads, [[_cell(row[head]) for head in heads] for row in rows])
+            print_table(heads, [[_cell(row[head]) for head in heads] for row in rows])
         return
     faults: list[str] = []
     records = _manifest_records(path, faults)
@@ -126,7 +126,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
         for record in records:
             _line(manifest_row(record))
     else:
-        columns(
+        print_table(
             ("at", "type", "segment", "offset", "facts"),
             [_manifest_cells(manifest_row(record), record.flags) for record in records],
         )
@@ -143,10 +143,50 @@ def record_row(record: Record) -> dict[str, Any]:
     }
 
 
+def manifest_row(record: ManifestRecord) -> dict[str, Any]:
+    """One manifest record; an unknown type is its number, and its payload hex."""
+    row: dict[str, Any] = {
+        "type": record.name if record.is_known else record.type,
+        "segment_id": record.segment_id,
+        "logical_offset": record.logical_offset,
+        "timestamp_ms": record.timestamp_ms,
+    }
+    for name, value in record.fields.items():
+        if isinstance(value, bytes):
+            row[f"{name}_hex"] = value.hex()
+        else:
+            row[name] = value
+    return row
+
+
+def snapshot_row(snapshot: CatalogSnapshot) -> dict[str, Any]:
+    """A snapshot with its entries."""
+    return {
+        "snapshot_id": snapshot.snapshot_id,
+        "chunk_index": snapshot.chunk_index,
+        "chunk_offset": snapshot.chunk_offset,
+        "entries": [entry_row(entry) for entry in snapshot.entries],
+    }
+
+
+def entry_row(entry: SegmentEntry) -> dict[str, Any]:
+    """One entry of the catalog; residency is the list of its tiers' names."""
+    row: dict[str, Any] = {name: getattr(entry, name) for name in entry.__struct_fields__}
+    row["residency"] = tier_names(entry.residency)
+    return row
+
+
+def tier_names(residency: Residency) -> list[str]:
+    """``["tier0", "tier2"]``."""
+    from relay.journal.catalog import Residency as Tier
+
+    return [str(tier.name).lower() for tier in Tier if tier in residency]
+
+
 def _segments(path: str) -> list[SegmentFile]:
     """The segments of a stream, or the one that was named."""
-    from relay.journal.check import SegmentFile, segment_files
-    from relay.journal.inspect import file_kind
+    from relay.journal.check import file_kind
+    from relay.journal.segment import SegmentFile, segment_files
 
     if os.path.isdir(path):
         return segment_files(path)
@@ -157,7 +197,7 @@ def _segments(path: str) -> list[SegmentFile]:
 
 def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
     """The good records of segments; what is missing goes to ``faults``, once read."""
-    from relay.journal.inspect import SegmentInspector, describe_error
+    from relay.journal.check import SegmentInspector, describe_error
 
     for file in files:
         if not file.path:
@@ -173,11 +213,11 @@ def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
 
 def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
     """The good records of a manifest, chunk by chunk."""
-    from relay.journal import chunk as chunks
-    from relay.journal.inspect import ChunkInspector, file_kind
+    from relay.journal.check import ChunkInspector, file_kind
+    from relay.journal.replay import chunk_indexes, chunk_path
 
     if os.path.isdir(path):
-        looks = (ChunkInspector(chunks.chunk_path(path, n), n) for n in chunks.chunk_indexes(path))
+        looks = (ChunkInspector(chunk_path(path, n), n) for n in chunk_indexes(path))
     elif (kind := file_kind(path)) != "chunk":
         raise RelayError(f"{path} is a {kind}", hint="`relay aof dump` prints it")
     else:
@@ -208,13 +248,13 @@ def _shown(payload: bytes) -> str:
     try:
         value = msgspec.msgpack.decode(payload)
         if isinstance(value, dict | list):
-            return printable(str(value), _PAYLOAD_CHARS) or ""
+            return sanitize(str(value), _PAYLOAD_CHARS) or ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return printable(payload.decode(), _PAYLOAD_CHARS) or ""
+        return sanitize(payload.decode(), _PAYLOAD_CHARS) or ""
     except UnicodeDecodeError:
-        return printable(payload.hex(), _PAYLOAD_CHARS) or ""
+        return sanitize(payload.hex(), _PAYLOAD_CHARS) or ""
 
 
 def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
@@ -225,7 +265,7 @@ def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
         row["reason_code"] = f"{code} ({REASONS.get(code, 'not known')})"
     row = {"flags": flags, **row} if flags else row
     facts = ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
-    return [_time(at_ms), kind, segment, offset, printable(facts, 2 * _PAYLOAD_CHARS)]
+    return [_time(at_ms), kind, segment, offset, sanitize(facts, 2 * _PAYLOAD_CHARS)]
 
 
 def _time(at_ms: int) -> str | None:
@@ -238,7 +278,7 @@ def _time(at_ms: int) -> str | None:
 
 def _cell(value: object) -> str:
     text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
-    return printable(text) or ""
+    return sanitize(text) or ""
 
 
 def _id_of(path: str) -> int:
@@ -264,6 +304,6 @@ def _end(faults: list[str]) -> None:
     """Name what was stepped over, and exit accordingly."""
     sys.stdout.flush()
     for fault in faults:
-        click.echo(printable(fault), err=True)
+        click.echo(sanitize(fault), err=True)
     if faults:
         click.get_current_context().exit(EXIT_FINDINGS)

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import click
@@ -16,14 +21,16 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
-from relay.cli.audit_ending import exit_on_signal
-from relay.cli.common import Amount, home_option, json_option, printable, root_of
+from relay.cli.common import Amount, home_option, json_option, root_of, sanitize
 
-# What the extra brings, by the name it is imported by.
+# Packages of the extra, by import name.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
 
-MOST_GRACE_S = 366 * 86_400  # whoever judges nothing that is younger than a year
-MOST_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
+MAX_GRACE_S = 366 * 86_400  # a year
+RESEND_S = 0.05  # after a finalizer that swallowed a signal
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+EXIT_SIGNALLED = 128  # plus the signal's number, as in shells
+MAX_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
 
 
 RUN_EXAMPLES = """\b
@@ -42,52 +49,52 @@ Examples:
 
 @click.group(epilog="\b\nExamples:\n  relay audit list\n  relay audit run")
 def audit() -> None:
-    """Account for every message, on Spark.
+    """Account for every message, with Spark jobs.
 
-    Jobs over a snapshot of ledger and store; see docs/audit.md.
+    They read a snapshot of ledger and store; see docs/audit.md.
     """
 
 
 @audit.command("list", epilog="\b\nExample:\n  relay audit list")
 def list_jobs() -> None:
-    """Print each job and what it tells."""
+    """List the jobs, with what each reports."""
     _require_extra()
     from relay.audit.jobs import JOBS
 
     for job in JOBS.values():
-        click.echo(f"{job.name:<14}{job.explains}")
+        click.echo(f"{job.name:<14}{job.description}")
 
 
 @audit.command(epilog=RUN_EXAMPLES)
 @click.argument("jobs", metavar="[JOB]...", nargs=-1)
 @home_option
-@click.option("--out", metavar="DIR", help="Keep tables, summary.json and report.html here.")
-@click.option("--master", metavar="URL", help="Spark's master; local[*] by default.")
+@click.option("--out", metavar="DIR", help="Write tables, summary.json and report.html here.")
+@click.option("--master", metavar="URL", help="Spark master; local[*] by default.")
 @click.option(
     "--grace",
     "grace_s",
     metavar="SECONDS",
-    type=Amount(min=0, max=MOST_GRACE_S),
-    help="A message is an `orphan` only when it is older than the snapshot by this; 30 by default.",
+    type=Amount(min=0, max=MAX_GRACE_S),
+    help="A message is an orphan only if it is this much older than the snapshot; 30 by default.",
 )
 @click.option(
     "--recent",
     "recent_days",
     metavar="DAYS",
-    type=Amount(min=0, max=MOST_DAYS),
-    help="Incidents older than this are counted and no findings any more; 7 by default.",
+    type=Amount(min=0, max=MAX_DAYS),
+    help="Older incidents are counted, but are not findings; 7 by default.",
 )
 @click.option(
     "--compare",
     metavar="DIR",
-    help="--out of an earlier run: a day that is not what it was then is a finding.",
+    help="--out of an earlier run: a day that has changed since is a finding.",
 )
 @click.option(
     "--permissive",
     is_flag=True,
-    help="Pass over damaged files and read the rest; the job integrity runs, and names them.",
+    help="Skip damaged files and read the rest; the job integrity runs, and names them.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -99,8 +106,8 @@ def run(
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
 
-    Nothing in the home is changed and the relay is not held up. Exits 0 when nothing is wrong,
-    3 with findings, 1 when a job could not run.
+    The home is not changed, and a running relay is not blocked. Exits 0 without findings, 3 with
+    findings, 1 when a job could not run.
     """
     _require_extra()
     from relay.audit.run import RunRequest, run_audit, to_json
@@ -111,8 +118,8 @@ def run(
     request = RunRequest(home=root_of(context, home), jobs=jobs, **given)
     lower_priority()
     out = request.out
-    kept = f"; {out} is as it was" if out is not None else ""
-    with exit_on_signal(f"the audit was interrupted{kept}"), _never_exit_3():
+    unchanged = f"; {out} is unchanged" if out is not None else ""
+    with exit_on_signal(f"the audit was interrupted{unchanged}"), _never_exit_3():
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
     if as_json:
@@ -125,9 +132,9 @@ def run(
 @audit.command("report", epilog="\b\nExample:\n  relay audit report audits/today")
 @click.argument("folder", metavar="DIR")
 def make_report(folder: str) -> None:
-    """Make report.html again from what `run --out DIR` has written.
+    """Make report.html again from the tables of `run --out DIR`.
 
-    Needs no Spark: only the tables of DIR are read.
+    This does not start Spark.
     """
     _require_extra()
     from relay.audit.output import write_page
@@ -138,7 +145,7 @@ def make_report(folder: str) -> None:
 
 @contextlib.contextmanager
 def _never_exit_3() -> Iterator[None]:
-    """What cannot be read ends with 1: 3 says that jobs ran, and found something."""
+    """Exit 1 for unreadable files: 3 means that jobs ran, with findings."""
     try:
         yield
     except RelayError as exc:
@@ -149,16 +156,16 @@ def _never_exit_3() -> Iterator[None]:
 
 @audit.command(epilog=WATCH_EXAMPLES)
 @home_option
-@click.option("--checkpoint", metavar="DIR", help="Where it notes how far it is.")
-@click.option("--out", metavar="DIR", help="Keep the events as Parquet, here.")
-@click.option("--once", is_flag=True, help="End when everything that is there was read.")
+@click.option("--checkpoint", metavar="DIR", help="Folder for the position in the journal.")
+@click.option("--out", metavar="DIR", help="Write the events as Parquet here.")
+@click.option("--once", is_flag=True, help="Exit when all present events were read.")
 @click.option(
     "--interval",
     "interval_s",
     metavar="SECONDS",
     type=Amount(min=0.1, max=86_400),
     default=5.0,
-    help="Look so often; 5 by default.",
+    help="Polling interval; 5 by default.",
 )
 @json_option
 @click.pass_context
@@ -171,32 +178,32 @@ def watch(
     interval_s: float,
     as_json: bool,
 ) -> None:
-    """Follow the journal: a line for what happened, and one for each finding.
+    """Follow the journal: print a line for each batch of events, and one for each finding.
 
-    Goes on where it was, however it ended: each event is counted once. The checkpoint is below
-    $XDG_STATE_HOME unless --checkpoint names another folder. Ctrl-C ends it.
+    A new watch continues where the last one ended, so each event is counted once. The checkpoint
+    is below $XDG_STATE_HOME unless --checkpoint names another folder. Ctrl-C ends it.
     """
     _require_extra()
     import msgspec
 
     from relay.audit.session import lower_priority
-    from relay.audit.watch import Tick, WatchRequest, line_of
+    from relay.audit.watch import WatchedBatch, WatchRequest, format_batch
     from relay.audit.watch import watch as follow
 
-    def tell(tick: Tick) -> None:
+    def show(batch: WatchedBatch) -> None:
         if as_json:
-            click.echo(json_visible(msgspec.json.encode(tick).decode()))
+            click.echo(json_visible(msgspec.json.encode(batch).decode()))
             return
-        click.echo(printable(line_of(tick)))
-        for line in tick.findings:
-            click.echo(f"  {printable(line)}")
-        if tick.more_findings:
-            click.echo(f"  and {tick.more_findings:,} more; --out keeps all events")
+        click.echo(sanitize(format_batch(batch)))
+        for line in batch.findings:
+            click.echo(f"  {sanitize(line)}")
+        if batch.more_findings:
+            click.echo(f"  and {batch.more_findings:,} more; --out keeps all events")
 
     request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
     lower_priority()
     with exit_on_signal("the watch was interrupted before it began"), _never_exit_3():
-        totals = follow(request, tell)
+        totals = follow(request, show)
     counted = ", ".join(f"{name} {count:,}" for name, count in totals.items())
     click.echo(f"In all: {counted or 'nothing yet'}", err=True)
 
@@ -207,5 +214,67 @@ def _require_extra() -> None:
     if missing:
         raise RelayError(
             f"audits need {', '.join(missing)}: pip install 'agent-relay[audit]'",
-            hint="the relay itself runs without it",
+            hint="the relay itself runs without them",
         )
+
+
+class _Signalled(BaseException):
+    """A signal arrived; the argument is its number."""
+
+
+@contextlib.contextmanager
+def exit_on_signal(line: str) -> Iterator[None]:
+    """End the block on Ctrl-C, SIGTERM or a closed terminal like on any other failure.
+
+    So Spark is stopped and copies are removed; ``line`` goes to stderr and the process exits with
+    130, 143 or 129. A process that ignores SIGHUP (nohup) goes on.
+    """
+    # py4j logs a traceback where it was interrupted.
+    muted = logging.NullHandler()
+    logging.getLogger().addHandler(muted)
+    handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _raise_signalled) for number in handled}
+    ended_by = None
+    try:
+        with _resend_swallowed_signals():
+            yield
+    except KeyboardInterrupt:
+        ended_by = signal.SIGINT
+    except _Signalled as exc:
+        (ended_by,) = exc.args
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        logging.getLogger().removeHandler(muted)
+    if ended_by is not None:
+        with contextlib.suppress(OSError):  # the terminal is closed
+            click.echo(f"relay: {line}", err=True)
+        sys.exit(EXIT_SIGNALLED + ended_by)
+
+
+@contextlib.contextmanager
+def _resend_swallowed_signals() -> Iterator[None]:
+    """Send a signal again that arrived in a finalizer, where Python ignores exceptions.
+
+    py4j's finalizers call the JVM and wait for it: an audit spends some time there.
+    """
+    usual = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        number = signal.SIGINT
+        if isinstance(unraisable.exc_value, _Signalled):
+            (number,) = unraisable.exc_value.args
+        elif not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            usual(unraisable)
+            return
+        threading.Timer(RESEND_S, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+
+
+def _raise_signalled(number: int, _: FrameType | None) -> None:
+    raise _Signalled(number)

@@ -1,4 +1,4 @@
-"""What `relay audit run` shows: a bar on stderr where that is a terminal, verdicts on stdout."""
+"""Output of `relay audit run`: a progress bar on a terminal's stderr, verdicts on stdout."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from relay.audit import summary
 from relay.audit.run import ProgressListener
-from relay.audit.summary import Examples, JobReport
-from relay.cli.common import printable
+from relay.audit.summary import Examples, JobReport, format_size, is_byte_count
+from relay.cli.common import sanitize
 
 FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown
 STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
 
 
 class Screen(ProgressListener):
-    """Prints each verdict as it comes, and shows what is being done."""
+    """Prints each verdict as it comes, and shows the running jobs."""
 
     def __init__(self, *, quiet: bool, brief: bool) -> None:
         self._quiet = quiet  # stdout is for programs
@@ -46,12 +45,12 @@ class Screen(ProgressListener):
         self._task = self._bar.add_task("", total=None)
         self._bar.start()
 
-    def step(self, what: str) -> None:
-        """Say it beside the bar."""
+    def step_started(self, what: str) -> None:
+        """Show the step beside the bar."""
         self._bar.update(self._task, description=what)
 
-    def begins(self, name: str, of: int) -> None:
-        """Name it beside the bar, with what else is underway."""
+    def job_started(self, name: str, of: int) -> None:
+        """Show the running jobs beside the bar."""
         self._running.append(name)
         self._total = of
         self._show()
@@ -61,25 +60,25 @@ class Screen(ProgressListener):
         text = f"{', '.join(self._running)} ({at} of {self._total})"
         self._bar.update(self._task, description=text, completed=self._over, total=self._total)
 
-    def ended(self, report: JobReport, examples: Examples) -> None:
+    def job_finished(self, report: JobReport, examples: Examples) -> None:
         """Print the verdict, below its rows."""
         self._over += 1
-        if report.name in self._running:  # else it had not even begun
+        if report.name in self._running:  # else it was not started
             self._running.remove(report.name)
         if self._running:
             self._show()
-        # The bar is drawn on the same terminal: it is taken away while something is printed.
+        # The bar is drawn on the same terminal: it is removed while printing.
         self._bar.stop()
         if report.error is not None:
             hint = f"; {report.hint}" if report.hint else ""
-            click.echo(printable(f"{report.verdict}{hint}"), err=True)
+            click.echo(sanitize(f"{report.verdict}{hint}"), err=True)
         elif not self._quiet:
             print_job(report, examples, brief=self._brief)
         sys.stdout.flush()
         self._bar.start()
 
-    def finished(self) -> None:
-        """Take the bar away."""
+    def run_finished(self) -> None:
+        """Remove the bar."""
         self._bar.stop()
 
 
@@ -95,7 +94,7 @@ def print_job(job: JobReport, examples: Examples, *, brief: bool) -> None:
         if left_out:
             click.echo(f"  and {left_out:,} more; --out keeps them all")
     state = "error" if job.errors else "warning" if job.warnings else "ok"
-    name, _, outcome = str(printable(job.verdict)).partition(": ")
+    name, _, outcome = str(sanitize(job.verdict)).partition(": ")
     click.echo(f"{click.style(name, bold=True)}: {click.style(outcome, fg=STATES[state])}")
     if not brief or examples.findings:
         click.echo()
@@ -112,7 +111,7 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _route(agent: str | None, route: str | None) -> str | None:
-    """Who to whom; of a file, a day or an agent, that alone."""
+    """Format sender > recipient; of a file, a day or an agent, that alone."""
     if agent is None or route is None:
         return agent or route
     return f"{agent} > {route}"
@@ -136,8 +135,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
-    if isinstance(value, int | float) and summary.is_byte_count(name):
-        return summary.size(value)
+    if isinstance(value, int | float) and is_byte_count(name):
+        return format_size(value)
     if isinstance(value, float):
         return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else str(printable(str(value)))
+    return f"{value:,}" if isinstance(value, int) else str(sanitize(str(value)))

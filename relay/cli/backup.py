@@ -1,4 +1,4 @@
-"""``relay backup`` and ``relay restore``: a whole home copied, and put back."""
+"""``relay backup`` and ``relay restore``: copy a whole home, and put a copy back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from relay.base.home import CONFIG
-from relay.cli.common import counted, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, plural, sanitize
 from relay.cli.common import root_of as home_root
 
 if TYPE_CHECKING:
@@ -22,10 +22,11 @@ MIB = 1 << 20
 @json_option
 @click.pass_context
 def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) -> None:
-    """Copy the whole home to the new directory DIR, while the relay goes on or not.
+    """Copy the whole home to the new directory DIR; the relay may be running.
 
-    Ledger, store, journal, mailboxes, archive, attachments, saved states, keys, config.json; not
-    logs. Private keys are in it: keep it as private as the home. DIR is there once it is complete.
+    Contains ledger, store, journal, mailboxes, archive, attachments, saved states, keys and
+    config.json, but not the logs. It includes private keys: protect it like the home. DIR appears
+    only when the copy is complete.
     """
     from relay.base import config as configuration
     from relay.base.clock import Clock
@@ -37,9 +38,9 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
     if as_json:
         echo_json({"directory": directory, **_facts(done.manifest), "left_out": done.left_out})
         return
-    click.echo(printable(f"backed up to {directory}: {_sizes(done.manifest)}, keys among them"))
+    click.echo(sanitize(f"backed up to {directory}: {_sizes(done.manifest)}, keys among them"))
     for line in done.left_out:
-        click.echo(printable(f"left out: {line}"))
+        click.echo(sanitize(f"left out: {line}"))
 
 
 @click.command(
@@ -49,16 +50,16 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
 )
 @home_option
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.option("--force", is_flag=True, help="Set a home that is there aside, and take its place.")
+@click.option("--force", is_flag=True, help="Replace an existing home; the old one is kept.")
 @json_option
 @click.pass_context
 def restore(
     ctx: click.Context, home: str | None, directory: str, force: bool, as_json: bool
 ) -> None:
-    """Put the backup DIR in the place of the home; no relay may run.
+    """Replace the home with the backup DIR; the relay must be stopped.
 
-    Every file is compared with the backup's list before anything is changed. A home that was there
-    is kept as HOME.before-restore. Never run a home and its copy at the same time.
+    Every file is checked against the backup's list before anything is changed. An existing home is
+    kept as HOME.before-restore. Never run a home and its copy at the same time.
     """
     from relay.daemon import restore as home_restore
 
@@ -67,9 +68,9 @@ def restore(
     if as_json:
         echo_json({"home": root, "aside": done.aside or None, **_facts(done.manifest)})
         return
-    kept = f"; the home before is {done.aside}" if done.aside else ""
+    kept = f"; the previous home is now {done.aside}" if done.aside else ""
     at = f"as it was at {done.manifest.at}"
-    click.echo(printable(f"restored {root} {at}: {_sizes(done.manifest)}{kept}"))
+    click.echo(sanitize(f"restored {root} {at}: {_sizes(done.manifest)}{kept}"))
 
 
 def _facts(manifest: BackupManifest) -> dict[str, object]:
@@ -83,4 +84,4 @@ def _facts(manifest: BackupManifest) -> dict[str, object]:
 
 def _sizes(manifest: BackupManifest) -> str:
     size = sum(one.size for one in manifest.files)
-    return f"{counted(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"
+    return f"{plural(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"

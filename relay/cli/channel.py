@@ -1,6 +1,6 @@
-"""``relay channel``: what channels there are, and changing them.
+"""``relay channel``: show, create and change channels.
 
-Looking reads the store's file. Changing sends a command to the orchestrator, and prints the answer.
+Channels are read from the store file; a change is a command to the relay, whose answer is printed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import check_agent, control_options, order, wait_for_flush
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, show_rows
-from relay.cli.history import read_store
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
+from relay.cli.history import read_store, wait_for_flush
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.engine import Channel, CommStore
 
 TYPES = ("group", "broadcast", "pubsub", "direct")
 agent_option = click.option(
-    "--agent", "other", metavar="NAME", help="The agent that it is about, when not yourself."
+    "--agent", "other", metavar="NAME", help="Act on this agent instead of yourself."
 )
 
 
@@ -31,16 +31,16 @@ Examples:
   relay channel pause ci && relay channel resume ci""",
 )
 def channel() -> None:
-    """Show channels, make them and change them."""
+    """Show, create and change channels."""
 
 
 @channel.command("list", epilog="\b\nExample:\n  relay channel list --all")
 @home_option
-@click.option("--all", "everything", is_flag=True, help="Those between two agents as well.")
+@click.option("--all", "everything", is_flag=True, help="Include channels between two agents.")
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
-    """List the channels there are."""
+    """List the channels."""
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
         store = read_store(opened)
@@ -56,12 +56,12 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
         for one in store.list_channels()
         if everything or not one.name.startswith("dm/")
     ]
-    show_rows(
+    print_rows(
         rows,
         ("NAME", "TYPE", "STATE", "OWNER", "PARTICIPANTS", "MESSAGES"),
         dict.values,
         as_json=as_json,
-        nothing="no channels; `relay channel create NAME` makes one",
+        nothing="no channels; `relay channel create NAME` creates one",
     )
 
 
@@ -85,19 +85,19 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         echo_json(facts)
         return
     for label in ("name", "type", "state", "owner", "messages"):
-        click.echo(printable(f"{label:<13}{facts[label]}"))
+        click.echo(sanitize(f"{label:<13}{facts[label]}"))
     if found.description is not None:
-        click.echo(f"{'description':<13}{printable(found.description)}")
+        click.echo(f"{'description':<13}{sanitize(found.description)}")
     if found.tags:
-        click.echo(f"{'tags':<13}{printable(', '.join(found.tags))}")
+        click.echo(f"{'tags':<13}{sanitize(', '.join(found.tags))}")
     for member, role in facts["participants"].items():
-        click.echo(printable(f"{'participant':<13}{member} ({role})"))
+        click.echo(sanitize(f"{'participant':<13}{member} ({role})"))
     for one in facts["subscriptions"]:
         where = f" where {one['filter']}" if one["filter"] else ""
         shown = f"{'subscription':<13}{one['subscriber']} {one['pattern']}{where}"
-        click.echo(printable(shown))
+        click.echo(sanitize(shown))
     for setting, value in facts["settings"].items():
-        click.echo(printable(f"{'setting':<13}{setting}={_said(value)}"))
+        click.echo(sanitize(f"{'setting':<13}{setting}={_said(value)}"))
 
 
 def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting's value as ``config`` takes it."""
+    """Convert a setting's value to the form ``config`` accepts."""
     from relay.acomm.model import DeliveryMode, Retention
     from relay.base.message import DELIVERY_MODES
 
@@ -160,7 +160,7 @@ Examples:
 @click.argument("name")
 @click.argument("settings", metavar="[SETTING=VALUE]...", nargs=-1)
 @click.option("--type", "kind", type=click.Choice(TYPES), default="group", show_default=True)
-@click.option("--owner", metavar="NAME", help="The agent that owns it, when not yourself.")
+@click.option("--owner", metavar="NAME", help="Owner [yourself].")
 def create(
     ctx: click.Context,
     /,
@@ -170,13 +170,14 @@ def create(
     owner: str | None,
     **caller: Any,
 ) -> None:
-    """Make a channel; its owner takes part in it.
+    """Create a channel; its owner becomes a participant.
 
-    Again changes nothing. What settings there are: `relay channel config --help`.
+    Creating the same channel again changes nothing. `relay channel config --help` lists the
+    settings.
     """
     check_agent(ctx, caller["home"], owner)
     fields = {"CHANNEL": name, "TYPE": kind, "OWNER": owner} | _pairs(settings)
-    order(ctx, "channel.create", fields, **caller)
+    send_command(ctx, "channel.create", fields, **caller)
 
 
 @channel.command(
@@ -187,9 +188,9 @@ def create(
 @click.argument("name")
 @agent_option
 def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
-    """Take part in a channel."""
+    """Join a channel."""
     check_agent(ctx, caller["home"], other)
-    order(ctx, "channel.join", {"CHANNEL": name, "AGENT": other}, **caller)
+    send_command(ctx, "channel.join", {"CHANNEL": name, "AGENT": other}, **caller)
 
 
 @channel.command(epilog="\b\nExample:\n  relay channel leave team --agent bob")
@@ -197,8 +198,8 @@ def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> 
 @click.argument("name")
 @agent_option
 def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
-    """Take part in a channel no longer; its subscriptions end."""
-    order(ctx, "channel.leave", {"CHANNEL": name, "AGENT": other}, **caller)
+    """Leave a channel; its subscriptions there end."""
+    send_command(ctx, "channel.leave", {"CHANNEL": name, "AGENT": other}, **caller)
 
 
 @channel.command(epilog="\b\nExample:\n  relay channel subscribe ci 'build.#' --agent bob")
@@ -209,7 +210,7 @@ def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) ->
     "--filter",
     "wanted",
     metavar="WORDS",
-    help="Of those, what fits: 'sender=ci type=Command,Query priority=0,1 match=REGEX'.",
+    help="Only messages that match: 'sender=ci type=Command,Query priority=0,1 match=REGEX'.",
 )
 @agent_option
 def subscribe(
@@ -221,19 +222,19 @@ def subscribe(
     other: str | None,
     **caller: Any,
 ) -> None:
-    """Receive what is published on topics that PATTERN matches.
+    """Receive messages on topics that match PATTERN.
 
-    `*` stands for one word, `#` at the end for any number of words. Again with another --filter,
-    or without one, that is what holds.
+    `*` matches one word, `#` at the end any number of words. Subscribing again replaces the
+    filter.
     """
     check_agent(ctx, caller["home"], other)
     fields = {"CHANNEL": name, "PATTERN": pattern, "FILTER": wanted, "AGENT": other}
-    order(ctx, "channel.subscribe", fields, **caller)
+    send_command(ctx, "channel.subscribe", fields, **caller)
 
 
 @channel.command(
     epilog="\b\nExamples:\n  relay channel unsubscribe ci 'build.#'\n"
-    "  relay channel unsubscribe ci --agent bob    # all of them"
+    "  relay channel unsubscribe ci --agent bob    # all subscriptions"
 )
 @control_options
 @click.argument("name")
@@ -242,9 +243,9 @@ def subscribe(
 def unsubscribe(
     ctx: click.Context, /, name: str, pattern: str | None, other: str | None, **caller: Any
 ) -> None:
-    """End a subscription, or all of them."""
+    """End one subscription, or all."""
     fields = {"CHANNEL": name, "PATTERN": pattern, "AGENT": other}
-    order(ctx, "channel.unsubscribe", fields, **caller)
+    send_command(ctx, "channel.unsubscribe", fields, **caller)
 
 
 @channel.command(
@@ -257,7 +258,7 @@ Settings:
   echo, sticky_messages, priority_ordering = true | false
   flush=immediate|batch|manual
   description=TEXT       tags=ci,build
-  none takes an optional one back: ack_timeout=none
+  none unsets an optional setting: ack_timeout=none
 \b
 Examples:
   relay channel config ci delivery=at-least-once ack_timeout=30
@@ -267,8 +268,8 @@ Examples:
 @click.argument("name")
 @click.argument("settings", metavar="SETTING=VALUE...", nargs=-1, required=True)
 def config(ctx: click.Context, /, name: str, settings: tuple[str, ...], **caller: Any) -> None:
-    """Change settings of a channel; `relay channel show` prints those it has."""
-    order(ctx, "channel.config", {"CHANNEL": name} | _pairs(settings), **caller)
+    """Change settings of a channel; `relay channel show` prints the current ones."""
+    send_command(ctx, "channel.config", {"CHANNEL": name} | _pairs(settings), **caller)
 
 
 def _pairs(settings: Sequence[str]) -> dict[str, str]:
@@ -276,28 +277,41 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
     for one in settings:
         name, equals, value = one.partition("=")
         if not equals or not name.isidentifier() or name != name.lower() or name in pairs:
-            why = "given twice" if name in pairs else "no SETTING=VALUE"
+            why = "given twice" if name in pairs else "not SETTING=VALUE"
             raise click.BadParameter(f"{one!r} is {why}", param_hint="SETTING=VALUE")
         pairs[name] = value
     return pairs
 
 
 def _state_command(verb: str, says: str) -> click.Command:
-    """``pause``, ``resume``, ``drain`` and ``close`` differ in their words alone."""
+    """Make the command ``pause``, ``resume``, ``drain`` or ``close``."""
 
     @click.command(verb, help=says, epilog=f"\b\nExample:\n  relay channel {verb} ci")
     @control_options
     @click.argument("name")
     def change(ctx: click.Context, /, name: str, **caller: Any) -> None:
-        order(ctx, f"channel.{verb}", {"CHANNEL": name}, **caller)
+        send_command(ctx, f"channel.{verb}", {"CHANNEL": name}, **caller)
 
     return change
 
 
 for _verb, _says in {
-    "pause": "Take nothing new in a channel, until it is resumed.",
-    "resume": "Take messages again in a channel that was paused or draining.",
-    "drain": "Take nothing new in a channel, and deliver what it has.",
-    "close": "Close a channel for good.",
+    "pause": "Accept no new messages in a channel until it is resumed.",
+    "resume": "Accept messages again in a paused or draining channel.",
+    "drain": "Accept no new messages in a channel, but deliver pending ones.",
+    "close": "Close a channel permanently.",
 }.items():
     channel.add_command(_state_command(_verb, _says))
+
+
+def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
+    """Require that the agent exists, if a name is given. Errors: NotFound."""
+    from relay.base.errors import NotFound
+
+    if name is not None:
+        with open_home(ctx, home) as opened:
+            if name not in opened.agent_inodes():
+                raise NotFound(
+                    f"there is no agent {name!a}",
+                    hint=f"`relay agents` lists all agents, `relay register {name}` creates it",
+                )

@@ -1,4 +1,4 @@
-"""``relay continuity``: what an agent keeps for its next life. Asks the relay, and waits."""
+"""``relay continuity``: state that an agent saves for its next run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import acting_as, control_options, require_relay
-from relay.cli.common import echo_json, printable, root_of, show_rows
+from relay.cli.common import echo_json, print_rows, root_of, sanitize
+from relay.cli.request import control_options, open_agent, require_relay
 
 if TYPE_CHECKING:
     from agent_sdk import Agent
 
 of_option = click.option(
-    "--of", "name", metavar="NAME", help="Of this agent: for the operator and the lead."
+    "--of", "name", metavar="NAME", help="Another agent; for the operator and the lead."
 )
 
 
@@ -28,9 +28,9 @@ Examples:
   relay continuity list --of bob""",
 )
 def continuity() -> None:
-    """Save an agent's state for its next life, load it, list what is saved.
+    """Save an agent's state for its next run, load it, list saved versions.
 
-    An agent that is started again finds its last save in its first message.
+    A restarted agent gets its last saved state in its first message.
     """
 
 
@@ -46,7 +46,7 @@ def save(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Keep STATE as the newest version; `-` takes standard input, byte for byte."""
+    """Save STATE as the newest version; `-` reads standard input, byte for byte."""
     data: str | bytes = sys.stdin.buffer.read() if state == "-" else state
     with _agent(ctx, home, agent) as me:
         version = me.save_state(data, timeout_s)
@@ -60,7 +60,7 @@ def save(
 @continuity.command(epilog="\b\nExample:\n  relay continuity load --as bob --version 2 > state.md")
 @control_options
 @of_option
-@click.option("--version", type=click.IntRange(1), help="This one; the last otherwise.")
+@click.option("--version", type=click.IntRange(1), help="Version to load [the latest].")
 def load(
     ctx: click.Context,
     /,
@@ -71,21 +71,21 @@ def load(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Print what was saved, byte for byte. Exit 1 where nothing ever was.
+    """Print a saved state, byte for byte. Exits 1 if nothing has been saved.
 
-    On a terminal what cannot be seen is shown as an escape.
+    On a terminal, control characters are shown as escapes.
     """
-    from agent_sdk.continuity import load_version
+    from agent_sdk.requests import load_version
     from relay.base.errors import NotFound
 
     with _agent(ctx, home, agent) as me:
         found = load_version(me, version, timeout_s, name)
     if found is None:
-        raise NotFound(f"{name or agent} has saved nothing")
+        raise NotFound(f"{name or agent} has no saved state")
     if as_json:
         echo_json({"agent": name or agent, "version": found.version, "state": found.state})
-    elif sys.stdout.isatty():  # a pipe gets what was saved, its escape sequences too
-        click.echo(printable(found.state, lines=True), nl=False)
+    elif sys.stdout.isatty():  # a pipe gets the saved bytes, escape sequences included
+        click.echo(sanitize(found.state, lines=True), nl=False)
     else:
         sys.stdout.buffer.write(found.state.encode())
 
@@ -102,15 +102,15 @@ def list_(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """List the versions there are, oldest first."""
-    from agent_sdk.continuity import versions
+    """List the saved versions, oldest first."""
+    from agent_sdk.requests import list_versions
 
     with _agent(ctx, home, agent) as me:
-        found = versions(me, timeout_s, name)
+        found = list_versions(me, timeout_s, name)
     of = name or agent
     header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
     rows = [_facts(of, one) for one in found]
-    show_rows(rows, header, _cells, as_json=as_json, nothing=f"{of} has saved nothing")
+    print_rows(rows, header, _cells, as_json=as_json, nothing=f"{of} has no saved state")
 
 
 def _facts(name: str, one: Any) -> dict[str, Any]:
@@ -129,13 +129,13 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 
 @contextlib.contextmanager
 def _agent(ctx: click.Context, home: str | None, name: str) -> Iterator[Agent]:
-    """The agent that asks. Errors: NotRunning; Refused, its text fit for a terminal."""
+    """Open the requesting agent. Errors: NotRunning; Refused, with a text safe for a terminal."""
     from agent_sdk import Refused
 
     root = root_of(ctx, home)
     require_relay(root)
-    with acting_as(name, root) as me:
+    with open_agent(name, root) as me:
         try:
             yield me
         except Refused as exc:
-            raise Refused(printable(str(exc).strip()) or "") from exc
+            raise Refused(sanitize(str(exc).strip()) or "") from exc

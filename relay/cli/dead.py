@@ -1,6 +1,6 @@
-"""``relay dead``: messages whose delivery was given up.
+"""``relay dead``: dead letters, messages whose delivery was given up.
 
-Looking reads the store's file. Replay, discard and purge are commands to the orchestrator.
+They are read from the store file; replay, discard and purge are commands to the relay.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import control_options, order, wait_for_flush
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, show_rows
-from relay.cli.history import message_facts, read_store
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
+from relay.cli.history import message_facts, read_store, wait_for_flush
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.engine import CommStore, DeadLetter
@@ -28,9 +28,10 @@ Examples:
   relay dead purge --older-than 7d""",
 )
 def dead() -> None:
-    """Show dead letters, send them again or let them go.
+    """Show dead letters, replay or discard them.
 
-    A message is dead for a recipient that has not acknowledged it after every attempt.
+    A message becomes a dead letter for a recipient that has not acknowledged it after the last
+    attempt.
     """
 
 
@@ -45,17 +46,17 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
         store = read_store(opened)
     rows = [_facts(store, letter) for letter in store.dead_letters()]
     header = ("ID", "FROM", "DEAD FOR", "ATTEMPTS", "AT", "REASON")
-    show_rows(rows, header, _cells, as_json=as_json, nothing="no dead letters")
+    print_rows(rows, header, _cells, as_json=as_json, nothing="no dead letters")
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     return (
         row["id"] or row["number"],
         row["from"],
-        printable(", ".join(row["dead_for"]), 30),
+        sanitize(", ".join(row["dead_for"]), 30),
         row["attempts"],
         row["dead_at"],
-        printable(row["reason"]),
+        sanitize(row["reason"]),
     )
 
 
@@ -76,7 +77,7 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
         if message_id in (facts["id"], str(facts["number"])):
             break
     else:
-        raise NotFound(f"{message_id!a} is no dead letter", hint="`relay dead list` shows them")
+        raise NotFound(f"{message_id!a} is not a dead letter", hint="`relay dead list` shows them")
     facts |= {"content": letter.message.content.decode(errors="replace")}
     if as_json:
         echo_json(facts)
@@ -84,47 +85,49 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
     for label in ("id", "from", "dead_for", "channel", "type", "attempts", "dead_at", "reason"):
         value = facts[label]
         said = ", ".join(value) if isinstance(value, list) else str(value)
-        click.echo(f"{label.replace('_', ' '):<10}{printable(said)}")
+        click.echo(f"{label.replace('_', ' '):<10}{sanitize(said)}")
     click.echo()
-    click.echo(printable(facts["content"], lines=True))
+    click.echo(sanitize(facts["content"], lines=True))
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead replay 1706123456789012345-a1b2c3d4")
 @control_options
 @click.argument("message_id", metavar="ID")
 def replay(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
-    """Send a dead letter again, to those for whom it is dead; its attempts begin anew.
+    """Deliver a dead letter again to the recipients that did not get it, from the first attempt.
 
-    While its channel is paused it is held; a draining or closed channel refuses it.
+    In a paused channel it waits; a draining or closed channel refuses it.
     """
-    order(ctx, "dead.replay", {"ID": message_id}, **caller)
+    send_command(ctx, "dead.replay", {"ID": message_id}, **caller)
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead discard 1706123456789012345-a1b2c3d4")
 @control_options
 @click.argument("message_id", metavar="ID")
 def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
-    """Let a dead letter go for good."""
-    order(ctx, "dead.discard", {"ID": message_id}, **caller)
+    """Discard a dead letter permanently."""
+    send_command(ctx, "dead.discard", {"ID": message_id}, **caller)
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead purge --older-than 7d")
 @control_options
 @click.option("--older-than", required=True, metavar="AGE", help="30s, 10m, 2h or 7d; 0s: all.")
 def purge(ctx: click.Context, /, older_than: str, **caller: Any) -> None:
-    """Let every dead letter go that has been dead for longer."""
-    order(ctx, "dead.purge", {"OLDER_THAN": _age_s(older_than)}, **caller)
+    """Discard all dead letters older than AGE."""
+    send_command(ctx, "dead.purge", {"OLDER_THAN": _age_s(older_than)}, **caller)
 
 
 def _age_s(text: str) -> int:
-    """Seconds; the unit must be given, for what is purged is gone."""
+    """Parse an age as seconds. The unit is required because purging cannot be undone."""
     number, unit = text[:-1], text[-1:]
     if (
         unit not in UNIT_S
         or not (number.isascii() and number.isdigit())
         or len(number) > MOST_DIGITS
     ):
-        raise click.BadParameter(f"{text!r} is no age like 30s, 10m, 2h or 7d", param_hint="AGE")
+        raise click.BadParameter(
+            f"invalid age {text!r}: expected one like 30s, 10m, 2h or 7d", param_hint="AGE"
+        )
     return int(number) * UNIT_S[unit]
 
 

@@ -1,4 +1,4 @@
-"""``relay doctor``: everything that can be found wrong, and what of it is safe to mend."""
+"""``relay doctor``: report problems of a home, and repair what is safe to repair."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import click
 
 from relay.base.errors import EXIT_FINDINGS
 from relay.cli.common import (
-    counted,
     echo_json,
     home_option,
     json_option,
     open_home,
-    printable,
+    plural,
+    sanitize,
 )
 
 if TYPE_CHECKING:
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     "  relay doctor --json | jq -r .remedy"
 )
 @home_option
-@click.option("--repair", "mend", is_flag=True, help="Do what is safe, and say what was done.")
-@click.option("--deep", is_flag=True, help="Read every attachment and every packed day, too.")
+@click.option("--repair", "do_repair", is_flag=True, help="Apply the safe repairs and report them.")
+@click.option("--deep", is_flag=True, help="Also read every attachment and packed archive.")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json: bool) -> int:
-    """Look for what is wrong with the home: settings, process, limits, files, store, journal,
-    tiers, ledger, attachments.
+def doctor(ctx: click.Context, home: str | None, do_repair: bool, deep: bool, as_json: bool) -> int:
+    """Check the home for problems: settings, process, limits, files, store, journal, tiers,
+    ledger, attachments.
 
-    Prints a line for each finding and what to do, then how many problems there are, or OK; of a
-    very large home it looks at a part, and says so. Exits 3 when there is a problem; notes count
-    as none. Works beside a running relay; without --repair no file is changed. --repair narrows
-    modes and removes what a crash left over, nothing else.
+    Prints one line per finding with what to do, then the number of problems, or OK. Of a very
+    large home it checks a part, and says so. Exits 3 if there is a problem; notes do not count.
+    The relay may be running. Without --repair no file is changed; --repair only restricts file
+    modes and removes leftovers of crashes.
     """
     from relay.doctor import Severity, examine
 
     with open_home(ctx, home) as opened:
-        if mend:
-            _mend(opened, list(examine(opened, deep=deep)), as_json)
+        if do_repair:
+            _repair(opened, list(examine(opened, deep=deep)), as_json)
         problems, is_part = 0, False
         for finding in examine(opened, deep=deep):
             problems += finding.severity is not Severity.NOTE
@@ -51,14 +51,14 @@ def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json
             if as_json:
                 echo_json(_facts(finding))
             else:
-                click.echo(printable(str(finding)))
+                click.echo(sanitize(str(finding)))
     if not as_json:
-        well = "OK, as far as was looked" if is_part else "OK"
-        click.echo(f"{counted(problems, 'problem')} found" if problems else well)
+        well = "OK, as far as checked" if is_part else "OK"
+        click.echo(f"{plural(problems, 'problem')} found" if problems else well)
     return EXIT_FINDINGS if problems else 0
 
 
-def _mend(home: Home, findings: list[Finding], as_json: bool) -> None:
+def _repair(home: Home, findings: list[Finding], as_json: bool) -> None:
     from relay.doctor import repair
 
     for one, error in repair(home, findings):
@@ -66,7 +66,7 @@ def _mend(home: Home, findings: list[Finding], as_json: bool) -> None:
             echo_json({"repair": one.action, "path": one.path, "error": error or None})
         else:
             done = f"{one.action} {one.path}"
-            click.echo(printable(f"not {done}: {error}" if error else done), err=bool(error))
+            click.echo(sanitize(f"not {done}: {error}" if error else done), err=bool(error))
 
 
 def _facts(finding: Finding) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""``relay history``, ``thread`` and ``search``: what the store's file holds.
+"""``relay history``, ``thread`` and ``search``: messages in the store.
 
-They read the file as of its last flush, at most 100 messages or 5 s ago; the relay may run or not.
+They read the store file as of its last flush, at most 100 messages or 5 s ago; the relay may be
+running or not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import home_option, json_option, open_home, printable, show_rows
+from relay.cli.common import home_option, json_option, open_home, print_rows, sanitize
 
 if TYPE_CHECKING:
     from relay.base.home import Home
@@ -32,13 +33,16 @@ TYPES = (
 STATUSES = ("Created", "Sent", "Delivered", "Acknowledged", "Failed", "DeadLetter", "Archived")
 SORTS = ("created", "priority", "sender", "type")  # in the order of the engine's SortField
 limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+# A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
+FLUSH_TIMEOUT_S = 15.0
+FLUSH_POLL_S = 0.05
 
 
 @click.command(
     epilog="""\b
 Examples:
   relay history --sender alice --limit 10
-  relay history --type Command --status Delivered    # commands nobody has acknowledged
+  relay history --type Command --status Delivered    # commands not acknowledged yet
   relay history --channel ci --topic 'build.#' --since 2h
   relay history --after 2026-11-20 --before 2026-11-20T18:30 --sort priority""",
 )
@@ -48,40 +52,40 @@ Examples:
     "channels",
     multiple=True,
     metavar="NAME",
-    help="dm/alice/bob is the one between two.",
+    help="Channel; dm/alice/bob is the one between two agents.",
 )
 @click.option("--sender", metavar="NAME")
 @click.option("--type", "types", multiple=True, type=click.Choice(TYPES))
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES))
 @click.option("--topic", metavar="PATTERN")
 @click.option("--priority", "priorities", multiple=True, type=click.IntRange(0, 4))
-@click.option("--thread", "thread_id", metavar="THREAD", help="As `relay thread` takes it.")
-@click.option("--match", metavar="REGEX", help="In the content.")
+@click.option("--thread", "thread_id", metavar="THREAD", help="Thread, as in `relay thread`.")
+@click.option("--match", metavar="REGEX", help="Regular expression to find in the content.")
 @click.option(
     "--after",
     "--since",
     "after",
     metavar="TIME",
-    help="Sent after this: 2026-11-20T18:30 (UTC unless it says otherwise), or 30s, 10m, 2h ago.",
+    help="Sent after this: 2026-11-20T18:30 (UTC by default), or 30s, 10m, 2h ago.",
 )
 @click.option("--before", metavar="TIME", help="Sent before this.")
 @click.option("--sort", type=click.Choice(SORTS), default="created", show_default=True)
-@click.option("--oldest-first", is_flag=True, help="The other end of --sort first.")
+@click.option("--oldest-first", is_flag=True, help="Reverse the sort order (oldest first).")
 @limit_option
-@click.option("--offset", type=click.IntRange(0), default=0, help="Leave so many out first.")
-@click.option("--no-archived", is_flag=True, help="Without those whose status is Archived.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="Skip this many messages.")
+@click.option("--no-archived", is_flag=True, help="Leave out archived messages.")
 @json_option
 @click.pass_context
 def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: Any) -> None:
-    """Show messages of the store, newest first.
+    """Show the messages in the store, newest first.
 
-    Every option given must match; of one that is given several times, any value. Archived
-    messages are included. STATUS is what became of a message, as `relay trace` says it; --status
-    goes by the store's own.
+    A message must match every given option; a repeated option matches any of its values. Archived
+    messages are included. The column STATUS is the outcome shown by `relay trace`; --status
+    filters by the store's own status.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    wanted = Wanted(**options)
+    wanted = HistoryOptions(**options)
     result = store.query_messages(_filter(store, wanted), grouped=False)
     _show(opened, store, result.messages, as_json)
     if result.has_more and not as_json:
@@ -97,7 +101,7 @@ def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: A
 def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) -> None:
     """Show the messages of one thread, oldest first.
 
-    THREAD is what the header said, or the id of a command or query that began it.
+    THREAD is the value of the header, or the id of the command or query that started the thread.
     """
     from relay.base.checksums import uuid4_of
     from relay.base.errors import NotFound
@@ -106,7 +110,7 @@ def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) 
         store = read_store(opened)
     messages = store.get_thread(uuid4_of(thread_id))
     if not messages:
-        raise NotFound(f"the store has no thread {thread_id}", hint="`relay history` lists what is")
+        raise NotFound(f"there is no thread {thread_id}", hint="`relay history` lists messages")
     _show(opened, store, messages, as_json)
 
 
@@ -119,7 +123,7 @@ def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) 
 def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_json: bool) -> None:
     """Find messages by a regular expression.
 
-    Newest first; archived ones are included.
+    Newest first; archived messages are included.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
@@ -127,7 +131,7 @@ def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_js
 
 
 def read_store(home: Home) -> CommStore:
-    """The store as its file has it.
+    """Open the store read-only from its file.
 
     Errors: FormatError for a damaged file; KeyFileError, SealedStore for an encrypted one.
     """
@@ -139,8 +143,8 @@ def read_store(home: Home) -> CommStore:
     return open_store_readonly(home, Clock(), config, store_key(home, config, make=False))
 
 
-class Wanted(NamedTuple):
-    """The options of ``relay history``, as click hands them over."""
+class HistoryOptions(NamedTuple):
+    """Options of ``relay history``, as click passes them."""
 
     channels: tuple[str, ...]
     sender: str | None
@@ -159,8 +163,8 @@ class Wanted(NamedTuple):
     no_archived: bool
 
 
-def _filter(store: CommStore, wanted: Wanted) -> MessageFilter:
-    """The engine's filter for these options."""
+def _filter(store: CommStore, wanted: HistoryOptions) -> MessageFilter:
+    """Build the engine's filter."""
     from relay.base.checksums import uuid4_of
     from relay.engine import (
         MessageFilter,
@@ -200,7 +204,7 @@ def _channel_id(store: CommStore, name: str) -> int:
 
 
 def parse_time(text: str, option: str) -> int:
-    """Unix seconds of an ISO 8601 time, or of so long ago."""
+    """Parse an ISO 8601 time, or a duration before now, as Unix seconds. Errors: BadParameter."""
     from relay.base.message import parse_duration_ms
 
     with contextlib.suppress(ValueError):
@@ -210,7 +214,7 @@ def parse_time(text: str, option: str) -> int:
         return max(0, int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()))
     except (ValueError, OverflowError) as exc:
         raise click.BadParameter(
-            f"{text!r} is no time like 2026-11-20T18:30, and no duration like 30s, 10m, 2h",
+            f"invalid time {text!r}: expected 2026-11-20T18:30 or a duration such as 30s, 10m, 2h",
             param_hint=option,
         ) from exc
 
@@ -221,11 +225,11 @@ def _show(home: Home, store: CommStore, messages: list[Message], as_json: bool) 
     for row in rows:
         row["outcome"] = outcomes.get(row["id"])
     header = ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT")
-    show_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
+    print_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
 
 
 def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
-    """The outcome of each message that the ledger knows: id -> in a word."""
+    """Return the outcomes of messages by the ledger: id -> a word or phrase."""
     from relay.base.errors import LedgerError
     from relay.base.home import LEDGER
     from relay.ledger import open_readonly, wording
@@ -236,7 +240,7 @@ def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
             rows = db.execute(f"SELECT * FROM messages WHERE {which}", wanted).fetchall()
             found = db.execute(f"SELECT * FROM deliveries WHERE {which}", wanted).fetchall()
-    except LedgerError:  # the store is there to be read all the same
+    except LedgerError:  # the store can be read without it
         return {}
     deliveries: dict[str, list[wording.Fields]] = {}
     for one in found:
@@ -252,12 +256,12 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
         *(row["at"], row["from"], row["channel"]),
         "Nack" if row["kind"] == "nack" else row["type"],
         row["outcome"] or row["status"],
-        printable(first_line, 40),
+        sanitize(first_line, 40),
     )
 
 
 def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
-    """What the commands say of a message."""
+    """Collect the facts of a message that the commands print."""
     from relay.base.clock import NS_PER_S, iso_time
     from relay.delivery.router import KIND_OF
 
@@ -280,3 +284,29 @@ def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
         "re": metadata.get("re"),
         "content": message.content.decode(errors="replace"),
     }
+
+
+def wait_for_flush(home: Home) -> None:
+    """Wait until the store's file contains the effect of earlier commands.
+
+    A change of a channel is thus visible to the next command. After 15 s a line on stderr says
+    that the file is not up to date.
+    """
+    from relay.base.home import LEDGER
+    from relay.base.lock_file import lock_holder
+    from relay.base.names import ORCHESTRATOR
+    from relay.ledger import open_readonly
+
+    db = open_readonly(home.path(LEDGER))
+    newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]
+    waits = (
+        "SELECT 1 FROM messages WHERE status IN ('pending', 'processing', 'completed') "
+        "AND status = 'processing' AND target = ? AND id <= ? LIMIT 1"
+    )
+    deadline = time.monotonic() + FLUSH_TIMEOUT_S
+    while lock_holder(home) is not None and db.execute(waits, (ORCHESTRATOR, newest)).fetchone():
+        if time.monotonic() > deadline:
+            click.echo("relay: the store file does not have the latest changes yet", err=True)
+            break
+        time.sleep(FLUSH_POLL_S)
+    db.close()

@@ -17,8 +17,8 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
 from relay.base.home import CONFIG, LOCK
-from relay.cli import ask
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_table, sanitize
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -57,7 +57,7 @@ def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
             default="",
             help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
         ),
-        ask.control_options,
+        control_options,
     ):
         command = option(command)
     return command
@@ -72,7 +72,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     Tier 0 is segments/, Tier 1 warm/ (compressed), Tier 2 the object store.
     """
-    from relay.journal.manifest import read_manifest
+    from relay.journal.replay import read_manifest
 
     view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
@@ -80,7 +80,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
         for row in rows:
             echo_json(row)
         return
-    columns(
+    print_table(
         ("SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"),
         [
             (
@@ -98,7 +98,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal seal")
-@ask.control_options
+@control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
     from relay.journal.plan import SEAL, JournalCommand
@@ -155,7 +155,7 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
-@ask.control_options
+@control_options
 @click.option("--keep-age", metavar="AGE", help="Keep what is younger: 30s, 10min, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep so much: 500MiB, 10GiB, uncompressed.")
 @click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
@@ -201,7 +201,7 @@ def prune(
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """What a prune would do, read from the manifest; changes nothing."""
     from relay.daemon import journal_commands
-    from relay.journal.manifest import read_manifest
+    from relay.journal.replay import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
     below = min(
@@ -253,17 +253,17 @@ def _ask(
         "KEEP_AGE": order.keep_age_s,
         "KEEP_BYTES": order.keep_bytes,
     }
-    ask.order(ctx, f"journal.{order.verb}", fields, **caller)
+    send_command(ctx, f"journal.{order.verb}", fields, **caller)
     return 0
 
 
 def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
     """Errors: JournalError for a segment that is not there, or not sealed: the relay would say
     that in its log alone."""
-    from relay.journal import commands
-    from relay.journal.manifest import read_manifest
+    from relay.journal.plan import check_segments
+    from relay.journal.replay import read_manifest
 
-    commands.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
+    check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
 def _report(found: Iterable[JobResult], as_json: bool) -> int:
@@ -271,12 +271,12 @@ def _report(found: Iterable[JobResult], as_json: bool) -> int:
     failed, is_silent = 0, not as_json
     for done in found:
         is_silent = False
-        error = printable(str(done.error)) if done.error else None
+        error = sanitize(str(done.error)) if done.error else None
         failed += done.error is not None
         if as_json:
             echo_json({"segment": done.segment_id, "done": done.what or None, "error": error})
         else:
-            click.echo(printable(str(done)), err=error is not None)
+            click.echo(sanitize(str(done)), err=error is not None)
     if is_silent:
         click.echo("nothing to do", err=True)
     return EXIT_FAILED if failed else 0
@@ -335,8 +335,8 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     from relay.base import fsio
     from relay.daemon.opening import journal_policy
     from relay.delivery.eventlog import STREAM_ID
-    from relay.journal import commands
     from relay.journal.journal import Journal
+    from relay.journal.replay import checkpoint_offsets
     from relay.journal.tiers import Tiers
 
     with ExitStack() as held:
@@ -347,7 +347,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
                 "another process has the journal: a relay that starts, or a `relay journal`",
                 hint="try again when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = commands.checkpoint_offsets(place.stream_dir)
+        covered = checkpoint_offsets(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0
         policy = journal_policy(place.config)
         journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)
@@ -359,7 +359,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
 
 
 def _warn(line: str) -> None:
-    click.echo(f"warning: {printable(line)}", err=True)
+    click.echo(f"warning: {sanitize(line)}", err=True)
 
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:

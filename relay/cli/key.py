@@ -1,4 +1,4 @@
-"""``relay key``: the keys that agents sign with, and those that their signatures are checked by."""
+"""``relay key``: signing keys of agents."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import click
 from relay.base.errors import NotFound
 from relay.base.home import KEY, LEDGER, META
 from relay.base.names import check_agent_name
-from relay.cli.ask import control_options, order
-from relay.cli.common import echo_json, home_option, json_option, meta_of, open_home, printable
+from relay.cli.common import (
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    read_agent_meta,
+    sanitize,
+)
+from relay.cli.request import control_options, send_command
 
 
 @click.group(
@@ -23,10 +30,10 @@ Examples:
   relay key trust alice 4f0c…   # 64 hex digits""",
 )
 def key() -> None:
-    """Make and confirm the keys that agents sign with.
+    """Create and confirm the keys that agents sign with.
 
-    Who has a key signs: the SDK and `relay send` do it by themselves. The relay registers the
-    first public key that an agent's meta.json names, and ignores another until it is confirmed.
+    An agent with a key signs its messages; the SDK and `relay send` do it automatically. The relay
+    registers the first public key in an agent's meta.json and ignores others until confirmed.
     """
 
 
@@ -36,10 +43,10 @@ def key() -> None:
 @json_option
 @click.pass_context
 def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
-    """Make an agent's key, and name its public half in meta.json.
+    """Create an agent's key, and write the public key to its meta.json.
 
-    The private key is agents/NAME/key, mode 600, and is never replaced: remove it to make
-    another, which counts once `relay key trust` confirms it. Again it changes nothing.
+    The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
+    the file, create a new one and confirm it with `relay key trust`.
     """
     from relay.base import fsio, keyfile
     from relay.base.signatures import public_key
@@ -47,7 +54,7 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     check_agent_name(name)
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
-        meta = meta_of(opened, name)
+        meta = read_agent_meta(opened, name)
         path = opened.path("agents", name, KEY)
         private = keyfile.load(path) if os.path.lexists(path) else keyfile.create(path)
         public = public_key(private).hex()
@@ -63,9 +70,9 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 @json_option
 @click.pass_context
 def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
-    """Show the public key that an agent's signatures are checked by.
+    """Show the public key used to check an agent's signatures.
 
-    Without a registered one, what its meta.json names: it is registered with its next message.
+    If none is registered, the one in its meta.json, which is registered with its next message.
     """
     from relay.ledger import open_readonly
 
@@ -75,9 +82,9 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         db.close()
         public = row["public_key"] if row else None
         if public is None and name in opened.agent_inodes():
-            public = meta_of(opened, name).get("public_key")
+            public = read_agent_meta(opened, name).get("public_key")
     if not isinstance(public, str):
-        raise NotFound(f"{name!a} has no key", hint=f"`relay key make {name}` makes one")
+        raise NotFound(f"{name!a} has no key", hint=f"create one with `relay key make {name}`")
     _print(name, public, as_json)
 
 
@@ -88,16 +95,16 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 @click.argument("name")
 @click.argument("public_key", metavar="HEX")
 def trust(ctx: click.Context, /, name: str, public_key: str, **caller: Any) -> None:
-    """Have an agent's signatures checked by another key.
+    """Change the key used to check an agent's signatures.
 
-    HEX is 64 hex digits, as `relay key show` prints them, or none: then the key that its
-    meta.json names with its next message is registered. For operator and the lead.
+    HEX is 64 hex digits as printed by `relay key show`, or none: then the key in its meta.json is
+    registered with its next message. Only the operator and the lead may do this.
     """
-    order(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
+    send_command(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
 
 
 def _print(name: str, public: str, as_json: bool) -> None:
     if as_json:
         echo_json({"name": name, "public_key": public})
     else:
-        click.echo(printable(public))
+        click.echo(sanitize(public))

@@ -12,11 +12,11 @@ import click
 
 from relay.base.errors import EXIT_FINDINGS, FormatError
 from relay.base.home import CONFIG, LEDGER
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
 from relay.cli.history import parse_time
 
 if TYPE_CHECKING:
-    from relay.ledger.file import Content
+    from relay.ledger.file import LedgerContent
 
 
 POLL_S = 0.5
@@ -54,7 +54,7 @@ Examples:
   relay ledger audit --security""",
 )
 def ledger() -> None:
-    """Keep a copy of the ledger, put one back or make it again, show what changed."""
+    """Back up, restore, rebuild and check the ledger, show its changes."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
@@ -124,7 +124,7 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     _say(facts, done.content, text, as_json)
     if not as_json:
         for line in done.lost:
-            click.echo(printable(f"not made again: {line}"))
+            click.echo(sanitize(f"not made again: {line}"))
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger check\n  relay ledger check FILE")
@@ -145,7 +145,7 @@ def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool)
         if as_json:
             echo_json({"file": file, "problem": str(exc)})
         else:
-            click.echo(printable(str(exc)))
+            click.echo(sanitize(str(exc)))
         return EXIT_FINDINGS
     if as_json:
         _say({"file": file, "problem": None}, content, "", as_json)
@@ -240,17 +240,17 @@ def _show(row: sqlite3.Row, as_json: bool) -> None:
 
 def _words(row: sqlite3.Row) -> Iterator[str]:
     if row["source"] == "audit_log":
-        yield printable(row["what"]) or ""
+        yield sanitize(row["what"]) or ""
         yield f"{row['old'] or '-'} > {row['new']}"
-        yield f"({printable(row['who']) or 'by hand'})"
+        yield f"({sanitize(row['who']) or 'by hand'})"
     else:
-        yield f"! {printable(row['kind'])}"
-        yield printable(row["agent"]) or "-"
-        yield printable(row["detail"]) or ""
+        yield f"! {sanitize(row['kind'])}"
+        yield sanitize(row["agent"]) or "-"
+        yield sanitize(row["detail"]) or ""
 
 
-def _say(facts: dict[str, Any], content: Content, text: str, as_json: bool) -> None:
+def _say(facts: dict[str, Any], content: LedgerContent, text: str, as_json: bool) -> None:
     if as_json:
         echo_json({**facts, "schema": content.version, "rows": content.counts})
     else:
-        click.echo(printable(f"{text}: {content}"))
+        click.echo(sanitize(f"{text}: {content}"))

@@ -1,4 +1,4 @@
-"""``relay send``, ``inbox``, ``ack`` and ``nack``: the SDK at the keyboard."""
+"""``relay send``, ``inbox``, ``ack`` and ``nack``: the SDK on the command line."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import acting_as, duration_s, request, require_mailbox, require_relay
 from relay.cli.common import (
     as_option,
-    columns,
     echo_json,
     home_option,
     json_option,
-    printable,
+    print_table,
     root_of,
+    sanitize,
 )
-from relay.cli.delivered import marks
+from relay.cli.request import open_agent, request, require_mailbox, require_relay
 
 if TYPE_CHECKING:
     from agent_sdk import Received
+import contextlib
+import time
+from collections.abc import Iterable
+
+from relay.base.errors import LedgerError
+from relay.base.home import LEDGER, Home
+
+NOT_OURS = "not delivered by the relay"
+UNKNOWN = "not in the ledger"  # e.g. the relay was killed before it recorded the delivery
+PATIENCE_S = 1.0  # the delivery is recorded shortly after the rename
 
 
 @click.command(
@@ -39,7 +48,7 @@ Examples:
 @click.argument("body")
 @click.option("--kind", default="message", show_default=True)
 @click.option("--thread", metavar="ID")
-@click.option("--re", metavar="ID", help="The message that this one answers.")
+@click.option("--re", metavar="ID", help="The message this one answers.")
 @click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
 @click.option("--topic", metavar="TOPIC")
 @click.option("--ttl", "ttl_s", type=click.IntRange(1), metavar="SECONDS")
@@ -49,7 +58,7 @@ Examples:
     "--await",
     "awaited",
     metavar="DURATION",
-    help="Wait so long for the answer (30s, 1m, 60000 ms) and print it.",
+    help="Wait this long for the answer (30s, 1m, 60000 = ms) and print it.",
 )
 @json_option
 @click.pass_context
@@ -67,20 +76,20 @@ def send(
 ) -> None:
     """Send a message.
 
-    BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows
-    what became of it. It is sent even while no relay runs: it waits in the outbox.
+    BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows its
+    state. Without a running relay the message waits in the outbox.
 
-    With --await it prints the body of the answer instead: a response or message that names it
-    in RE, or an ack `completed`. Acks that say less are shown on stderr. Of several recipients
-    (`*`, a channel) the first answer counts. A nack is an error, exit code 6; when the time is
-    over, exit code 4. Without a relay nothing is sent, exit code 5.
+    With --await, prints the body of the answer instead: a response or message that names this one
+    in RE, or an ack `completed`. Other acks are shown on stderr. With several recipients (`*`, a
+    channel) the first answer counts. A nack is an error, exit code 6; a timeout is exit code 4.
+    Without a running relay nothing is sent, exit code 5.
     """
     timeout_s = duration_s(awaited, "--await") if awaited else 0.0
     root = root_of(ctx, home)
     if awaited:
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
-    with acting_as(agent, root) as me:
+    with open_agent(agent, root) as me:
         headers["attachments"] = [me.attach(path) for path in files]
         if awaited:
             answer = request(me, to, content, timeout_s, progress=_progress, **headers)
@@ -96,19 +105,19 @@ def send(
 @click.command(
     epilog="""\b
 Examples:
-  relay inbox                 # what waits, taking nothing
-  relay inbox --take          # the first, whole; it counts as read
+  relay inbox                 # list messages without reading them
+  relay inbox --take          # print the first one and mark it as read
   relay inbox --follow --as bob""",
 )
 @home_option
 @as_option
-@click.option("--take", is_flag=True, help="Take the first message: it counts as read.")
-@click.option("--follow", is_flag=True, help="Take messages as they come, until ^C.")
+@click.option("--take", is_flag=True, help="Print the first message and mark it as read.")
+@click.option("--follow", is_flag=True, help="Take messages as they arrive, until ^C.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.IntRange(0, 10**9),
-    help="With --take or --follow: seconds.",
+    help="Seconds to wait, with --take or --follow.",
 )
 @json_option
 @click.pass_context
@@ -121,7 +130,7 @@ def inbox(
     timeout_s: int | None,
     as_json: bool,
 ) -> int:
-    """Show what waits in an inbox, or take it: by priority, then age."""
+    """Show or take the messages in an inbox, by priority, then age."""
     from relay.base.errors import EXIT_OK, EXIT_TIMEOUT
 
     root = root_of(ctx, home)
@@ -129,15 +138,15 @@ def inbox(
         _list(root, agent, as_json)
         return EXIT_OK
     if not follow and not timeout_s:
-        require_mailbox(root, agent)  # who waits for its first message may be new
-    with acting_as(agent, root) as me:
+        require_mailbox(root, agent)  # an agent waiting for its first message may be new
+    with open_agent(agent, root) as me:
         if follow:
             for message in me.messages(timeout_s):
                 _show(message, as_json, root, agent)
             return EXIT_OK
         taken = me.receive(timeout_s or 0)
         if taken is None:
-            click.echo(f"relay: nothing waits for {agent}", err=True)
+            click.echo(f"relay: no messages for {agent}", err=True)
             return EXIT_TIMEOUT
         _show(taken, as_json, root, agent)
     return EXIT_OK
@@ -182,7 +191,7 @@ def ack(
 def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
 ) -> None:
-    """Say that a message could not be handled, and why."""
+    """Report that a message could not be handled, and why."""
     from agent_sdk import Agent
 
     root = root_of(ctx, home)
@@ -200,7 +209,7 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 
 
 def _list(root: str, agent: str, as_json: bool) -> None:
-    """List the inbox, by priority, then age, and leave it as it is."""
+    """List the inbox by priority, then age, without changing it."""
     from relay.base import fsio
     from relay.base.errors import MessageError, UnsafePath
     from relay.base.home import Home
@@ -224,21 +233,21 @@ def _list(root: str, agent: str, as_json: bool) -> None:
             row = (name[:-4], message.headers.get("FROM"), str(message.kind), first)
             found.append((message.priority, row))
     rows = [row for _, row in sorted(found, key=lambda one: one[0])]
-    marked = marks(root, agent, [row[0] for row in rows])
+    marked = undelivered_notes(root, agent, [row[0] for row in rows])
     if as_json:
         for row in rows:
             facts = dict(zip(("id", "from", "kind", "first_line"), row, strict=True))
             echo_json(facts | {"delivered": None if marked is None else row[0] not in marked})
     elif rows:
-        shown = [(*r[:3], printable(r[3], 40), (marked or {}).get(r[0], "")) for r in rows]
+        shown = [(*r[:3], sanitize(r[3], 40), (marked or {}).get(r[0], "")) for r in rows]
         width = 5 if marked else 4
-        columns(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
+        print_table(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
     else:
-        click.echo(f"nothing waits for {agent}")
+        click.echo(f"no messages for {agent}")
 
 
 def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
-    marked = marks(root, agent, [message.id])
+    marked = undelivered_notes(root, agent, [message.id])
     if as_json:
         _echo_message(message, delivered=None if marked is None else not marked)
         return
@@ -252,7 +261,7 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
         if value
     )
     about += "".join(f"  {mark}" for mark in (marked or {}).values())
-    click.echo(printable(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
+    click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
     _echo_body(message)
 
 
@@ -264,8 +273,8 @@ def _show_answer(message: Received, as_json: bool) -> None:
 
 
 def _progress(message: Received) -> None:
-    said = printable(" ".join(message.body.split())) or "received"
-    click.echo(f"relay: {message.sender} says: {said}", err=True)
+    said = sanitize(" ".join(message.body.split())) or "received"
+    click.echo(f"relay: {message.sender}: {said}", err=True)
 
 
 def _echo_message(message: Received, **more: object) -> None:
@@ -283,6 +292,44 @@ def _echo_message(message: Received, **more: object) -> None:
 
 
 def _echo_body(message: Received) -> None:
-    is_person = sys.stdout.isatty()  # a pipe gets what was sent, its escape sequences too
-    text = printable(message.body, lines=True) if is_person else message.body
+    is_person = sys.stdout.isatty()  # a pipe gets the text as sent, escape sequences included
+    text = sanitize(message.body, lines=True) if is_person else message.body
     click.echo((text or "").rstrip("\n"), color=True)
+
+
+def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
+    """Return a note for each inbox message without a delivery in the ledger, by id; None if the
+    ledger cannot be read."""
+    from relay.base.lock_file import lock_holder
+
+    with Home(root) as home:
+        try:
+            found = _undelivered(home, agent, set(message_ids))
+            if not found:
+                return {}
+            if lock_holder(home) is None:
+                return dict.fromkeys(found, UNKNOWN)
+            end = time.monotonic() + PATIENCE_S
+            while found and time.monotonic() < end:
+                time.sleep(0.05)
+                found = _undelivered(home, agent, found)
+        except LedgerError:
+            return None
+    return dict.fromkeys(found, NOT_OURS)
+
+
+def _undelivered(home: Home, agent: str, message_ids: set[str]) -> set[str]:
+    from relay.ledger import open_readonly, undelivered
+
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        return undelivered(db, agent, message_ids)
+
+
+def duration_s(text: str, option: str) -> float:
+    """Parse ``30s``, ``1m``, ``2h`` or ``60000`` (ms) as seconds. Errors: BadParameter."""
+    from relay.base.message import parse_duration_ms
+
+    try:
+        return parse_duration_ms(text) / 1000
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint=option) from exc

@@ -1,7 +1,6 @@
-"""``relay prune`` and ``relay archive pack``: room on the disk, by hand.
+"""``relay prune`` and ``relay archive pack``: free disk space by hand.
 
-A relay that runs is asked, and does it beside its work; where none runs it is done here and now,
-with the home's lock.
+A running relay does it in the background; without one this process does, holding the home's lock.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.errors import AlreadyRunning
 from relay.base.home import CONFIG, LOCK, Home
-from relay.cli import ask
-from relay.cli.common import columns, echo_json, open_home, when
+from relay.cli.common import echo_json, open_home, print_table, when
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
-@ask.control_options
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@control_options
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
-    """Remove what nobody waits for, as config.json says under `retention`.
+    """Remove data that has expired by the `retention` settings.
 
-    Archive, what agents have read, refused files, output of agents that are no more, attachments
-    that no message names, old rows of audit_log. A relay that runs does so every hour by itself.
+    That is: the archive, messages that agents have read, refused files, logs of agents that are
+    gone, unused attachments, old rows of audit_log. A running relay does this every hour.
     """
     from relay.daemon.housekeeper import run_retention
 
@@ -44,7 +43,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
             with _lock(home):
                 _show(run_retention(home, config, Clock()), caller["as_json"])
             return
-    ask.order(ctx, "prune", {}, **caller)
+    send_command(ctx, "prune", {}, **caller)
 
 
 @click.group(epilog="\b\nExamples:\n  relay archive pack\n  relay archive pack --before 2026-01-31")
@@ -53,19 +52,21 @@ def archive() -> None:
 
 
 @archive.command(epilog="\b\nExample:\n  relay archive pack --before 2026-01-31")
-@ask.control_options
+@control_options
 @click.option("--before", metavar="DATE", default="", help="Days before this one [yesterday].")
 def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     """Pack each day into archive/DATE.tar.zst, read it back and compare it, then remove the files.
 
-    Never today's or yesterday's. `relay trace` says where a file is, and `tar --zstd -x` takes it
-    out. A relay that runs does so by itself when the disk is low.
+    Today and yesterday are never packed. `relay trace` says where a file is, and `tar --zstd -x`
+    extracts it. A running relay does this by itself when the disk is low.
     """
     from relay.daemon.housekeeper import describe_pack, packable
     from relay.ledger import archive_pack
 
     if before and not archive_pack.is_day(before):
-        raise click.BadParameter(f"{before!r} is no day like 2026-01-31", param_hint="--before")
+        raise click.BadParameter(
+            f"invalid date {before!r}: expected one like 2026-01-31", param_hint="--before"
+        )
     with open_home(ctx, caller["home"]) as home:
         if not _is_served(home):
             with _lock(home):
@@ -80,7 +81,7 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
                     else:
                         click.echo(describe_pack(packed))
             return
-    ask.order(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
+    send_command(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
 
 
 def _config(home: Home) -> Config:
@@ -90,7 +91,7 @@ def _config(home: Home) -> Config:
 
 
 def _is_served(home: Home) -> bool:
-    """A relay runs; another command that has the lock is none, and cannot answer."""
+    """Return whether a relay holds the lock, and not a command, which could not answer."""
     from relay.base.lock_file import lock_holder
 
     holder = lock_holder(home)
@@ -107,8 +108,8 @@ def _lock(home: Home) -> Iterator[None]:
             yield
     except BlockingIOError as exc:
         raise AlreadyRunning(
-            "another process has the home: a relay that starts, or a command like this one",
-            hint="try again when it is done",
+            "another process has locked the home: a starting relay, or a command like this one",
+            hint="try again when it has finished",
         ) from exc
 
 
@@ -125,7 +126,7 @@ def _show(found: list[Pruned], as_json: bool) -> None:
                 }
             )
         return
-    columns(
+    print_table(
         ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST"),
         [(g.kind, g.number, g.n_bytes, when(g.oldest_ns), when(g.newest_ns)) for g in found],
     )

@@ -1,4 +1,4 @@
-"""``relay service``: have the system start the relay, and keep it running."""
+"""``relay service``: install the relay as a service of the system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from relay.base.errors import EXIT_STATE
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize
 
 if TYPE_CHECKING:
     from relay.daemon.service import Service
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @click.group(epilog="\b\nExamples:\n  relay service install\n  relay service show")
 def service() -> None:
-    """Have the system start the relay: systemd or launchd.
+    """Install the relay as a service: systemd or launchd.
 
-    A unit of your own user, one for each home; nothing here needs root. The commands that make the
-    system heed the file are printed, not run.
+    Writes a unit for your own user, one per home; root is not needed. The commands that activate
+    it are printed, not run.
     """
 
 
@@ -27,11 +27,11 @@ def service() -> None:
     epilog="\b\nExamples:\n  relay service install\n  relay service install --print",
 )
 @home_option
-@click.option("--print", "only_print", is_flag=True, help="Write the file to stdout alone.")
+@click.option("--print", "only_print", is_flag=True, help="Print the unit instead of writing it.")
 @json_option
 @click.pass_context
 def install(ctx: click.Context, home: str | None, only_print: bool, as_json: bool) -> None:
-    """Write the unit for this home and this Python; another home's is left alone."""
+    """Write the unit for this home and this Python; units of other homes stay."""
     from relay.daemon import service as services
 
     found = _of(ctx, home)
@@ -51,7 +51,7 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
 @json_option
 @click.pass_context
 def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Remove the unit of this home; a relay that runs is left alone."""
+    """Remove the unit of this home; a running relay keeps running."""
     from relay.daemon import service as services
 
     found = _of(ctx, home)
@@ -59,7 +59,7 @@ def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
     if as_json:
         echo_json({"path": found.path, "commands": list(found.stop)})
         return
-    click.echo("\n  ".join([f"removed {found.path}; what it started ends with", *found.stop]))
+    click.echo("\n  ".join([f"removed {found.path}. To stop the running service:", *found.stop]))
 
 
 @service.command(epilog="\b\nExample:\n  relay service status")
@@ -67,10 +67,7 @@ def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
-    """Show whether the unit is there, and is the one for this home.
-
-    Exit code 5 when it is not.
-    """
+    """Show whether the unit is installed and up to date. Exit code 5 if not."""
     from relay.daemon import service as services
 
     found = _of(ctx, home)
@@ -80,9 +77,10 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
         echo_json({"path": found.path, "state": word})
     else:
         means = {
-            "missing": "there is none: `relay service install`",
-            "current": "the unit for this home and this Python",
-            "another": "of another Python or version, or changed: `relay service install` again",
+            "missing": "not installed; run `relay service install`",
+            "current": "installed for this home and this Python",
+            "another": "installed for another Python or version, or edited; "
+            "run `relay service install` to replace it",
         }
         click.echo(f"{found.path}: {means[word]}")
     return 0 if word == "current" else EXIT_STATE
@@ -92,19 +90,19 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 @home_option
 @click.pass_context
 def show(ctx: click.Context, home: str | None) -> None:
-    """Print the unit that is installed."""
+    """Print the installed unit."""
     from relay.base.errors import NotFound
     from relay.daemon import service as services
 
     found = _of(ctx, home)
     there = services.installed(found)
     if there is None:
-        raise NotFound(f"there is no {found.path}", hint="`relay service install` writes it")
-    click.echo(printable(there.decode(errors="replace"), lines=True), nl=False)
+        raise NotFound(f"{found.path} is not installed", hint="`relay service install` writes it")
+    click.echo(sanitize(there.decode(errors="replace"), lines=True), nl=False)
 
 
 def _of(ctx: click.Context, home: str | None) -> Service:
-    """The service of this system for the home. Errors: HomeMissing, NoService."""
+    """Return the home's service on this system. Errors: HomeMissing, NoService."""
     from relay.daemon.service import service_of
 
     with open_home(ctx, home) as opened:

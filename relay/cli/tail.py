@@ -1,7 +1,7 @@
-"""``relay tail``: what happens, a line an event, read from the ledger.
+"""``relay tail``: events from the ledger, one line each.
 
-The ledger's audit log has every change of a status; deliveries are named with the message that
-they are of. Reading blocks nobody, and works whether the relay runs or not.
+The ledger's audit_log has every change of a status, deliveries by message and recipient. Reading
+it blocks nothing and needs no running relay.
 """
 
 from __future__ import annotations
@@ -17,25 +17,32 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
 from relay.ledger import wording
-from relay.ledger.values import REMOVED
+from relay.ledger.deliveries import REMOVED
 
 POLL_S = 0.2
-SHOWN_BEFORE = 10  # events, when --since does not say from when
-MOST_A_LOOK = 1000  # events: a backlog comes in pieces
+INITIAL_EVENTS = 10  # events shown first, without --since
+MAX_EVENTS_PER_READ = 1000  # a backlog is read in pieces
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-BETWEEN = ("processing", "archived")  # statuses that only --all shows
+INTERMEDIATE = ("processing", "archived")  # statuses shown only with --all
 
-# what a status is called in the line of an event
-WORDS = {
+# status -> name in an event's line
+EVENT_NAMES = {
     "pending": "new",
     "completed": "delivered",
     "failed": "refused",
     "written": "delivered",
 }
 
-TOLD = ("read", "held", "bounced", "expired", "dead", "acked")  # with how, or why
+WITH_REASON = (
+    "read",
+    "held",
+    "bounced",
+    "expired",
+    "dead",
+    "acked",
+)  # shown with details
 
 _EVENTS = """
 SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
@@ -53,10 +60,10 @@ _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE
     "  relay tail --since 1h --no-follow --json",
 )
 @home_option
-@click.option("-f/ ", "--follow/--no-follow", default=True, help="Go on as events come [yes].")
-@click.option("--agent", metavar="NAME", help="What this agent sent or was sent.")
-@click.option("--since", metavar="TIME", help="Begin so long ago: 30s, 10m, 2h, 7d.")
-@click.option("--all", "everything", is_flag=True, help="Also the states in between.")
+@click.option("-f/ ", "--follow/--no-follow", default=True, help="Keep printing new events [yes].")
+@click.option("--agent", metavar="NAME", help="Only messages from or to this agent.")
+@click.option("--since", metavar="TIME", help="Start this long ago: 30s, 10m, 2h, 7d.")
+@click.option("--all", "everything", is_flag=True, help="Also show intermediate states.")
 @json_option
 @click.pass_context
 def tail(
@@ -68,9 +75,9 @@ def tail(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show what happens, a line an event.
+    """Show events as they happen, one line each.
 
-    Works whether the relay runs or not. Ends with ^C.
+    The relay need not be running. ^C ends it.
     """
     from relay.ledger import open_readonly
 
@@ -78,11 +85,11 @@ def tail(
         db = open_readonly(opened.path(LEDGER))
     try:
         begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
-        cursor, is_silent = Cursor(db, begin), not as_json
+        cursor, is_silent = EventCursor(db, begin), not as_json
         while True:
             found = cursor.read()
             for event in found:
-                if (everything or event["status"] not in BETWEEN) and _is_of(event, agent):
+                if (everything or event["status"] not in INTERMEDIATE) and _is_of(event, agent):
                     _show(event, as_json)
                     is_silent = False
             sys.stdout.flush()
@@ -98,28 +105,28 @@ def tail(
         db.close()
 
 
-class Cursor:
-    """How far the two logs were read."""
+class EventCursor:
+    """Reading position in audit_log and security_events."""
 
     def __init__(self, db: sqlite3.Connection, since_ns: int | None) -> None:
-        """From ``since_ns`` (Unix) on; None: from a few events before now."""
+        """Start at ``since_ns`` (Unix), or a few events before now."""
         self._db = db
         self._audit = self._begin("audit_log", since_ns)
         self._security = self._begin("security_events", since_ns)
 
     def _begin(self, table: str, since_ns: int | None) -> int:
-        """The id behind which to read. Walks back from the newest: old rows are not looked at."""
+        """Return the id to read after. Scans back from the newest row: ``at`` has no index."""
         if since_ns is None:
             query = f"SELECT coalesce(max(id), 0) - ? FROM {table}"
-            return max(0, int(self._db.execute(query, (SHOWN_BEFORE,)).fetchone()[0]))
+            return max(0, int(self._db.execute(query, (INITIAL_EVENTS,)).fetchone()[0]))
         row = self._db.execute(
             f"SELECT id FROM {table} WHERE at < ? ORDER BY id DESC LIMIT 1", (since_ns,)
         ).fetchone()
         return int(row[0]) if row else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """What came since, oldest first."""
-        rows = self._db.execute(_EVENTS, (self._audit, MOST_A_LOOK)).fetchall()
+        """Return the events since the last call, oldest first."""
+        rows = self._db.execute(_EVENTS, (self._audit, MAX_EVENTS_PER_READ)).fetchall()
         events = [*self._changes(rows), *self._security_events()]
         return sorted(events, key=itemgetter("at_ns"))
 
@@ -130,7 +137,7 @@ class Cursor:
             new = row["new_status"]
             yield {
                 "at_ns": row["at"],
-                "event": WORDS.get(new, new),
+                "event": EVENT_NAMES.get(new, new),
                 "status": new,
                 "before": row["old_status"],
                 "message_id": row["message_id"] or row["what"],
@@ -151,7 +158,7 @@ class Cursor:
     def _why(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
             return f"attempt {row['attempt']}"
-        if row["recipient"] is None or new not in TOLD:
+        if row["recipient"] is None or new not in WITH_REASON:
             return None
         found = self._db.execute(
             "SELECT * FROM deliveries WHERE message_id = ? AND recipient = ?",
@@ -168,7 +175,7 @@ class Cursor:
         return why
 
     def _security_events(self) -> Iterator[dict[str, Any]]:
-        for row in self._db.execute(_SECURITY, (self._security, MOST_A_LOOK)).fetchall():
+        for row in self._db.execute(_SECURITY, (self._security, MAX_EVENTS_PER_READ)).fetchall():
             self._security = row["id"]
             yield {
                 "at_ns": row["at"],
@@ -201,15 +208,15 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
     parts = [at, f"{event['event']:<9}", event["message_id"] or "-", event["kind"] or "-", route]
     if event["detail"]:
         parts.append(f"({event['detail']})")
-    click.echo(printable("  ".join(parts)))
+    click.echo(sanitize("  ".join(parts)))
 
 
 def _duration_ns(text: str) -> int:
-    """Nanoseconds of ``30s``, ``10m``, ``2h``, ``7d``. Errors: BadParameter."""
+    """Parse ``30s``, ``10m``, ``2h``, ``7d`` as nanoseconds. Errors: BadParameter."""
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if match is None:
         raise click.BadParameter(
-            f"{text!r} is no time: expected a number and s, m, h or d, as in 10m",
+            f"invalid duration {text!r}: expected a number and s, m, h or d, as in 10m",
             param_hint="--since",
         )
     return int(match[1]) * UNITS[match[2]] * 1_000_000_000

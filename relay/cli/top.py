@@ -1,7 +1,7 @@
-"""``relay top``: agents, queue, rates and owed answers, refreshed in place.
+"""``relay top``: agents, queue, rates and pending answers, refreshed in place.
 
-The relay says what it has in hand (its socket); who waits for what is read from the ledger, which
-is there also when no relay runs.
+Queue and rates come from the running relay (its socket), agents from the ledger, which can also be
+read while no relay is running.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ import click
 
 from relay.base.home import LEDGER, Home
 from relay.base.status_client import SOCKET, ask, silence
-from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable, unread
-from relay.cli.signs import Sign, signs_of
+from relay.cli.agents import AgentAlert, find_alerts
+from relay.cli.common import Amount, ago, home_option, not_running_text, open_home, sanitize, unread
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-EVERY_S = 1.0
+REFRESH_S = 1.0
 COLUMNS = ("AGENT", "STATUS", "OUTBOX", "UNREAD", "OWES", "SEEN", "NOTE")
-MOST_NOTE = 40
+MAX_NOTE = 40
 
 
-class Row(NamedTuple):
-    """An agent."""
+class AgentLine(NamedTuple):
+    """One agent's row."""
 
     name: str
     status: str
-    outbox: int | None  # files that wait; None: it cannot be listed
+    outbox: int | None  # waiting files; None: cannot be listed
     unread: int | None  # messages in the inbox; likewise
-    owes: int | None  # acknowledgments; None: nobody says
+    owes: int | None  # pending acks; None: unknown
     seen_ns: int | None
     note: str | None
 
 
-class Frame(NamedTuple):
-    """Everything of one look."""
+class Snapshot(NamedTuple):
+    """Everything shown at one time."""
 
     at_s: float  # monotonic
     now_ns: int
-    status: dict[str, Any] | None  # None: no relay answers
-    rows: list[Row]
-    silence: str  # why none does
+    status: dict[str, Any] | None  # None: no answer
+    rows: list[AgentLine]
+    silence: str  # why there is no answer
 
 
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
 @home_option
-@click.option("--every", "every_s", type=Amount(0.1), default=EVERY_S, show_default=True)
+@click.option("--every", "every_s", type=Amount(0.1), default=REFRESH_S, show_default=True)
 @click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:
-    """Show agents, queue, rates and owed answers, and refresh them.
+    """Show agents, queue, rates and pending answers, refreshed in place.
 
-    Ends with q or ^C. Where the output is no terminal, one plain look.
+    q or ^C ends it. If the output is not a terminal, prints once as plain text.
     """
     from rich.console import Console
 
@@ -70,7 +70,7 @@ def top(ctx: click.Context, home: str | None, every_s: float) -> None:
         try:
             if not (sys.stdout.isatty() and sys.stdin.isatty()):
                 console = Console(width=None if sys.stdout.isatty() else 120, no_color=True)
-                console.print(render(look(opened, db), None))
+                console.print(render(snapshot(opened, db), None))
                 return
             _refresh(opened, db, every_s, Console())
         finally:
@@ -80,76 +80,76 @@ def top(ctx: click.Context, home: str | None, every_s: float) -> None:
 def _refresh(home: Home, db: sqlite3.Connection, every_s: float, console: Console) -> None:
     from rich.live import Live
 
-    before, frame = None, look(home, db)
+    previous, current = None, snapshot(home, db)
     with (
         contextlib.suppress(KeyboardInterrupt),
         _keys() as pressed,
-        Live(render(frame, None), console=console, screen=True, auto_refresh=False) as live,
+        Live(render(current, None), console=console, screen=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(render(frame, before), refresh=True)
+            live.update(render(current, previous), refresh=True)
             if pressed(every_s) in ("q", "Q", "\x03"):
                 return
-            before, frame = frame, look(home, db)
+            previous, current = current, snapshot(home, db)
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Keys as they are pressed, without an echo; the terminal is as before behind the block."""
+    """Read single keys without echo; the terminal's settings are restored at the end."""
     import termios
     import tty
 
     fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
+    previous = termios.tcgetattr(fd)
 
     def pressed(timeout_s: float) -> str:
         if not select.select([fd], [], [], timeout_s)[0]:
             return ""
-        return os.read(fd, 1).decode(errors="replace") or "q"  # the terminal is gone
+        return os.read(fd, 1).decode(errors="replace") or "q"  # the terminal has been closed
 
     try:
         tty.setcbreak(fd)
         yield pressed
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(fd, termios.TCSADRAIN, previous)
 
 
-def look(home: Home, db: sqlite3.Connection) -> Frame:
-    """What there is to see now."""
+def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
+    """Collect what is shown now."""
     answer = ask(home)
     status = answer.status
     owed = (status or {}).get("owed") or {}
     is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
     in_inboxes = unread(home)
     now = time.time_ns()
-    signs = signs_of(home, db, now)
+    alerts = find_alerts(home, db, now)
     rows = [
-        Row(
+        AgentLine(
             one["name"],
             one["status"],
             _waiting(home, one["name"]),
             in_inboxes.get(one["name"]),
             owed.get(one["name"], 0) if is_known else None,
             one["last_seen_at"],
-            signs.get(one["name"], Sign()).text(now, one["note"]),
+            alerts.get(one["name"], AgentAlert()).text(now, one["note"]),
         )
         for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
     rows.sort(key=lambda row: (-(row.outbox or 0), -(row.unread or 0), row.name))
     why = "" if status is not None else _silence(home, is_silent=answer.is_silent)
-    return Frame(time.monotonic(), now, status, rows, why)
+    return Snapshot(time.monotonic(), now, status, rows, why)
 
 
 def _silence(home: Home, *, is_silent: bool) -> str:
-    """Why no relay answers, and what to do."""
+    """Explain why no relay answers, and what to do."""
     from relay.base.lock_file import lock_holder
 
     pid = lock_holder(home)
     if pid is None:
-        return no_relay(home)
+        return not_running_text(home)
     if is_silent:
         return f"the relay, pid {pid}, {'; '.join(silence(pid))}"
-    return f"the relay runs, pid {pid}; there is no {SOCKET} that answers: logs/relay.log says why"
+    return f"the relay is running, pid {pid}, but {SOCKET} does not answer (see logs/relay.log)"
 
 
 def _waiting(home: Home, agent: str) -> int | None:
@@ -160,8 +160,8 @@ def _waiting(home: Home, agent: str) -> int | None:
         return None
 
 
-def render(frame: Frame, before: Frame | None) -> RenderableType:
-    """The frame for a terminal; rates where there is a look before."""
+def render(current: Snapshot, previous: Snapshot | None) -> RenderableType:
+    """Render a snapshot; rates need a previous one."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -169,48 +169,48 @@ def render(frame: Frame, before: Frame | None) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in COLUMNS:
         table.add_column(name, justify="right" if name in ("OUTBOX", "UNREAD", "OWES") else "left")
-    for row in frame.rows:
+    for row in current.rows:
         cells = (
             row.name,
             row.status,
             _cell(row.outbox),
             _cell(row.unread),
             _cell(row.owes),
-            ago(row.seen_ns, frame.now_ns),
-            printable(row.note, MOST_NOTE) or "",
+            ago(row.seen_ns, current.now_ns),
+            sanitize(row.note, MAX_NOTE) or "",
         )
         table.add_row(*(Text(cell) for cell in cells))
-    head = [Text(line) for line in head_lines(frame, before)]
+    head = [Text(line) for line in head_lines(current, previous)]
     return Group(*head, Text(""), table)
 
 
-def head_lines(frame: Frame, before: Frame | None) -> list[str]:
-    """The lines above the table."""
-    status = frame.status
+def head_lines(current: Snapshot, previous: Snapshot | None) -> list[str]:
+    """Return the lines above the table."""
+    status = current.status
     if status is None:
-        return [frame.silence, "what follows is the ledger's"]
+        return [current.silence, "from the ledger:"]
     word = "ready" if status["ready"] else "NOT READY"
     memory = (status.get("rss_bytes") or 0) // 1_000_000
     age = status.get("snapshot_age_s")
     lines = [
         f"relay {word}, pid {status['pid']}, {memory} MB, seen {age if age is not None else '-'} s "
-        f"ago, {len(frame.rows)} agents",
-        *(printable(reason) or "" for reason in status["reasons"]),
+        f"ago, {len(current.rows)} agents",
+        *(sanitize(reason) or "" for reason in status["reasons"]),
     ]
     disk = status.get("disk")
     if disk:
         free = disk["free_bytes"] >> 20
         lines.append(f"disk {disk['state']}: {disk['used_percent']} % used, {free} MiB free")
     if "totals" in status:
-        lines += _flow(frame, before)
+        lines += _flow(current, previous)
     return lines
 
 
-def _flow(frame: Frame, before: Frame | None) -> list[str]:
-    status = frame.status or {}
+def _flow(current: Snapshot, previous: Snapshot | None) -> list[str]:
+    status = current.status or {}
     totals = status["totals"]
-    then = ((before and before.status) or {}).get("totals")
-    seconds = frame.at_s - before.at_s if before else 0.0
+    then = ((previous and previous.status) or {}).get("totals")
+    seconds = current.at_s - previous.at_s if previous else 0.0
 
     def rate(name: str) -> str:
         if not then or seconds <= 0:

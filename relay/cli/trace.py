@@ -1,27 +1,62 @@
-"""``relay trace``: every hop of a message with its time; what is not known is said to be."""
+"""``relay trace``: every step of a message with its time, from ledger, audit_log and outboxes.
+
+A delivery's row knows only its last attempt. Of earlier attempts audit_log has when each was
+accepted and written, noted with the attempt that followed, and when it was read or given up.
+Messages that no relay has recorded are found as files in outboxes, their ``.pending`` and inboxes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import click
 
-from relay.base.errors import NotFound
-from relay.base.home import LEDGER, Home
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.cli import outboxes
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
-from relay.cli.hops import Hop, changes, hops_of, in_order
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.errors import NotFound, UnsafePath
+from relay.base.home import LEDGER, PENDING, Home
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
 from relay.ledger import wording
-from relay.ledger.values import REMOVED
+from relay.ledger.deliveries import REMOVED
 from relay.ledger.wording import Word
 
+ENDED = ("bounced", "expired", "dead", "held")
+UNRECORDED_TEXT = {
+    "waiting": "is in the outbox of {}, not seen by a relay yet",
+    "stray": "is in the inbox of {}, but was not delivered by the relay",
+    "unsent": "is in the outbox/.pending of {}, untouched for {} s, not sent yet",
+}
+UNRECORDED_IN_INBOX = "is in the inbox of {}, but not in the ledger"  # e.g. after a crash
+RUNNING_HINT = "a relay is running; `relay status` says whether it accepts messages"
+_WORDS = {
+    "accepted": "accepted for {}",
+    "discovered": "discovered in the outbox of {}",
+    "acked": "acknowledged by {}",
+    "handled": "handled by the relay itself",
+    "read": "read by {}",
+    REMOVED: "removed from the inbox of {}, not seen in .read",
+    "written": "written to the inbox of {}",
+}
 
-class Unrecorded(NotFound):
-    """The ledger has neither a row nor a refusal of that id."""
+
+class NotRecorded(NotFound):
+    """The ledger has neither a row nor a refusal for this id."""
+
+
+class Hop(NamedTuple):
+    """One step of a message; ``at`` is Unix ns, None if unknown."""
+
+    at: int | None
+    what: str  # a status or state of docs/formats/ledger.md, or "discovered", "replayed" …
+    recipient: str | None  # None: a step of the message itself
+    attempt: int | None = None
+    detail: str | None = None
 
 
 @click.command(epilog="\b\nExample:\n  relay trace 1706123456789012345-a1b2c3d4")
@@ -30,10 +65,10 @@ class Unrecorded(NotFound):
 @json_option
 @click.pass_context
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
-    """Show every hop of a message with its time.
+    """Show every step of a message with its time.
 
-    MESSAGE_ID may be the beginning of one. Of one that no relay has seen yet it says where it
-    lies.
+    MESSAGE_ID may be a unique prefix. For a message that no relay has seen yet, prints where its
+    file is.
     """
     from relay.base.lock_file import lock_holder
     from relay.ledger import open_readonly
@@ -43,33 +78,33 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         message_id = message_id.removesuffix(MSG_SUFFIX)
         try:
             facts = read_trace(db, message_id)
-        except Unrecorded:  # and once more: a relay may have taken it in between the two looks
-            facts = outboxes.find(opened, message_id) or read_trace(db, message_id)
+        except NotRecorded:  # the relay may have recorded it in the meantime: look again
+            facts = find_unrecorded(opened, message_id) or read_trace(db, message_id)
         finally:
             db.close()
         facts["file_at"] = _file_at(opened, facts)
         is_running = lock_holder(opened) is not None
     if as_json:
         echo_json(facts)
-    elif facts["status"] in outboxes.WORDS:
-        told = f"{facts['message_id']}\n  {outboxes.told(facts, is_running)}"
-        click.echo(printable(told, lines=True))
+    elif facts["status"] in UNRECORDED_TEXT:
+        text = f"{facts['message_id']}\n  {describe_unrecorded(facts, is_running)}"
+        click.echo(sanitize(text, lines=True))
     else:
         _show(facts)
 
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
-    """Where the file of a message that is at its end is now; None where that is not asked."""
+    """Return where an archived message's file is now; None for other messages."""
     from relay.ledger import archive_pack
 
     path = facts.get("file") or ""
-    return archive_pack.place(home, path) if path.startswith("archive/") else None
+    return archive_pack.locate(home, path) if path.startswith("archive/") else None
 
 
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
-    """What the ledger knows of one message.
+    """Read what the ledger knows of one message.
 
-    Errors: Unrecorded when no id begins so, NotFound when several do.
+    Errors: NotRecorded for an unknown id, NotFound for an ambiguous prefix.
     """
     row = _row(db, message_id)
     if row is None:
@@ -77,10 +112,10 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     identity = row["message_id"]
     query = "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient"
     deliveries = [wording.fields(one) for one in db.execute(query, (identity,))]
-    log = changes(db, identity, row["discovered_at"])
+    log = audit_rows(db, identity, row["discovered_at"])
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
-        hops += hops_of(one, log.get(one["recipient"], ()))
+        hops += delivery_hops(one, log.get(one["recipient"], ()))
     if row["processed_at"]:
         hops.append(Hop(row["processed_at"], row["status"], None, detail=row["file_path"]))
     return {
@@ -97,21 +132,21 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "retries": row["retry_count"],
         "error": row["last_error"],
         "deliveries": [_delivery(one) for one in deliveries],
-        "hops": [_hop(hop) for hop in in_order(hops)],
+        "hops": [_hop(hop) for hop in sort_hops(hops)],
     }
 
 
 def _row(db: sqlite3.Connection, message_id: str) -> sqlite3.Row | None:
-    """The row of the one message whose id begins so; None when none does."""
+    """Return the row of the message with this id or unique prefix."""
     if not message_id or not message_id.isascii():
-        raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
-    # behind every hex digit, and so behind every id that begins so, comes a g
+        raise NotFound(f"{message_id!a} is not a message id", hint="a file name without .msg")
+    # "g" sorts after every hex digit, and so after every id with this prefix
     found: list[sqlite3.Row] = db.execute(
         "SELECT * FROM messages WHERE message_id >= ? AND message_id < ? || 'g' LIMIT 2",
         (message_id, message_id),
     ).fetchall()
     if len(found) > 1 and found[0]["message_id"] != message_id:
-        raise NotFound(f"several messages begin with {message_id}", hint="give more of the id")
+        raise NotFound(f"several messages begin with {message_id}", hint="use a longer prefix")
     return found[0] if found else None
 
 
@@ -146,8 +181,9 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "SELECT * FROM rejections WHERE file_name = ? ORDER BY at DESC", (name,)
     ).fetchone()
     if row is None:
-        raise Unrecorded(
-            f"no message {message_id}: the ledger does not know it, and it is in no outbox"
+        raise NotRecorded(
+            f"no message {message_id}, in the ledger or any outbox",
+            hint="`relay history` lists messages",
         )
     return {
         "message_id": message_id,
@@ -163,36 +199,25 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    click.echo(printable(facts["message_id"]))
+    click.echo(sanitize(facts["message_id"]))
     kind, to = facts.get("kind"), facts.get("to")
     about = f"{kind or 'unknown'} {facts['from']} -> {to or 'unknown'}"
-    if not (kind or to):  # nobody could read it
+    if not (kind or to):  # the file could not be parsed
         about = f"a file of {facts['from']}"
-    click.echo(f"  {printable(about)}: {printable(facts['outcome'])}")
+    click.echo(f"  {sanitize(about)}: {sanitize(facts['outcome'])}")
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
-        click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
+        click.echo(hop(one["at"] or "unknown", sanitize(_describe_hop(one, facts))))
     for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
-        click.echo(hop("not yet", printable(text)))
+        click.echo(hop("not yet", sanitize(text)))
     if not facts["deliveries"] and facts["status"] in ("completed", "archived"):
         click.echo(hop("-", "no recipients"))
     if facts["error"] and facts["error"] not in facts["outcome"]:
-        click.echo(hop("why", printable(facts["error"])))
+        click.echo(hop("why", sanitize(facts["error"])))
 
 
-_WORDS = {
-    "accepted": "accepted for {}",
-    "discovered": "discovered in the outbox of {}",
-    "acked": "acknowledged by {}",
-    "handled": "handled by the relay itself",
-    "read": "read by {}",
-    REMOVED: "removed from the inbox of {}, not seen in .read",
-    "written": "written to the inbox of {}",
-}
-
-
-def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
-    """A hop in words."""
+def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
+    """Describe a hop."""
     what, name = hop["what"], hop["recipient"]
     if name is None and what != "discovered":
         at = facts.get("file_at") or hop["detail"]
@@ -211,7 +236,7 @@ def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
 
 
 def _answer(name: str, facts: dict[str, Any]) -> str:
-    """The first line of an acknowledgment, and the id of the whole."""
+    """Format an acknowledgment's first line and id."""
     for one in facts["deliveries"]:
         if one["recipient"] == name and one["answer"]:
             text = f", {one['answer_text']}" if one["answer_text"] else ""
@@ -220,7 +245,7 @@ def _answer(name: str, facts: dict[str, Any]) -> str:
 
 
 def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator[str]:
-    """What is still to come. Read is not done: who crashed with a command has read it, too."""
+    """List the steps still to come. Reading a command does not complete it: an agent may crash."""
     for one in deliveries:
         name, state = one["recipient"], one["state"]
         if name == ORCHESTRATOR:
@@ -235,3 +260,189 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
             yield f"acknowledged by {name}{wording.obliged(one)}"
         elif state == "acked" and one["outcome"] == Word.IN_PROGRESS:
             yield f"completed by {name}"
+
+
+def audit_rows(
+    db: sqlite3.Connection, message_id: str, since_ns: int
+) -> dict[str, list[sqlite3.Row]]:
+    """Read a message's rows in audit_log by recipient, oldest first.
+
+    Rows since ``since_ns``, when the message was discovered, are scanned: there is no index.
+    """
+    row = db.execute(
+        "SELECT id FROM audit_log WHERE at < ? ORDER BY id DESC LIMIT 1",
+        (since_ns // 1_000_000 * 1_000_000,),
+    ).fetchone()
+    lead = f"{message_id} > "
+    found: dict[str, list[sqlite3.Row]] = {}
+    for one in db.execute(
+        "SELECT * FROM audit_log WHERE id > ? AND substr(what, 1, ?) = ? ORDER BY id",
+        (row[0] if row else 0, len(lead), lead),
+    ):
+        found.setdefault(one["what"][len(lead) :], []).append(one)
+    return found
+
+
+def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:
+    """Return the past hops of one delivery in the order of time."""
+    name = delivery["recipient"]
+    if name == ORCHESTRATOR:
+        return [Hop(delivery["read_at"], "handled", name)] if delivery["read_at"] else []
+    hops = list(_with_exact_times(_attempts(delivery, log), delivery["read_at"]))
+    made = {hop.what for hop in hops}
+    if delivery["read_at"] and "read" not in made:
+        hops.append(Hop(delivery["read_at"], "read", name, delivery["attempt"]))
+    for n, hop in reversed([*enumerate(hops)]):
+        if hop.what == "read":  # the delivery's row has only the last read
+            hops[n] = hop._replace(detail=delivery["read_how"])
+            break
+    if delivery["state"] in ENDED:
+        if delivery["state"] not in made:  # from the beginning, or not in audit_log
+            at = None if delivery["written_at"] else delivery["staged_at"]
+            hops.append(Hop(at, delivery["state"], name, delivery["attempt"]))
+        last = max(n for n, hop in enumerate(hops) if hop.what == delivery["state"])
+        hops[last] = hops[last]._replace(detail=delivery["last_error"])
+    if delivery["acked_at"]:
+        hops.append(Hop(delivery["acked_at"], "acked", name, detail=delivery["ack_status"]))
+    return sort_hops(hops)
+
+
+def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
+    """Correct times that audit_log rounds down to milliseconds.
+
+    A rounded time must not sort before an exact one of the same millisecond.
+    """
+    before = 0
+    for hop in hops:
+        at = hop.at
+        if hop.what == "read" and _is_same_ms(at, read_at):
+            at = read_at
+        if at is not None and at < before and _is_same_ms(at, before):
+            at = before
+        before = at or before
+        yield hop._replace(at=at)
+
+
+def _is_same_ms(one: int | None, other: int | None) -> bool:
+    return one is not None and other is not None and one // NS_PER_MS == other // NS_PER_MS
+
+
+def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
+    """Sort by time; a hop of unknown time stays after its predecessor."""
+    keyed: list[tuple[int, Hop]] = []
+    at = 0
+    for hop in hops:
+        at = hop.at or at
+        keyed.append((at, hop))
+    return [hop for _, hop in sorted(keyed, key=itemgetter(0))]
+
+
+def _attempts(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
+    """Yield the hops by attempt; a row that begins an attempt has the times of the previous one."""
+    name, number = delivery["recipient"], 1
+    before: int | None = None  # when the last file was written; not every attempt writes one
+    seen: list[sqlite3.Row] = []
+    for one in log:
+        if one["attempt"] not in (None, number):
+            written = one["written_at"] if one["written_at"] != before else None
+            yield from _attempt_hops(name, number, one["staged_at"], written, seen)
+            before, number, seen = one["written_at"], one["attempt"], []
+        seen.append(one)
+    while number < delivery["attempt"]:  # attempts missing in audit_log
+        yield from _attempt_hops(name, number, None, None, seen, is_noted=False)
+        number, seen = number + 1, []
+    written = delivery["written_at"] if delivery["written_at"] != before else None
+    yield from _attempt_hops(name, number, delivery["staged_at"], written, seen)
+
+
+def _attempt_hops(
+    name: str,
+    number: int,
+    staged: int | None,
+    written: int | None,
+    seen: list[sqlite3.Row],
+    *,
+    is_noted: bool = True,
+) -> Iterator[Hop]:
+    """Yield one attempt: accepted or replayed, written, and its result."""
+    if number == 1:
+        yield Hop(staged, "accepted", name, number)
+    for one in seen:
+        if one["old_status"] == "dead" and one["new_status"] in ("held", "written"):
+            # logged after the fact: sort it before the file it produced
+            yield Hop(min(one["at"], written or one["at"]), "replayed", name, number)
+    if written or not is_noted:
+        yield Hop(written, "written", name, number)
+    for one in seen:
+        if one["new_status"] in ("read", *ENDED):
+            yield Hop(one["at"], one["new_status"], name, number)
+
+
+def count_waiting(home: Home) -> int:
+    """Count the messages in the outboxes."""
+    return sum(1 for _ in _messages(home, "outbox"))
+
+
+def find_unrecorded(home: Home, beginning: str) -> dict[str, Any] | None:
+    """Find the file of an unrecorded message by id or prefix, as facts for `relay trace`.
+
+    Errors: NotFound for an ambiguous prefix.
+    """
+    places = (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}"), ("stray", "inbox"))
+    for status, place in places:
+        found = [one for one in _messages(home, place) if one[1].startswith(beginning)]
+        exact = [one for one in found if one[1] == beginning]
+        if len({message_id for _, message_id in exact or found}) > 1:
+            raise NotFound(f"several messages begin with {beginning}", hint="use a longer prefix")
+        for agent, message_id in exact or found:
+            return {
+                "message_id": message_id,
+                "from": agent,
+                "status": status,
+                "file": f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}",
+                "untouched_s": _untouched_s(home, agent, place, message_id + MSG_SUFFIX),
+                "error": None,
+                "deliveries": [],
+                "hops": [],
+            }
+    return None
+
+
+def describe_unrecorded(facts: dict[str, Any], is_running: bool) -> str:
+    """Describe an unrecorded message: where it is and what is needed."""
+    if facts["status"] == "stray" and not is_running:
+        said = UNRECORDED_IN_INBOX.format(facts["from"])
+        return f"{said}: `relay up` recovers what a crash left unrecorded"
+    if facts["status"] == "stray":
+        hint = "find out who put it there"
+    elif facts["status"] == "waiting":
+        hint = RUNNING_HINT if is_running else "no relay is running; start one with `relay up`"
+    else:
+        hint = "rename it into the outbox to send it"
+    return f"{UNRECORDED_TEXT[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
+
+
+def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
+    """Return the seconds since a file was written or renamed; 0 if it has just been removed."""
+    from relay.delivery.intake import untouched_since
+
+    now = time.time_ns()
+    with home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
+        folder = dirs.get("agents", agent, *place.split("/"))
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return (now - untouched_since(status, now)) // NS_PER_S
+    return 0
+
+
+def _messages(home: Home, place: str) -> Iterator[tuple[str, str]]:
+    """Yield (agent, message id) of each file that a relay would take for a message."""
+    with home.dirs() as dirs:
+        for agent in sorted(home.agent_names()):
+            try:
+                names = os.listdir(dirs.get("agents", agent, *place.split("/")))
+            except (OSError, UnsafePath):
+                continue  # no such folder, or not accessible: `relay doctor` reports it
+            for name in sorted(names):
+                message_id = message_id_of(name)
+                if message_id is not None:
+                    yield agent, message_id

@@ -1,14 +1,15 @@
 """Health, metrics and status over HTTP: on ``admin.sock`` in the home, and on loopback.
 
-A home whose path is too long for a socket has it in ``$XDG_RUNTIME_DIR``: ``asking.socket_path``.
+A home whose path is too long for a socket has it in ``$XDG_RUNTIME_DIR``; see
+``status_client.socket_path``.
 
-    /healthz   200 while the loop goes on; 503 with the step that it is stuck in
-    /readyz    200 while a session serves and takes messages in; 503 with why not
-    /metrics   for Prometheus and its like
+    /healthz   200 while the loop makes progress; 503 with the stage it is stuck in
+    /readyz    200 while a session accepts messages; 503 with the reason otherwise
+    /metrics   in the Prometheus text format
     /status    JSON; docs/cli-json.md
 
-Answered by threads of its own from what the loop has published: also while the loop is busy.
-Reading is all that can be done here. Whoever may open the home may open the socket (mode 600).
+Served by separate threads from the status the loop has published, so it answers while the loop is
+busy. Read-only. Access to the home includes access to the socket (mode 600).
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ from relay.daemon import metrics
 from relay.daemon.status import SharedStatus, StatusSnapshot
 from relay.ledger import wal
 
-REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
-MOST_CONNECTIONS = 32  # at once, of each server: a descriptor each, and the loop needs some
-QUIET_S = 60  # an error that comes back sooner is the same one
-STOP_POLL_S = 0.1  # so long the end of the process may wait for a server
+REQUEST_TIMEOUT_S = 5  # a slow or silent client holds a thread no longer
+MOST_CONNECTIONS = 32  # at once, per server: each takes a descriptor, and the loop needs some
+QUIET_S = 60  # the same error is not logged again sooner
+STOP_POLL_S = 0.1  # the longest that the end of the process waits for a server
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Admin:
-    """The servers. Begun and ended by the daemon, which holds the home's lock."""
+    """The HTTP servers. Started and stopped by the daemon, which holds the home's lock."""
 
     def __init__(self, board: SharedStatus, log: Callable[..., object]) -> None:
         self._board = board
         self._log = log
         self._servers: list[_Threads] = []
-        self.trouble = ""  # why one of them is not there
+        self.trouble = ""  # why a server could not start
 
     def begin(self, listen: str) -> None:
-        """Answer on the socket, and on ``listen`` where it is not empty.
+        """Serve on the socket, and on ``listen`` unless it is empty.
 
-        One that cannot be had is logged, and the relay goes on without.
+        A server that cannot start is logged, and the relay runs without it.
         """
         self.trouble = ""
         self._start(SOCKET, lambda: _UnixServer(self._socket_path(), self._handler()))
@@ -65,7 +66,7 @@ class Admin:
             self._start(f"admin.listen {listen}", lambda: kind(address, self._handler()))
 
     def end(self) -> None:
-        """Stop answering; the socket is removed."""
+        """Stop serving; removes the socket."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -75,7 +76,7 @@ class Admin:
         try:
             server = make()
         except (OSError, ValueError, UnsafePath) as exc:
-            self.trouble = f"nothing answers on {name}: {exc}"
+            self.trouble = f"no server on {name}: {exc}"
             self._log(f"Health and metrics: {self.trouble}", action="admin", level="warning")
             return
         self._servers.append(server)
@@ -84,14 +85,14 @@ class Admin:
         ).start()
 
     def _serve(self, name: str, server: _Threads) -> None:
-        """Answer until the end, whatever the system refuses meanwhile; that is logged once."""
+        """Serve until stopped; errors of the system are logged once and do not end it."""
         said_at = float(-QUIET_S)
         while not server.is_ended.is_set():
             try:
                 server.serve_forever(STOP_POLL_S)
             except Exception as exc:
                 if time.monotonic() - said_at > QUIET_S:
-                    text = f"Health and metrics: {name} could not be served, and goes on: {exc}"
+                    text = f"Health and metrics: error on {name}, still serving: {exc}"
                     self._log(text, action="admin", level="warning")
                 said_at = time.monotonic()
                 server.is_ended.wait(STOP_POLL_S)
@@ -100,9 +101,9 @@ class Admin:
         path = socket_path(self._board.home)
         if len(os.fsencode(path)) > MOST_PATH_BYTES:
             raise ValueError(
-                f"the path {path} is {len(os.fsencode(path))} bytes, a socket's may be "
-                f"{MOST_PATH_BYTES}: set {RUNTIME_VARIABLE} to a directory of yours, or "
-                "admin.listen, or move the home nearer to /"
+                f"the path {path} is {len(os.fsencode(path))} bytes, and a socket's may have at "
+                f"most {MOST_PATH_BYTES}: set {RUNTIME_VARIABLE} to a directory of your own, set "
+                "admin.listen, or move the home to a shorter path"
             )
         if os.path.dirname(path) != self._board.home:
             fsio.ensure_dir(os.path.dirname(path))
@@ -121,7 +122,7 @@ class Admin:
 
 
 class BaseHandler(BaseHTTPRequestHandler):
-    """One request: GET a page, or one line that says why not."""
+    """One request: GET a page, or an error of one line."""
 
     server_version = "agent-relay"
     sys_version = ""
@@ -147,7 +148,7 @@ class BaseHandler(BaseHTTPRequestHandler):
         page()
 
     def _is_asked_by_name(self) -> bool:
-        """False for a browser that was led here by a foreign name."""
+        """False for a Host header with a foreign name (DNS rebinding in a browser)."""
         if self.server.address_family == socket.AF_UNIX:  # type: ignore[attr-defined]
             return True
         host = self.headers.get("Host", "").lower()
@@ -191,7 +192,7 @@ class BaseHandler(BaseHTTPRequestHandler):
             self.send_header("Allow", "GET")
         self.end_headers()
         if self.command != "HEAD":
-            with contextlib.suppress(OSError):  # who asked has gone
+            with contextlib.suppress(OSError):  # the client has gone
                 self.wfile.write(body)
 
     def address_string(self) -> str:
@@ -199,7 +200,7 @@ class BaseHandler(BaseHTTPRequestHandler):
         return "-"
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Who scrapes every few seconds would be most of the log."""
+        """Log nothing: a scrape every few seconds would fill the log."""
 
 
 class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -238,19 +239,19 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 self._cut(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """It is answered, or cut off: its thread ends."""
+        """Close an answered or cut-off connection: its thread ends."""
         with self._lock:  # closed within: a number that is free again is not cut off
             self._since.pop(request, None)
             super().shutdown_request(request)
 
     def _cut(self, request: socket.socket) -> None:
-        """Its thread finds the end of what is said; the lock is held."""
+        """Shut a connection down, so that its thread reads the end; the lock is held."""
         del self._since[request]
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
     def get_request(self) -> Any:
-        """One that cannot be had for want of a descriptor is waited for, not spun upon."""
+        """Accept a connection; without a free descriptor, wait a moment instead of spinning."""
         try:
             return super().get_request()
         except OSError:
@@ -258,11 +259,11 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked went away in the middle, or is no HTTP client: nobody's trouble."""
+        """Ignore a client that went away or does not speak HTTP."""
 
 
 class _UnixServer(_Threads):
-    """On a path; one that a killed relay left is replaced: the lock is ours."""
+    """Server on a socket path; one left by a killed relay is replaced: the home's lock is ours."""
 
     address_family = socket.AF_UNIX
     _bound: os.stat_result | None = None
@@ -295,7 +296,7 @@ class _Tcp6Server(_TcpServer):
 
 
 def status_of(board: SharedStatus) -> dict[str, Any]:
-    """What ``/status`` answers."""
+    """The body of ``/status``."""
     health, snapshot, disk = board.health(), board.snapshot, board.disk
     step, step_s = board.tally.stuck_s()
     age = board.snapshot_age_s()
@@ -317,7 +318,9 @@ def status_of(board: SharedStatus) -> dict[str, Any]:
         "ledger_damage": board.ledger_damage,
         "rss_bytes": metrics.resident_bytes(),
         "wal_bytes": metrics.wal_bytes(board.home),
-        "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,
+        "wal_state": wal.measure_wal(
+            os.path.join(board.home, LEDGER), board.config.ledger
+        ).state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": None if disk is None else _disk_status(disk),
     }
@@ -337,7 +340,7 @@ def _disk_status(disk: DiskUsage) -> dict[str, Any]:
 
 
 def _session_status(snapshot: StatusSnapshot, now_ns: int) -> dict[str, Any]:
-    """What the session last said of itself. ``now_ns``: by the monotonic clock."""
+    """The session's part of ``/status``. ``now_ns``: of the monotonic clock."""
     waits = snapshot.oldest_ns and now_ns - snapshot.oldest_ns
     return {
         "watcher": snapshot.watcher,

@@ -1,11 +1,11 @@
-"""What the loop does for those who look after it: it watches the disk, pauses, tells, publishes.
+"""Watch the disk, pause intake below the floor, notify operator and lead, publish the status.
 
-An alert is told once an episode: when it began stands in the ledger, the notice's id is derived
-from that, so a crash in between tells it again under the same name.
+One notification per episode: its begin is in the ledger, and the notification's id is derived from
+it, so that a repetition after a crash has the same id and is dropped.
 
-    killed before the ledger has it    the next start finds the disk as it is, and begins anew
-    killed before the notice           found in the ledger: the same notice, now
-    killed behind the notice           the same once more: who has it gets nothing
+    killed before the ledger has the begin    the next start sees the disk and begins the episode
+    killed before the notification            the begin is in the ledger: it is sent now
+    killed after the notification             sent again with the same id: dropped as a duplicate
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from relay.delivery.loop import Dispatcher
 from relay.delivery.work import Context
 from relay.ledger import Ledger
 
-EPISODE = "disk_alert"  # in orchestrator_state: when it began, and TOLD behind that; or empty
+EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
 TOLD = " told"
 LEVELS = {DiskState.OK: "info", DiskState.FLOOR: "error"}
 
 
 class DiskMonitor:
-    """Turned by the loop after every tick. Owned by it."""
+    """Called after every tick. Owned by the loop."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class DiskMonitor:
         self._trouble = ""
 
     def due_ns(self) -> int:
-        """When there is something to do (monotonic)."""
+        """Time of the next step (monotonic ns)."""
         due = self._disk.due_ns()
         publish = self._publisher.due_ns()
         return due if publish is None else min(due, publish)
 
     def begin(self) -> None:
-        """Before the first tick: below its floor a disk takes nothing in from the beginning."""
+        """Check the disk before the first tick, so that nothing is taken in below the floor."""
         self._look()
 
     def step(self) -> None:
-        """After a tick: look at the disk, act on it, and publish, as far as each is due."""
+        """Check the disk, act on it and publish the status, as far as each is due."""
         reading = self._look()
         if reading is not None:
             self._tell(reading)
@@ -69,7 +69,7 @@ class DiskMonitor:
             self._board.snapshot = snapshot
 
     def _look(self) -> DiskUsage | None:
-        """What the disk is like, where it was time to look."""
+        """The disk's usage; None before the next check is due."""
         if self._clock.monotonic_ns() < self._disk.due_ns():
             return None
         change = self._disk.check()
@@ -81,7 +81,7 @@ class DiskMonitor:
         return reading
 
     def _pause(self, reading: DiskUsage) -> None:
-        """Stop taking messages in below the floor, and begin again above it."""
+        """Pause intake below the floor, and resume above it."""
         self._dispatcher.pauses["disk"] = pause_reason(reading)
         self._publish_pauses()
 
@@ -97,14 +97,14 @@ class DiskMonitor:
         resumed = before is not None and before.state is DiskState.FLOOR and not paused
         self._log(
             f"The disk is {now.state.value}: {now.sentence()}{paused}"
-            + "; intake goes on" * resumed,
+            + "; intake resumes" * resumed,
             action="disk",
             level=LEVELS.get(now.state, "warning"),
             free_bytes=now.free_bytes,
         )
 
     def _tell(self, reading: DiskUsage) -> None:
-        """Notify operator and lead, once an episode."""
+        """Notify operator and lead, once per episode."""
         try:
             began = self._ledger.get_state(EPISODE) or ""
             if not reading.state.is_alert:
@@ -120,10 +120,11 @@ class DiskMonitor:
             if self._dispatcher.notifier.announce(names, _notice(reading), EPISODE, int(began)):
                 self._note(began + TOLD)
             self._trouble = ""
-        except LedgerError as exc:  # a disk so full: the log has it, and this is tried again
+        except LedgerError as exc:  # a full disk, too: logged, and tried again
             if str(exc) != self._trouble:
                 self._trouble = str(exc)
-                self._log(f"Could not tell of the disk: {exc}", action="disk", level="warning")
+                text = f"Could not notify about the disk: {exc}"
+                self._log(text, action="disk", level="warning")
 
     def _note(self, value: str) -> None:
         now = self._clock.now_ns()
@@ -137,7 +138,7 @@ def make_disk_monitor(
     publisher: StatusPublisher,
     context: Context,
 ) -> DiskMonitor:
-    """What looks after a session."""
+    """The disk monitor of a session."""
     disk = DiskWatch(context.home.root, context.config.disk, context.clock)
     return DiskMonitor(
         board, dispatcher, publisher, disk, context.ledger, context.clock, context.log

@@ -34,7 +34,7 @@ from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import Projection
 from relay.delivery import reads
 from relay.engine.commstore import CommStore
-from relay.journal.manifest import read_manifest
+from relay.journal.replay import read_manifest
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
 
@@ -279,12 +279,12 @@ def _keep_mailboxes(copy: _Copy, home: Home) -> None:
         return
     with contextlib.closing(Ledger.open(os.path.join(copy.root, LEDGER))) as ledger:
         same: list[tuple[str, None]] = []
-        for agent, known in ledger.registry.mailboxes().items():
+        for agent, known in ledger.agents.mailboxes().items():
             with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
                 if reads.mailbox_identity(dirs, agent) == known:
                     same.append((agent, None))  # not known: the next start's first scan sees it
         with ledger.transaction():
-            ledger.registry.set_mailboxes(same)
+            ledger.agents.set_mailboxes(same)
     _list_ledger(copy)
 
 

@@ -1,8 +1,8 @@
-"""Work beside the loop: retention, packing, watching the WAL, checking the ledger.
+"""Background work: retention, packing, watching the WAL, checking the ledger.
 
-Files are removed and packed in a thread, in small slices with a longer pause after each;
-rows of the ledger by the loop, which alone writes it, a few hundred at a time. What is cut short
-is gone on with by the next run.
+Files are removed and packed in a thread, in small slices with a longer pause after each; rows of
+the ledger by the loop, its only writer, a few hundred at a time. The next run continues an
+interrupted one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from relay.daemon.prune import Pruned
 from relay.delivery.work import Pack, Prune
 from relay.ledger import Ledger, archive_pack, open_readonly
 from relay.ledger import file as ledger_file
-from relay.ledger.archive_pack import Packed
+from relay.ledger.archive_pack import PackedDay
 from relay.ledger.wal import WalWatch
 
-PAUSE_S = 0.01  # after each slice, at least: the disk is the loop's
-PAUSE_FACTOR = 4  # and so many times as long as the slice took, so is the interpreter
-LOOK_NS = NS_PER_S  # what the thread does is looked at so often
-CHECK_NS = 86_400 * NS_PER_S  # the ledger is looked through once a day, 5 ms a MiB
-AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays so
+PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk
+PAUSE_FACTOR = 4  # pause this many times as long as the slice took
+LOOK_NS = NS_PER_S  # interval of looking at the thread
+CHECK_NS = 86_400 * NS_PER_S  # the ledger is checked once a day, 5 ms a MiB
+AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays low
 SLICE_NS = 50_000_000  # between two slices of rows
 T = TypeVar("T")
 Said = tuple[str, str, dict[str, object]]  # sentence, action, facts
@@ -72,22 +72,22 @@ class Housekeeper:
 
     @property
     def paused(self) -> str:
-        """Why nothing may be taken in now; empty when it may."""
+        """The reason to pause intake now, or an empty string."""
         return self.wal.paused
 
     def ask(self, order: Prune | Pack) -> None:
-        """Do it as soon as the thread is free; a crash forgets it."""
+        """Queue a job for the thread; lost in a crash."""
         if order not in self._asked:
             self._asked.append(order)
 
     def stop(self) -> None:
-        """The thread ends with the slice in hand."""
+        """End the thread after its current slice."""
         self._stopping.set()
 
     def poll(self, *, idle: bool, is_low: bool = False) -> int:
-        """Let it go on; when to look again (monotonic ns). Errors: LedgerError.
+        """Start or continue work; returns when to poll next (monotonic ns). Errors: LedgerError.
 
-        ``idle``: no batch waits. ``is_low``: the disk is, so that what can be is made smaller.
+        ``idle``: no batch waits. ``is_low``: the disk is nearly full, so the archive is packed.
         """
         now = self._clock.monotonic_ns()
         due = self.wal.poll(idle=idle)
@@ -104,7 +104,7 @@ class Housekeeper:
         return min(due, self._next_prune_ns, self._next_check_ns, self._next_disk_ns)
 
     def _begin(self, now: int, is_low: bool) -> None:
-        """The next thing for the thread: what was asked, what is due, what the disk needs."""
+        """Start the thread's next job: requested, due, or needed by a full disk."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
             self.ask(Prune())
@@ -166,11 +166,11 @@ class Housekeeper:
         ]
 
     def _check(self) -> list[Said]:
-        """Look through the ledger's pages: SQLite itself notices a damaged one when it is used."""
+        """Check the ledger's pages: SQLite itself notices damage only when a page is used."""
         path = self._home.path(LEDGER)
         try:
             with contextlib.closing(open_readonly(path)) as db:
-                why = ledger_file.damage(db, lambda: not self._stopping.is_set())
+                why = ledger_file.quick_check(db, lambda: not self._stopping.is_set())
             found = LedgerDamaged(path, why) if why else None
         except LedgerDamaged as exc:
             found = exc
@@ -187,7 +187,7 @@ class Housekeeper:
         return said
 
     def _go(self, steps: Iterator[T | None]) -> T | None:
-        """The last value of the steps, with a pause after each; None when it was cut short."""
+        """Run the steps with a pause after each; the last value, or None when interrupted."""
         value, began = None, time.monotonic()
         for value in steps:
             if self._stopping.is_set():
@@ -207,8 +207,8 @@ def packable(home: Home, clock: Clock, before: str = "") -> list[str]:
     return [day for day in archive_pack.days(home) if day < last and day not in needed]
 
 
-def describe_pack(packed: Packed) -> str:
-    """What was packed, in a line."""
+def describe_pack(packed: PackedDay) -> str:
+    """One line about a pack."""
     return (
         f"packed {packed.files} files of {packed.day}: {packed.n_bytes} bytes are "
         f"{packed.packed_bytes} in archive/{packed.day}{archive_pack.SUFFIX}"
@@ -218,8 +218,8 @@ def describe_pack(packed: Packed) -> str:
 def run_retention(
     home: Home, config: Config, clock: Clock, *, dry_run: bool = False
 ) -> list[Pruned]:
-    """A whole retention run here and now, where no relay runs and the caller has the lock; with
-    ``dry_run`` what one would remove, whoever runs. Errors: LedgerError, OSError."""
+    """A complete retention run in the foreground. The caller holds the home's lock; with
+    ``dry_run`` nothing is removed and no lock is needed. Errors: LedgerError, OSError."""
     settings, now, path = config.retention, clock.now_ns(), home.path(LEDGER)
     *_, found = prune.prune_files(home, settings, now, dry_run=dry_run)
     with contextlib.closing(open_readonly(path)) as db:

@@ -1,5 +1,7 @@
-"""What is asked of a home's journal by name: by the command line when no relay runs, and of one
-that does. Nothing leaves the journal that a store file on this disk does not cover.
+"""Explicit journal commands (seal, compress, upload, evict, hydrate, prune).
+
+Run by the command line while no relay runs, else by the daemon. A segment is never dropped before a
+checkpoint on this disk covers it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
 from relay.daemon.opening import OpenedStore, link_base, stream_dir
-from relay.journal import commands, plan
+from relay.journal import plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
+from relay.journal.replay import checkpoint_offsets
 from relay.journal.tiers import Tiers
 
 
@@ -30,30 +33,30 @@ def run_command(home: Home, opened: OpenedStore, clock: Clock, order: JournalCom
 
 
 def carry_out(home: Home, tiers: Tiers, clock: Clock, order: JournalCommand) -> Iterator[JobResult]:
-    """Do it, a segment for each that is asked for, and say what became of it.
+    """Run a command on each segment it names; yields the results.
 
-    Errors: JournalError for a segment that is not there, and where nothing says what to keep.
+    Errors: JournalError for an unknown segment, and for a prune without a limit.
     """
     is_prune = order.verb == plan.PRUNE
     policy = retention(tiers.policy, order) if is_prune else tiers.policy
     below = safe_offset(home)
     if policy.keep_age_s is not None or policy.keep_bytes is not None:
-        below = min(below, pin_base(home))  # where anything is ever pruned, by whomever
+        below = min(below, pin_base(home))
     tiers.set_safe_offset(below)
     if is_prune:
-        yield from commands.prune(tiers, prunes(tiers.entries(), policy, clock, below))
+        yield from tiers.prune(prunes(tiers.entries(), policy, clock, below))
     else:
-        yield from commands.run(tiers, order.verb, order.segment_ids)
+        yield from tiers.run(order.verb, order.segment_ids)
 
 
 def retention(policy: TierPolicy, order: JournalCommand) -> TierPolicy:
-    """What is kept: what the order says, or else what is configured. Errors: JournalError."""
+    """The limits of a prune: those of the command, else those configured. Errors: JournalError."""
     if order.keep_age_s is not None or order.keep_bytes is not None:
         policy = policy._replace(keep_age_s=order.keep_age_s, keep_bytes=order.keep_bytes)
     if policy.keep_age_s is None and policy.keep_bytes is None:
         raise JournalError(
-            "nothing says what to keep of the journal",
-            hint="journal.keep_age_s or journal.keep_mib in config.json do, or the command",
+            "there is no limit for what to keep of the journal",
+            hint="set journal.keep_age_s or journal.keep_mib in config.json, or give an option",
         )
     return policy
 
@@ -61,18 +64,18 @@ def retention(policy: TierPolicy, order: JournalCommand) -> TierPolicy:
 def prunes(
     entries: Sequence[SegmentEntry], policy: TierPolicy, clock: Clock, below: int
 ) -> list[TierJob]:
-    """What retention would let go of the stream below an offset, oldest first, and why."""
+    """Segments that retention would drop below an offset, oldest first, with the reason."""
     return list(plan.prunes(entries, policy, PlanInputs(clock.now_ns() // NS_PER_MS, below, {})))
 
 
 def safe_offset(home: Home) -> int:
-    """Two checkpoints cover the stream below this offset, as the manifest has them."""
-    found = commands.checkpoint_offsets(stream_dir(home))
+    """Offset below which two checkpoints cover the stream, by the manifest."""
+    found = checkpoint_offsets(stream_dir(home))
     return found[1] if len(found) > 1 else 0
 
 
 def prunable_below(home: Home) -> int:
-    """What ``keep_first`` would give, with nothing changed."""
+    """The result of ``pin_base``, without changing anything."""
     return max(covered_offset(home.path(STORE) + PREVIOUS), covered_offset(home.path(BASE)))
 
 
@@ -86,8 +89,8 @@ def pin_base(home: Home) -> int:
 
 
 def covered_offset(path: str) -> int:
-    """The offset before which a store file has everything; 0 for one that is not there, damaged,
-    or of no journal."""
+    """Offset up to which a store file covers the journal; 0 if it is missing, damaged or of no
+    journal."""
     try:
         state = EngineState.decode(codec.read(path).engine_state)
     except (FileNotFoundError, FormatError):

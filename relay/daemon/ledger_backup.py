@@ -16,7 +16,7 @@ from relay.base.errors import AlreadyRunning, LedgerBusy, LedgerError, VersionEr
 from relay.base.home import LEDGER, LOCK, Home
 from relay.ledger import SCHEMA_VERSION
 from relay.ledger import file as ledger_file
-from relay.ledger.file import Content
+from relay.ledger.file import LedgerContent
 
 BEFORE = ".before-restore"
 SIDE_FILES = ("-wal", "-shm")
@@ -25,11 +25,11 @@ SIDE_FILES = ("-wal", "-shm")
 class RestoredLedger(NamedTuple):
     """What was put back, and what became of the ledger before."""
 
-    content: Content
+    content: LedgerContent
     aside: str  # its path now; empty when there was none
 
 
-def backup(home: Home, target: str, *, force: bool = False) -> Content:
+def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
     """Copy the ledger to ``target``, whole, checked and durable; returns what it has.
 
     The relay goes on meanwhile. Committed at the rename: a file that was there stays until then.
@@ -42,12 +42,12 @@ def backup(home: Home, target: str, *, force: bool = False) -> Content:
     if os.path.realpath(target) in {os.path.realpath(source) + s for s in ("", *SIDE_FILES)}:
         raise LedgerError(f"{target} is the ledger itself", hint="name another file")
     if os.path.lexists(target) and not force:
-        raise LedgerError(f"{target} is there already", hint="name another file, or say --force")
+        raise LedgerError(f"{target} exists already", hint="name another file, or use --force")
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
         raise LedgerError(f"there is no directory {folder}", hint="make it, or name another file")
-    with ledger_file.copied(source, target) as (temp, content):
-        ledger_file.place(temp, target, replace=force)
+    with ledger_file.temporary_copy(source, target) as (temp, content):
+        ledger_file.install_copy(temp, target, replace=force)
     return content
 
 
@@ -66,7 +66,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
             held.enter_context(fsio.locked(home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(f"a relay runs for {home.root}") from exc
-        temp, content = held.enter_context(ledger_file.copied(source, path))
+        temp, content = held.enter_context(ledger_file.temporary_copy(source, path))
         if content.version > SCHEMA_VERSION:
             expected = f"user_version <= {SCHEMA_VERSION}"
             raise VersionError(source, 60, expected, content.version)
@@ -75,7 +75,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
         check_unused(path)
         _count_on(path, temp)
         aside = set_aside(path, BEFORE)
-        ledger_file.place(temp, path, replace=True)
+        ledger_file.install_copy(temp, path, replace=True)
     return RestoredLedger(content, aside)
 
 

@@ -26,7 +26,7 @@ from relay.daemon.session import begin_epoch
 from relay.delivery.work import Context
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
-from relay.ledger.file import LEFTOVERS, Content
+from relay.ledger.file import LEFTOVERS, LedgerContent
 
 BEFORE = ".before-rebuild"
 UNFINISHED = ".rebuilt"
@@ -38,7 +38,7 @@ POSITION = "journal"
 class Rebuilt(NamedTuple):
     """The result of a rebuild, and where the previous ledger is."""
 
-    content: Content
+    content: LedgerContent
     aside: str  # its path now; empty when there was none
     kept: dict[str, int]  # rows taken over from it, by table
     lost: tuple[str, ...]  # what is not in the new one, a line each
@@ -69,7 +69,7 @@ def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]
         if os.path.exists(path):
             lost.append("audit_log: what changed before now is in the ledger before alone")
         aside = set_aside(path, BEFORE)
-        ledger_file.place(temp, path, replace=True)
+        ledger_file.install_copy(temp, path, replace=True)
     return Rebuilt(content, aside, kept, tuple(lost))
 
 
@@ -108,7 +108,7 @@ def _take_over(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
         rows, why = _readable(path, table)
         with ledger.transaction():
             for row in rows:
-                ledger.take_over(table, row)
+                ledger.import_row(table, row)
         kept[table] = len(rows)
         if why:
             after = f" after the first {len(rows)}" if rows else ""

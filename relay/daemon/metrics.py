@@ -1,8 +1,7 @@
-"""``/metrics``: the board in the text form that every collector reads.
+"""``/metrics``: the shared status in the Prometheus text format.
 
-Everything the loop counts comes from its published snapshot; what the process can be asked for
-beside the loop (memory, the ledger's WAL) is asked when somebody looks. docs/metrics.md lists
-every metric; a test compares.
+The loop's counts come from its published snapshot; memory and the size of the ledger's WAL are read
+at each request. docs/metrics.md lists every metric, and a test compares.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from relay.daemon.status import SharedStatus, StatusSnapshot
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-# field of Tally -> name of the metric, what it counts
+# field of Metrics -> name of the metric, help text
 COUNTERS = {
     "accepted": ("relay_messages_accepted", "Messages that were accepted: the journal has them."),
     "refused": ("relay_messages_refused", "Files refused; the sender was told why."),
@@ -45,18 +44,18 @@ COUNTERS = {
 
 
 def page(board: SharedStatus) -> bytes:
-    """What ``/metrics`` answers."""
+    """The body of ``/metrics``."""
     return generate_latest(BoardCollector(board))
 
 
 class BoardCollector(Collector):
-    """The board as metrics; may be asked from any thread."""
+    """Exports the shared status as metrics; safe from any thread."""
 
     def __init__(self, board: SharedStatus) -> None:
         self._board = board
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric; those of the loop once a session has published."""
+        """Every metric; those of the loop after a session has published its first snapshot."""
         yield from self._process()
         snapshot = self._board.snapshot
         if snapshot is not None:
@@ -96,12 +95,12 @@ class BoardCollector(Collector):
         wal = wal_bytes(board.home)
         if wal is not None:
             yield _gauge("relay_ledger_wal_bytes", "Size of the ledger's WAL.", wal)
-        text = "At so many bytes of it nothing is taken in."
+        text = "Size of the ledger's WAL at which intake pauses."
         yield _gauge("relay_ledger_wal_limit_bytes", text, board.config.ledger.wal_most_mib << 20)
         yield from self._disk()
 
     def _pauses(self) -> Metric:
-        """A value for each who may hold the intake up."""
+        """One value for each possible reason to pause intake."""
         family = GaugeMetricFamily(
             "relay_intake_paused_by", "1 while it is for this reason.", labels=["reason"]
         )
@@ -116,7 +115,7 @@ class BoardCollector(Collector):
             return
         yield _gauge("relay_disk_size_bytes", "Size of the home's file system.", disk.size_bytes)
         yield _gauge("relay_disk_free_bytes", "Bytes that may still be written.", disk.free_bytes)
-        text = "Below so many free bytes nothing is taken in."
+        text = "Free bytes below which intake pauses."
         yield _gauge("relay_disk_floor_bytes", text, disk.floor_bytes)
         yield _gauge("relay_disk_used_ratio", "Share of it in use.", disk.used_percent / 100)
 
@@ -130,17 +129,17 @@ class BoardCollector(Collector):
         text = "Files seen in outboxes, not yet taken."
         yield _gauge("relay_queue_files", text, snapshot.queue_files)
         yield _gauge("relay_outbox_age_seconds", "How long the oldest of them waits.", waits_s)
-        yield _gauge("relay_agents", "Agents that there are.", snapshot.agents)
+        yield _gauge("relay_agents", "Number of agents.", snapshot.agents)
         text = "Agents that are scanned because inotify has no watch left."
         yield _gauge("relay_agents_unwatched", text, snapshot.unwatched)
         text = "Directories that inotify watches."
         yield _gauge("relay_inotify_watches", text, snapshot.watches)
-        text = "Messages that max_pending keeps back."
+        text = "Messages throttled by max_pending."
         yield _gauge("relay_messages_held_back", text, snapshot.held_back)
         yield _gauge("relay_messages_active", "Messages of the live store.", snapshot.active)
-        text = "Dead letters that nobody has looked after."
+        text = "Dead letters not yet replayed or discarded."
         yield _gauge("relay_dead_letters", text, snapshot.dead_letters)
-        text = "Answers and acknowledgments that are owed."
+        text = "Answers and acknowledgments due."
         yield _gauge("relay_acknowledgments_owed", text, snapshot.owed_acks)
         text = "Length of the journal's stream since its beginning."
         yield _gauge("relay_journal_stream_bytes", text, snapshot.journal_end)
@@ -170,7 +169,7 @@ class BoardCollector(Collector):
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process; None where it cannot be asked."""
+    """Resident memory of this process; None where it cannot be read."""
     import psutil
 
     try:
@@ -180,7 +179,7 @@ def resident_bytes() -> int | None:
 
 
 def wal_bytes(home: str) -> int | None:
-    """Size of the ledger's WAL, 0 where there is none; None where it cannot be asked."""
+    """Size of the ledger's WAL, 0 if it does not exist; None where it cannot be read."""
     try:
         return os.stat(os.path.join(home, LEDGER + "-wal")).st_size
     except FileNotFoundError:
@@ -194,7 +193,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _buckets(values: Buckets) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative counts by upper bound, as the format has them, and the sum."""
+    """Cumulative counts by upper bound, and the sum."""
     seen = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*values.bounds, float("inf")), values.counts, strict=True):

@@ -1,12 +1,12 @@
-"""The relay's store and its journal: opened, replayed, rebuilt.
+"""Open the relay's store and its journal: load, replay, rebuild.
 
-    store/relay.acomm        a checkpoint: everything before a place in the journal
-    store/relay.acomm.prev   the checkpoint before
-    store/base.acomm         what a pruned journal's beginning held
-    journal/{stream}/        everything since, and before
+    store/relay.acomm        a checkpoint: everything before an offset of the journal
+    store/relay.acomm.prev   the previous checkpoint
+    store/base.acomm         the checkpoint that replaces the pruned beginning of the journal
+    journal/{stream}/        every event
 
-The newest checkpoint that can be read is taken, and what the journal holds behind its place is
-applied. Without any, the store is made again from the journal alone. Source: DESIGN, "CommStore".
+The newest readable checkpoint is loaded, and the journal after its offset is applied. Without a
+checkpoint the store is rebuilt from the journal alone. Source: DESIGN, "CommStore".
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from relay.engine.commstore import CommStore
 from relay.engine.event_codec import EventCodec, Frame
 from relay.engine.events import Event
 from relay.engine.limits import DEFAULT_LIMITS, Limits
-from relay.journal import commands
-from relay.journal.journal import Journal, SegmentPolicy
-from relay.journal.manifest import Manifest, read_manifest
+from relay.journal.journal import Journal, JournalReader
+from relay.journal.manifest import Manifest
 from relay.journal.plan import TierPolicy
-from relay.journal.reader import JournalReader
 from relay.journal.records import Record
+from relay.journal.replay import checkpoint_offsets, read_manifest
+from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 
 Warn = Callable[[str], object]
-_keeping = threading.Lock()  # a checkpoint and a prune may both be at the base
+_keeping = threading.Lock()  # a checkpoint and a prune may both write the base
 
 
 class OpenedStore(NamedTuple):
-    """A store that its daemon writes, and what it needs to know of its past."""
+    """A store opened for writing, and what its replay found."""
 
     store: CommStore
     log: EventLog
     tiers: Tiers
-    projection: Projection  # what happened behind the ledger's position
-    power_cut: bool  # the machine was switched off since
+    projection: Projection  # of the events after the ledger's position
+    power_cut: bool  # the machine was restarted since
 
 
 def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
     """The key of the store's file, or None when ``store.encrypt`` is off.
 
-    With ``make`` a first start makes one; not where a sealed store or journal waits for its own.
+    With ``make`` a first start creates one, unless an encrypted store or journal needs its own.
     Errors: KeyFileError; FormatError for a store file that has no header.
     """
     if not config.store.encrypt:
@@ -83,9 +83,10 @@ def _is_encrypted(path: str) -> bool:
 
 
 def opens(home: Home, key: bytes | None) -> bool:
-    """False where the journal's newest event is sealed, and not by this key.
+    """False if the journal's newest event is encrypted with another key.
 
-    The newest alone: what a setting seals, it seals from then on. What is damaged is not judged.
+    Only the newest one is checked: encryption applies from the moment it is configured. Damaged
+    events are not judged.
     """
     folder, newest = stream_dir(home), None
     if not os.path.isdir(folder):
@@ -96,7 +97,7 @@ def opens(home: Home, key: bytes | None) -> bool:
         for record in JournalReader(folder, warn=_ignore).read(begin):
             newest = record
     except (RelayError, OSError):
-        pass  # as far as it can be read
+        pass  # check what can be read
     try:
         if newest is not None:
             EventCodec(key).decode(newest.payload, newest.offset)
@@ -108,7 +109,7 @@ def opens(home: Home, key: bytes | None) -> bool:
 
 
 def _ignore(_: str) -> None:
-    """Who opens the journal hears the warnings."""
+    """Drop warnings: the caller that opens the journal gets them."""
 
 
 def stream_dir(home: Home) -> str:
@@ -123,9 +124,9 @@ def open_store_readonly(
     key: bytes | None = None,
     heard: Callable[[Event], object] = lambda _: None,
 ) -> CommStore:
-    """The store as it stands now, to be looked at: nothing is touched, a daemon may go on.
+    """Load the store as it is now, read-only, while a daemon may be running.
 
-    ``heard`` gets every event behind the newest checkpoint.
+    ``heard`` gets every event after the newest checkpoint.
 
     Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned, SealedStore
     for an encrypted one that is not this key's.
@@ -152,12 +153,12 @@ def open_store(
     ledger_position: int = 0,
     boot: str | None = None,
 ) -> OpenedStore:
-    """The store for its daemon; files that are damaged are set aside, and ``warn`` hears of it.
+    """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
 
-    ``ledger_position``: up to where the ledger follows the journal. ``boot``: of the machine.
-    Errors: FormatError when neither checkpoint nor journal can be read, VersionError when the
-    store file has what a checkpoint would lose, JournalPruned when what the store lacks was
-    pruned, SealedStore: nothing was changed then; OSError.
+    ``ledger_position``: offset up to which the ledger follows the journal. ``boot``: boot id of the
+    machine. Errors: FormatError when neither checkpoint nor journal can be read, VersionError when
+    a checkpoint would lose content of the store file, JournalPruned when records that the store
+    lacks were pruned, SealedStore (all of these change nothing); OSError.
     """
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
@@ -184,7 +185,7 @@ def open_store(
         held.callback(journal.close)
         tiers = make_tiers(home, config, journal.manifest, clock, warn)
         journal.fetch = tiers.fetch
-        # A damaged manifest did not say before.
+
         _check_reach(home, store, journal.first, touched=True)
         past = JournalReplay(store, ledger_position)
         past.replay(journal, codec, boot, warn)
@@ -194,14 +195,14 @@ def open_store(
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
-        held.pop_all()  # it is its owner's from now on
+        held.pop_all()  # the caller owns it from now on
     return OpenedStore(store, log, tiers, past.told, past.power_cut)
 
 
 def _is_gone(folder: str) -> bool:
-    """True when there is no file of a stream: somebody removed it, or there never was one.
+    """True when a stream has no files: it was removed, or never existed.
 
-    Errors: OSError when nobody can look.
+    Errors: OSError when the folder cannot be read.
     """
 
     def fail(exc: OSError) -> None:
@@ -213,9 +214,11 @@ def _is_gone(folder: str) -> bool:
 def _go_on_from(
     home: Home, store: CommStore, position: Position, config: Config, key: bytes | None
 ) -> None:
-    """The stream is gone, and the ledger followed it further than any store file: what happened
-    in between is lost, which the journal says when it is opened. A checkpoint of what is left
-    covers it, so that the next start does not look for it in the journal. Errors: OSError."""
+    """Continue after a stream was lost that the ledger followed further than any store file.
+
+    The events in between are lost; the journal reports that when it is opened. A checkpoint of the
+    rest covers the gap, so that the next start does not search for it. Errors: OSError.
+    """
     store.state.journal = position
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
@@ -224,7 +227,7 @@ def _go_on_from(
 
 
 class CheckpointWriter:
-    """Which two there are, and what the journal may let go for them."""
+    """Records checkpoints, and tells the tiers which part of the journal they cover."""
 
     def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
         self._path = home.path(STORE) + PREVIOUS
@@ -233,10 +236,10 @@ class CheckpointWriter:
         self._newest = covered
 
     def written(self, offset: int) -> None:
-        """A new one is there; the one before is ``.prev`` now, and so far both cover it.
+        """Note a new checkpoint; the previous one is ``.prev`` now, so both cover the journal.
 
-        Where the journal's beginning is ever deleted, that one is kept under a name of its own:
-        with what is left of the journal the store can be made again. Errors: OSError.
+        If the journal is ever pruned, that one is kept as the base: with the rest of the journal it
+        is enough to rebuild the store. Errors: OSError.
         """
         policy = self._tiers.policy
         if policy.keep_bytes is not None or policy.keep_age_s is not None:
@@ -246,11 +249,11 @@ class CheckpointWriter:
 
 
 class JournalReplay:
-    """What the journal says of the time before, to the store and to the ledger."""
+    """Replays the journal into the store and the ledger's projection."""
 
     def __init__(self, store: CommStore, ledger_position: int) -> None:
         self.told = Projection()
-        # of the machine, when it was last written
+
         self.boot = store.state.journal.boot_id if store.state.journal else ""
         self.power_cut = False
         self._store = store
@@ -258,16 +261,16 @@ class JournalReplay:
         self._ledger_position = ledger_position
 
     def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
-        """Bring the store to the journal's end; ``boot`` is the machine's now."""
+        """Bring the store to the journal's end; ``boot`` is the present boot id."""
         if self._ledger_position < journal.first:
             warn(
                 f"the ledger follows the journal up to {self._ledger_position}, and what came"
-                f" before {journal.first} was pruned: rows of that time are not made again"
+                f" before {journal.first} was pruned: rows of that time are not restored"
             )
         begin = min(self._covered, self._ledger_position)
         replay(journal.read(begin), codec, self._store, self._hear, warn)
         self.power_cut = self.boot not in ("", boot)
-        if self.power_cut:  # then inboxes are compared with all that was delivered since
+        if self.power_cut:  # inboxes are then compared with everything delivered since
             self._tell_all(journal.read(begin), codec)
 
     def _hear(self, frame: Frame, offset: int) -> None:
@@ -277,14 +280,14 @@ class JournalReplay:
             self.told.apply(frame.event, is_recent=offset >= self._covered)
 
     def _tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
-        """Everything once more, whatever the ledger has."""
+        """Apply all records to the projection, whatever the ledger has."""
         self.told, self._ledger_position = Projection(), 0
         for record in records:
             self._hear(codec.decode(record.payload, record.offset), record.offset)
 
 
 def link_base(previous: str, base: str) -> None:
-    """Give a checkpoint the name from which a store is made again when both others are lost."""
+    """Keep a checkpoint as the base for a rebuild when both others are lost."""
     temp = base + ".tmp"
     with _keeping, contextlib.suppress(FileNotFoundError):
         with contextlib.suppress(FileNotFoundError):
@@ -299,7 +302,7 @@ def _begin(store: CommStore) -> int:
 
 
 def tier_policy(home: Home, config: Config) -> TierPolicy:
-    """Where the journal's segments go. A directory in the home is named without a path."""
+    """The tiers' settings; an object store in the home may be named without a path."""
     settings = config.journal
     objects = settings.objects
     if objects and "://" not in objects:
@@ -329,7 +332,7 @@ def journal_policy(config: Config) -> SegmentPolicy:
 def _load(
     home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None
 ) -> CommStore:
-    """The newest checkpoint, set up for a relay; an empty store where there is none."""
+    """The newest checkpoint, set up for a relay; an empty store if there is none."""
     path = home.path(STORE)
     if os.path.islink(path):
         raise UnsafePath(f"{path} is a link")
@@ -371,25 +374,25 @@ def _load(
 
 
 def _had_file(home: Home, first: int) -> bool:
-    """False for a young home: no checkpoint was ever written, and the journal has it all."""
-    return first > 0 or bool(commands.checkpoint_offsets(stream_dir(home)))
+    """False for a new home: no checkpoint was written yet, and the journal is complete."""
+    return first > 0 or bool(checkpoint_offsets(stream_dir(home)))
 
 
 def _begin_again(
     home: Home, clock: Clock, limits: Limits, key: bytes | None, warn: Warn | None
 ) -> CommStore:
-    """What stands before the first record of the journal: an empty store, unless it was pruned."""
+    """The store before the journal's first record: empty, or the base if it was pruned."""
     try:
         base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, keep=True)
     except FormatError as exc:
         if isinstance(exc, VersionError):
             raise
-        base = None  # whoever needed it is told what is missing
+        base = None  # the check below reports what is missing
     return base or CommStore(clock, None, limits)
 
 
 def _check_reach(home: Home, store: CommStore, first: int, *, touched: bool = False) -> None:
-    """Errors: JournalPruned when the journal does not go back to where the store stands."""
+    """Errors: JournalPruned when the journal does not reach back to the store's offset."""
     begin = _begin(store)
     if begin < first:
         found = f"covers the journal before {begin}" if begin else "can be read"
@@ -402,10 +405,10 @@ def _check_reach(home: Home, store: CommStore, first: int, *, touched: bool = Fa
 
 
 def _say_made_again(path: str, fault: FormatError | None, warn: Warn) -> None:
-    """Set aside what is damaged, and say what the store is made of."""
+    """Set damaged files aside, and warn about what the store is rebuilt from."""
     if fault is None:
-        warn(f"{path} is not there: the store is made again from the journal")
+        warn(f"{path} is missing: the store is rebuilt from the journal")
         return
     aside = [store_file.set_aside(one) for one in (path, path + PREVIOUS)]
     names = ", ".join(name for name in aside if name)
-    warn(f"{fault}; the store is made again from the journal, what was there is {names}")
+    warn(f"{fault}; the store is rebuilt from the journal, the damaged file is now {names}")

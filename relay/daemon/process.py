@@ -1,8 +1,8 @@
-"""The process: its lock, its signals, and one session after the other.
+"""The daemon process: lock, signals, and one session after another.
 
-One daemon a home: the kernel's lock on ``.lock`` decides, and a killed holder frees it at once.
-SIGTERM and SIGINT finish the batch in hand, write the store and leave. SIGHUP reads config.json
-again: a session with the new one follows the old session's clean end.
+One daemon per home, ensured by the kernel's lock on ``.lock``, which a killed holder frees at once.
+SIGTERM and SIGINT finish the current batch, write the store and exit. SIGHUP reads config.json
+again: after the old session's clean end a session with the new configuration starts.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from relay.daemon.admin import Admin
 from relay.daemon.session import Session
 from relay.daemon.status import SharedStatus
 
-# The thread that writes the store holds the interpreter this long at most before the loop goes on.
+# The longest time that the thread writing the store holds the interpreter before the loop runs.
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 100)
 READY = b"ready\n"
 MOST_PAUSE_S = 60
-PATIENCE_S = 2  # with a step beside the loop, at the end: all of it is to take less than five
+PATIENCE_S = 2  # wait at the end for background work, so that a stop takes less than five seconds
 
 
 class Daemon:
-    """One running relay. Everything happens in the thread of ``run``, but for the store's flush,
-    the journal's tiers, and answers over HTTP."""
+    """One running relay. Everything happens in the thread of ``run`` except the store's flush, the
+    journal's tiers and HTTP."""
 
     def __init__(self, home: Home, config: Config, log: Log, notifier: SystemdNotifier) -> None:
         self._home = home
@@ -81,7 +81,7 @@ class Daemon:
             watchdog.begin()
             try:
                 self._serve(ready)
-            finally:  # its pid stays where it is not the end that somebody asked for, or was told
+            finally:  # the pid stays in the lock's file unless this end was asked for
                 if self._stopping or not self._was_ready:
                     os.ftruncate(lock_fd, 0)
 
@@ -95,37 +95,37 @@ class Daemon:
         return AlreadyRunning(f"{text}, and {what}", hint=remedy)
 
     def _note_trouble(self, text: str) -> None:
-        """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
+        """Write the reason why no session runs next to the pid; the ledger may be unavailable."""
         note = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
         write_trouble(self._lock_fd, note)
 
     def stop(self) -> None:
-        """End the loop after the batch in hand; safe in a signal handler."""
+        """End the loop after the current batch; safe in a signal handler."""
         self._stopping = True
         self.wake()
 
     def reload(self) -> None:
-        """Read config.json again after the batch in hand; safe in a signal handler."""
+        """Read config.json again after the current batch; safe in a signal handler."""
         self._asked_to_reload = True
         self.wake()
 
     def wake(self) -> None:
-        """End the wait of the session that runs, if one does."""
+        """End the wait of the running session, if there is one."""
         session = self._session_now
         if session is not None:
             session.watcher.wake()
 
     def _serve(self, ready: Callable[[], None]) -> None:
-        """Sessions, one after the other: a passing fault of the disk ends one and not the relay.
+        """Run sessions, one after another: a temporary disk error ends a session, not the relay.
 
-        What a session had in hand is found again by the next one's recovery, as after a crash.
+        The next session's recovery finds the unfinished work of the previous one, as after a crash.
         """
         pause_s = 1
         while not self._stopping:
             try:
                 self._session(lambda: self._session_begins(ready))
             except Exception as exc:
-                # A fault nobody foresaw must not take the relay from everybody, either.
+                # An unexpected error must not end the relay for all agents either.
                 if not self._was_ready:
                     self._log_refusal(exc)
                 if not self._was_ready or isinstance(exc, HomeMissing):
@@ -139,13 +139,13 @@ class Daemon:
         self._notifier.say("STOPPING=1")
 
     def _log_refusal(self, exc: Exception) -> None:
-        """Why no first session begins: who started the relay hears it, the log keeps it."""
+        """Log why the first session did not start; the caller reports it, too."""
         if isinstance(exc, RelayError):
             text = f"Did not start: {exc}" + (f"; {exc.hint}" if exc.hint else "")
             self._log(text, action="not_started", level="error", error=type(exc).__name__)
 
     def _session_begins(self, ready: Callable[[], None]) -> None:
-        """A session is open and recovered; who started the relay hears of the first one."""
+        """Note that a session is open and recovered; the first one is reported as ready."""
         self._has_served = True
         self._former = None
         self._note_trouble("")
@@ -155,9 +155,9 @@ class Daemon:
         self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
 
     def _begin_again(self, pause_s: int, exc: Exception) -> None:
-        """Say what ended a session, or kept one from beginning, and wait for the next.
+        """Log why a session ended or did not start, and wait before the next.
 
-        Errors: HomeMissing when it was that there is no home any more.
+        Errors: HomeMissing when the home is gone.
         """
         self._home.check_is_there()
         said, hint = str(exc) or type(exc).__name__, remedy(exc)
@@ -172,7 +172,7 @@ class Daemon:
         self._pause(pause_s)
 
     def _pause(self, seconds: int) -> None:
-        """Wait, unless told to stop; a new configuration may be what was waited for."""
+        """Wait; a stop or a new configuration ends the wait."""
         deadline = self._clock.monotonic_ns() + seconds * NS_PER_S
         while not self._must_end() and self._clock.monotonic_ns() < deadline:
             self._home.check_is_there()
@@ -194,10 +194,10 @@ class Daemon:
                 self._session_now = None
 
     def _leave(self) -> None:
-        """End at once. The batch in hand is finished and the store written; a step of the tiers is
-        cut off, as by a kill, and the next start finds what it left."""
+        """End at once. The current batch is finished and the store written; a tier job is cut off
+        as by a kill, and the next start continues it."""
         self._log(
-            f"Left a step of the journal's tiers behind: it did not end within {PATIENCE_S} s",
+            f"Left a job of the journal's tiers unfinished: it did not end within {PATIENCE_S} s",
             action="stopped",
             level="warning",
         )
@@ -231,7 +231,7 @@ class Daemon:
         return True
 
     def _read_config(self) -> Config | None:
-        """config.json as it is now, when it is good, and another than is followed."""
+        """The present config.json if it is valid and differs from the one in use."""
         try:
             fresh = configuration.decode(self._home.read_config(), self._home.path("config.json"))
         except (RelayError, OSError) as exc:
@@ -244,7 +244,7 @@ class Daemon:
         return fresh if changed else None
 
     def _follow(self, config: Config) -> None:
-        """Everything beside the session goes by another configuration from now on."""
+        """Apply a configuration to everything outside of the session."""
         listen_before = self._config.admin.listen
         self._config = self.board.config = config
         self._log.set(config.log_level, config.log.max_mib, config.log.keep_files)
@@ -262,14 +262,14 @@ class Daemon:
     def _refuse_config(self, why: str) -> None:
         self.board.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
         self._log(
-            f"config.json is not followed, the one before is: {self.board.config_error}",
+            f"the new config.json is ignored, the previous one is used: {self.board.config_error}",
             action="reload",
             level="error",
         )
 
 
 def remedy(exc: BaseException) -> str | None:
-    """The remedy for a foreseen fault; None for an unexpected one."""
+    """Hint for an expected error; None for an unexpected one."""
     if isinstance(exc, RelayError):
         return exc.hint
     if isinstance(exc, MemoryError) or getattr(exc, "errno", 0) == errno.ENOMEM:
@@ -279,14 +279,14 @@ def remedy(exc: BaseException) -> str | None:
     if isinstance(exc, OSError):
         if exc.errno in (errno.EMFILE, errno.ENFILE):
             return "raise the limit of open files (`ulimit -Hn`, LimitNOFILE)"
-        return "the disk, or its rights, take nothing of the relay's now"
+        return "the disk or its permissions do not allow the relay to write"
     return None
 
 
 def tune_process() -> int:
-    """Set what the loop needs of its process: short switches, descriptors, rare collections.
+    """Tune the process for the loop: short thread switches, more descriptors, rare collections.
 
-    Returns how many descriptors there may be.
+    Returns the limit of open descriptors.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -298,7 +298,7 @@ def tune_process() -> int:
 
 
 def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
-    """Run a relay for the home at ``root`` until it is told to stop.
+    """Run a relay for the home at ``root`` until it is stopped.
 
     Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
     """
@@ -312,7 +312,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
         )
         if 0 <= descriptors < FEW_DESCRIPTORS:
             log(
-                f"The process may have {descriptors} open files: it serves, and more slowly; "
+                f"The limit of open files is {descriptors}, which makes the relay slower; "
                 "raise the hard limit (`ulimit -Hn`, LimitNOFILE)",
                 action="few_descriptors",
                 level="warning",
@@ -328,8 +328,8 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
 
 
 def main() -> int:
-    """The background process of ``relay up``, or systemd's: says ``ready``, or why not, on a
-    descriptor, or else on stderr."""
+    """Entry point of ``relay up``'s background process and of services. Reports ``ready``, or the
+    error, on the descriptor given, else on stderr."""
     parser = argparse.ArgumentParser(prog="python -m relay.daemon")
     parser.add_argument("--home", required=True)
     parser.add_argument("--ready-fd", type=int)
@@ -338,7 +338,7 @@ def main() -> int:
     told = False
 
     def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # who asked may have gone
+        with contextlib.suppress(OSError):  # the caller may have gone
             fd = sys.stderr.fileno() if arguments.ready_fd is None else arguments.ready_fd
             os.write(fd, text.encode(errors="backslashreplace"))
 
@@ -356,7 +356,7 @@ def main() -> int:
         if hint is None:
             raise
         code = exc.exit_code if isinstance(exc, RelayError) else EXIT_FAILED
-        if told:  # nobody waits for an answer: it goes to whoever keeps what is said here
+        if told:  # the caller no longer waits: stderr goes to the service manager
             print(f"relay: {exc}; {hint}", file=sys.stderr)
         else:
             say(f"{code}\n{exc or type(exc).__name__}\n{hint}\n")

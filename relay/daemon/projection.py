@@ -1,7 +1,7 @@
-"""What the ledger has to say, told from the store's events: rows that a crash took from it.
+"""Ledger rows derived from the store's events, to restore rows lost in a crash.
 
-Pure: events in, rows out. Folding the same events again gives the same rows. Times are those of
-the events, which know whole seconds.
+Pure: events in, rows out. Applying the same events again gives the same rows. Times are those of
+the events, in whole seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relay.delivery import router
 from relay.delivery.work import system_message_row
 from relay.engine import events
 from relay.engine.events import Event
-from relay.ledger import DeliveryFacts, DutyFacts, FileFacts
+from relay.ledger import DeliveryFacts, FileFacts, ObligationFacts
 
 _STATES = {
     DeliveryState.SENT: "held",
@@ -35,21 +35,21 @@ Key = tuple[int, str]  # message id in the store, recipient
 
 
 class Projection:
-    """Folds events in their order; asked at the end."""
+    """Applies events in their order and collects the rows."""
 
     def __init__(self) -> None:
-        self.relay_ids: dict[int, str] = {}  # of the messages that were accepted here
-        self.rows: dict[str, FileFacts] = {}  # what is known of a file, or of an own message
-        self.failures: list[tuple[str, str]] = []  # message id, why it was refused
+        self.relay_ids: dict[int, str] = {}  # of the messages accepted in these events
+        self.rows: dict[str, FileFacts] = {}  # by message id
+        self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
         self.rejections: list[events.FileRefused] = []  # without a row of their own
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.moved: dict[Key, DeliveryFacts] = {}  # without their message ids
-        self.owed: dict[Key, DutyFacts] = {}  # likewise
+        self.owed: dict[Key, ObligationFacts] = {}  # likewise
         self._is_recent = True
-        self.written: set[Key] = set()  # put into an inbox, in the events that are recent
+        self.written: set[Key] = set()  # delivered to an inbox by recent events
 
     def apply(self, event: Event, *, is_recent: bool = True) -> None:
-        """Take one event in. ``is_recent``: behind what the store's file covers."""
+        """Apply one event. ``is_recent``: it is after the checkpoint."""
         self._is_recent = is_recent
         handler = _FOLD.get(type(event))
         if handler is not None:
@@ -58,7 +58,7 @@ class Projection:
     def deliveries(
         self, relay_id_of: Callable[[int], str | None], now_ns: int
     ) -> list[DeliveryFacts]:
-        """The rows; ``relay_id_of`` knows the messages that were accepted before these events."""
+        """Delivery rows; ``relay_id_of`` resolves messages accepted before these events."""
         rows: list[DeliveryFacts] = []
         for (number, _), facts in self.moved.items():
             relay_id = self.relay_ids.get(number) or relay_id_of(number)
@@ -67,14 +67,16 @@ class Projection:
                 rows.append(facts._replace(message_id=relay_id, due_at=due_at))
         return rows
 
-    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[DutyFacts]:
-        """The entries about owed answers in those rows."""
+    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
+        """Entries about owed answers in the delivery rows."""
         named = ((self.relay_ids.get(key[0]) or relay_id_of(key[0]), key) for key in self.owed)
         return [self.owed[key]._replace(message_id=name) for name, key in named if name is not None]
 
     def _owed(self, event: events.Owed) -> None:
         for recipient in event.recipients:
-            before = self.owed.get((event.message_id, recipient), DutyFacts("", recipient, "open"))
+            before = self.owed.get(
+                (event.message_id, recipient), ObligationFacts("", recipient, "open")
+            )
             after = before._replace(
                 obligation="open",
                 due_at=event.due_ms * NS_PER_MS or None,
@@ -85,13 +87,15 @@ class Projection:
 
     def _reminded(self, event: events.Reminded) -> None:
         key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
-        before = self.owed.get(key, DutyFacts("", event.recipient, "open"))
+        before = self.owed.get(key, ObligationFacts("", event.recipient, "open"))
         count = max(before.reminders, event.reminders)  # it was given up once, and owed again
         self.owed[key] = before._replace(due_at=due_at, reminders=count)
 
     def _owed_no_more(self, event: events.OwedNoMore) -> None:
         for recipient in event.recipients:
-            before = self.owed.get((event.message_id, recipient), DutyFacts("", recipient, "open"))
+            before = self.owed.get(
+                (event.message_id, recipient), ObligationFacts("", recipient, "open")
+            )
             after = before._replace(
                 obligation="answered" if event.said else "given_up",
                 due_at=None,
@@ -124,7 +128,7 @@ class Projection:
             self._move(event.message_id, recipient, "dead", event.at, why=event.last_error)
 
     def _timed(self, event: events.DeliveryTimed) -> None:
-        if event.delivery.state is DeliveryState.SENT:  # its attempt could not be made
+        if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
             attempt = event.delivery.attempt
             self._move(event.message_id, event.recipient, "held", event.at, attempt)
 
@@ -133,7 +137,7 @@ class Projection:
         metadata = message.metadata or {}
         relay_id = metadata.get("relay_id")
         if not isinstance(relay_id, str):
-            return  # no message of the relay's
+            return  # not sent through the relay
         self.relay_ids[message.id] = relay_id
         if event.origin is not None:
             self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
@@ -161,7 +165,7 @@ class Projection:
             number = event.message_id
             self._move(number, recipient, state, event.at, event.attempt, said=event.said)
             duty = self.owed.get((number, recipient))
-            if event.said and duty is not None:  # the last word counts, behind the answer, too
+            if event.said and duty is not None:  # the latest status counts, even after the answer
                 self.owed[number, recipient] = duty._replace(
                     ack_status=event.said, acked_at=event.at * NS_PER_S
                 )
@@ -194,7 +198,7 @@ class Projection:
             changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
         if state in _TIMES:
             changed[_TIMES[state]] = at_s * NS_PER_S
-        if state == "acked":  # who answers has read it
+        if state == "acked":  # an answer implies that it was read
             changed["read_at"] = before.read_at or at_s * NS_PER_S
         if said:
             changed["ack_status"] = said
@@ -206,7 +210,7 @@ class Projection:
 
 
 def _own(message: Message, relay_id: str) -> FileFacts:
-    """What the ledger records of a message of the orchestrator's own, which has no file."""
+    """Ledger facts of a message sent by the orchestrator, which has no file."""
     metadata = message.metadata or {}
     at = int(metadata.get("created_ns") or 0)
     return system_message_row(
@@ -219,7 +223,7 @@ def _own(message: Message, relay_id: str) -> FileFacts:
 
 
 def facts_of(message: Message, relay_id: str) -> FileFacts:
-    """What the ledger records of an accepted message, as far as the store remembers."""
+    """Ledger facts of an accepted message, as far as the store knows them."""
     if message.sender == ORCHESTRATOR:
         return _own(message, relay_id)
     known = _own(message, relay_id)
@@ -230,7 +234,7 @@ def facts_of(message: Message, relay_id: str) -> FileFacts:
 def deliveries_of(
     message: Message, relay_id: str, deliveries: Mapping[str, Delivery]
 ) -> list[DeliveryFacts]:
-    """What became of a message, as far as the store remembers; not what was never staged."""
+    """Deliveries of a message as far as the store knows them, without those never staged."""
     at = message.created_at * NS_PER_S
     return [
         DeliveryFacts(

@@ -1,4 +1,4 @@
-"""What is kept of what nobody waits for, by age and by size: `retention` in config.json.
+"""Retention of files and rows that are no longer needed, by age and size.
 
     archive      archive/{date}/…, archive/{date}.tar.zst   archive_days, archive_mib
     rejected     …/rejected/ of younger days                rejected_days
@@ -7,9 +7,9 @@
     attachments  that no message names                      attachments_days, attachments_mib
     audit        audit_log, security_events                 audit_days
 
-Whole days go, the oldest first; of the last day nothing, and never what an open row or a delivery
-that is still to be made needs. A file that goes is only removed: killed anywhere, the next run goes
-on. Rows keep their `file_path`: `relay trace` calls such a file pruned.
+Settings: `retention` in config.json. The archive goes in whole days, oldest first, never the last
+day, and never a file that an open row or a pending delivery needs. Files are only removed, so a run
+killed anywhere is continued by the next. Rows keep their `file_path`: `relay trace` says "pruned".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MIB = 1 << 20
 
 
 class File(NamedTuple):
-    """One file that may go."""
+    """One candidate for removal."""
 
     folder: tuple[str, ...]
     name: str
@@ -48,7 +48,7 @@ class File(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What went, or would go, of one kind."""
+    """Files or rows removed, or that would be, of one kind."""
 
     kind: str  # of KINDS
     number: int = 0  # of files, or rows
@@ -71,7 +71,7 @@ class FileKind(NamedTuple):
 
 
 class InUse(NamedTuple):
-    """What the ledger still needs of the files."""
+    """Files that the ledger still needs."""
 
     message_ids: Set[str]
     days: Set[str]  # of the archive
@@ -80,11 +80,11 @@ class InUse(NamedTuple):
 def prune_files(
     home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool = False
 ) -> Iterator[list[Pruned] | None]:
-    """Remove the files that may go; None after each slice, so that the caller can pause, and at
-    last what went, a value a kind.
+    """Remove the files past their retention; yields None after each slice, so that the caller can
+    pause, and finally a summary per kind.
 
-    The caller holds the home's lock, or is the relay; with ``dry_run`` nobody need. Errors:
-    LedgerError, for without a ledger nobody knows what is needed; OSError.
+    The caller holds the home's lock or is the relay, except with ``dry_run``. Errors: LedgerError,
+    because only the ledger knows which files are needed; OSError.
     """
     needed = files_in_use(home)
     gone: list[Pruned] = []
@@ -113,7 +113,7 @@ def prune_files(
 
 
 def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
-    """Each kind of file, in the order in which they go."""
+    """Each kind of file, in the order of removal."""
 
     def rejected() -> Iterator[File]:
         return (file for file in _archive(home) if file.folder[-1] == REJECTED)
@@ -127,10 +127,10 @@ def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
 
 
 def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
-    """What is older goes: by age, or for the oldest days of more than ``mib``; 0 is for ever.
+    """The time before which files go: by age, or so that at most ``mib`` are left; 0: unlimited.
 
-    A midnight, for a day of the archive goes whole: one that ended less than a day ago stays.
-    None after each slice that was looked at.
+    A midnight, because a day of the archive goes as a whole; one that ended less than a day ago
+    stays. Yields None after each slice.
     """
     today = now_ns // DAY_NS * DAY_NS
     cutoff = today - days * DAY_NS if days else 0
@@ -151,7 +151,7 @@ def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generato
 
 
 def files_in_use(home: Home) -> InUse:
-    """What open rows and deliveries that are still to be made need. Errors: LedgerError."""
+    """Files needed by open rows and pending deliveries. Errors: LedgerError."""
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT message_id, file_path, discovered_at FROM messages "
@@ -188,7 +188,7 @@ def _is_past(days: int, at_ns: int, now_ns: int) -> bool:
 
 
 def _archive(home: Home) -> Iterator[File]:
-    """Every file of the archive, packs among them; its time is its day's."""
+    """Every file of the archive, packs included, dated by its day."""
     for name in sorted(_names(home.path("archive"))):
         day = name.removesuffix(SUFFIX)
         if not archive_pack.is_day(day):
@@ -201,7 +201,7 @@ def _archive(home: Home) -> Iterator[File]:
 
 
 def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
-    """Every file below a folder; ``at_ns`` 0: its time is when it was written."""
+    """Every file below a folder; with ``at_ns`` 0 dated by its modification time."""
     folders = []
     with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
         with os.scandir(dirs.get(*parts)) as entries:
@@ -217,7 +217,7 @@ def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
 
 
 def _read(home: Home) -> Iterator[File]:
-    """What agents have read; its time is when it was moved there."""
+    """Files that agents have read, dated by when they were moved there."""
     for agent in home.agent_names():
         parts = ("agents", agent, "inbox", READ)
         with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
@@ -230,7 +230,7 @@ def _read(home: Home) -> Iterator[File]:
 
 
 def _output(home: Home) -> Iterator[File]:
-    """Logs of agents that have no directory any more."""
+    """Logs of agents whose directory is gone."""
     agents = set(home.agent_names()) | {"relay"}
     for name in sorted(_names(home.path("logs"))):
         agent, dot, _ = name.partition(".log")
@@ -270,7 +270,7 @@ def _collect_attachments(
     sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attached(home)}
     # A connection of its own: to list them all would hold the loop up.
     with contextlib.closing(Ledger.open(path)) as ledger:
-        for name in attachments.collecting(home, ledger, older_than_ns, dry_run=dry_run):
+        for name in attachments.remove_unreferenced(home, ledger, older_than_ns, dry_run=dry_run):
             if name is None:
                 yield
             else:
@@ -293,7 +293,7 @@ def _attached(home: Home) -> Iterator[File]:
 
 
 def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:
-    """What may go of audit_log and security_events; its bytes are not known."""
+    """Rows of audit_log and security_events past their age; their size is unknown."""
     if not settings.audit_days:
         return Pruned("audit")
     before = now_ns - settings.audit_days * DAY_NS
@@ -306,17 +306,17 @@ def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) 
 
 
 def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int:
-    """Remove a slice of what is past its age, the oldest first; how many rows went.
+    """Remove a slice of rows past their age, oldest first; returns how many.
 
-    One transaction with the row in security_events that says so.
+    One transaction with the row in security_events that records it.
     """
     if not settings.audit_days:
         return 0
     before = now_ns - settings.audit_days * DAY_NS
     with ledger.transaction():
-        gone = ledger.registry.forget(before, SLICE_ROWS)
+        gone = ledger.agents.prune_log(before, SLICE_ROWS)
         if sum(gone.values()):
             said = ", ".join(f"{count} rows of {table}" for table, count in gone.items() if count)
             detail = f"removed {said} from before {iso_date(before)}: retention.audit_days"
-            ledger.registry.security_event(IncidentKind.AUDIT_PRUNED, None, None, detail, now_ns)
+            ledger.agents.add_security_event(IncidentKind.AUDIT_PRUNED, None, None, detail, now_ns)
     return sum(gone.values())

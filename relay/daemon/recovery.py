@@ -1,17 +1,17 @@
-"""What a crash left, put right before the first message is taken. The table: docs/states.md.
+"""Crash recovery, run before the first message is taken. States: docs/states.md.
 
 | found | done |
 |---|---|
 | delivery staged in the journal, its file in inbox/.pending | renamed now |
-| the same, no such file, the machine is still on | it was delivered: it may have been taken |
-| accepted, and never staged | held, due now |
+| the same without the file, same boot | it was delivered, and may have been taken |
+| accepted, but never staged | deferred, due now |
 | file in inbox/.pending that no event staged | removed |
-| the machine was switched off since | inboxes are compared: what is missing is due once more |
-| events behind what the ledger has | their rows, as the events tell them |
-| row open, file in the outbox | pending again, fed first, in the order of discovery |
+| the machine was restarted since | inboxes are compared: missing deliveries are due again |
+| events after the ledger's position | their rows are restored from the events |
+| row open, file in the outbox | pending again, processed first, in the order of discovery |
 | row open, file in the archive, or nowhere and accepted | completed and archived |
 | row open, file nowhere, never accepted | failed: file_disappeared |
-| row open, and nobody can look where its file is | pending; a scan, or the next start, finds it |
+| row open, and its folder cannot be read | pending; a scan or the next start finds the file |
 | open intent in pending_operations | spawn, release: the supervisor's; any other: rolled back |
 
 Source: relay-file-system.txt 2.4, DESIGN "After a crash".
@@ -45,7 +45,7 @@ from relay.delivery import downtime, file_ops
 from relay.delivery.file_ops import read_original, reconstruct
 from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
-from relay.ledger import FileFacts, Ledger, Row
+from relay.ledger import FileFacts, Ledger, MessageRow
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
@@ -56,17 +56,17 @@ SHOWN_IDS = 20
 def recover(
     context: Context, projection: Projection, *, power_cut: bool = False
 ) -> list[tuple[str, str]]:
-    """Put right what the last daemon left; returns the files to be fed first, in order.
+    """Recover from the last run; returns the files to process first, in order.
 
-    ``told``: what the journal holds behind the ledger's position. ``power_cut``: the machine was
-    switched off since, so that what was renamed may not be there.
+    ``projection``: the journal's events after the ledger's position. ``power_cut``: the machine was
+    restarted since, so that renames may be lost.
     """
     _, home, ledger, store, events, clock, log, _ = context
     now = clock.now_ns()
     downtime.extend_deadlines(context)
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
-            log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
+            log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
     with home.dirs() as dirs:
         inboxes = _Inboxes(dirs, store, power_cut=power_cut)
         delivered = inboxes.finish_staged()
@@ -88,15 +88,15 @@ def recover(
     events.confirm_boot()
     if files.faults:
         log(
-            f"Could not look for the files of {len(files.faults)} messages, a scan or the next "
-            f"start does again: {next(iter(files.faults.values()))}",
+            f"Could not check the files of {len(files.faults)} messages, a scan or the next "
+            f"start will: {next(iter(files.faults.values()))}",
             action="read_failed",
             level="warning",
             first_ids=list(files.faults)[:SHOWN_IDS],
         )
     if rows or delivered or removed or again or remade:
         log(
-            "Recovered what was in hand",
+            "Recovered unfinished work",
             action="recover",
             rows=len(rows),
             fed=len(feed),
@@ -109,7 +109,7 @@ def recover(
 
 
 class _Inboxes:
-    """The deliveries that the journal knows, beside the files that are there."""
+    """Compares the deliveries in the journal with the files in inboxes."""
 
     def __init__(self, dirs: Dirs, store: CommStore, *, power_cut: bool) -> None:
         self._dirs = dirs
@@ -117,7 +117,7 @@ class _Inboxes:
         self._power_cut = power_cut
 
     def finish_staged(self) -> int:
-        """Deliveries that were committed: rename what is there; what is not was delivered."""
+        """Rename the files of committed deliveries; those without a file were delivered."""
         staged = [
             (number, recipient, one.attempt)
             for number, deliveries in self._store.state.deliveries.items()
@@ -157,7 +157,7 @@ class _Inboxes:
         return again
 
     def remove_strays(self, home: Home) -> int:
-        """Files staged by a batch that was not committed; what was answered already goes on."""
+        """Remove files staged by a batch that was not committed."""
         removed = 0
         for agent in list(home.agent_names()):
             try:
@@ -180,7 +180,7 @@ class _Inboxes:
         return 1
 
     def _stands(self, message: Message, relay_id: str, recipient: str) -> bool:
-        """True when the delivered file is whole: staged, in the inbox, or among those read."""
+        """True when the delivered file is complete: staged, in the inbox, or in .read."""
         name = relay_id + MSG_SUFFIX
         checksum = sha256_hex(message.content)
         for folder in ((PENDING,), (), (READ,)):
@@ -191,8 +191,8 @@ class _Inboxes:
                 found = parse_delivered(data, file=name)
             except (OSError, UnsafePath, MessageError) as exc:
                 if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
-                    raise  # of every file it would be said: the session begins again
-                continue  # what cannot be read is no delivery
+                    raise  # it would apply to every file: the session restarts
+                continue  # an unreadable file does not count as delivered
             if sha256_hex(found.content) == checksum:
                 return True
         return False
@@ -201,7 +201,7 @@ class _Inboxes:
 def _tell_ledger(
     ledger: Ledger, store: CommStore, told: Projection, position: int, now: int
 ) -> int:
-    """Rows as the events tell them, where the ledger lacks them; how many were missing."""
+    """Insert rows from the events where the ledger lacks them; returns how many were missing."""
 
     def relay_id_of(number: int) -> str | None:
         message = store.get_message(number)
@@ -214,24 +214,24 @@ def _tell_ledger(
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
             missing = [told.rows[one] for one in slice_ if one not in known]
-            ledger.record(missing, own=True)
+            ledger.add(missing, system=True)
             remade += len(missing)
-        ledger.restore(told.deliveries(relay_id_of, now))
-        ledger.duties.restore(told.duties(relay_id_of))
+        ledger.deliveries.restore(told.deliveries(relay_id_of, now))
+        ledger.deliveries.restore_obligations(told.duties(relay_id_of))
         ledger.fail(told.failures, now)
-        ledger.registry.refer(told.references)
+        ledger.agents.add_references(told.references)
         for one in told.rejections:
             file, name = one.origin, one.origin.path.rpartition("/")[2]
-            ledger.reject(
+            ledger.add_rejection(
                 file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
             )
         _restore_statuses(ledger, store, told.rows.values())
-        ledger.note_position(position, now)
+        ledger.set_position(position, now)
     return remade
 
 
 def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
-    """Where the files of refusals lie that the ledger had to be told of."""
+    """Locate the files of refusals whose rows were restored."""
     found: list[tuple[str, str]] = []
     for message_id, _ in told.failures:
         facts = told.rows[message_id]
@@ -245,9 +245,9 @@ def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
 
 
 def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
-    """Rows for what is still to be done and neither ledger nor journal tells of; how many.
+    """Restore rows of unfinished messages known to the store alone; returns how many.
 
-    So it is when a ledger is gone, and the journal begins behind what is still underway.
+    Needed when the ledger is gone and the journal starts after those messages.
     """
     open_ones = store.unsettled()
     ids, remade = list(open_ones), 0
@@ -259,10 +259,10 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 message = store.get_message(open_ones[relay_id])
                 if relay_id in known or message is None:
                     continue
-                ledger.record([facts_of(message, relay_id)], own=True)
+                ledger.add([facts_of(message, relay_id)], system=True)
                 reached = store.state.deliveries.get(message.id, {})
-                ledger.restore(deliveries_of(message, relay_id, reached))
-                ledger.duties.restore(
+                ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
+                ledger.deliveries.restore_obligations(
                     downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 remade += 1
@@ -270,19 +270,19 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
 
 
 def _settle_duties(ledger: Ledger, store: CommStore) -> None:
-    """Make ledger and store agree on what is owed. A ledger of an earlier version knows more."""
+    """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
-        for relay_id, recipient, said in ledger.duties.open():
+        for relay_id, recipient, said in ledger.deliveries.open_obligations():
             message = store.by_relay_id(relay_id)
             if message is None or message.id not in store.state.messages:
-                ledger.duties.owe(relay_id, recipient, "given_up", None)
+                ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
                 store.owe_again(message, recipient, said)
-        ledger.duties.restore(downtime.open_obligations(store))
+        ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
-    """What was accepted, put off, and never staged: held from now on, and due."""
+    """Mark accepted deliveries that were never staged as held and due."""
     owed: dict[str, list[str]] = {}
     for number, deliveries in store.state.deliveries.items():
         for recipient, one in deliveries.items():
@@ -291,9 +291,9 @@ def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
                 relay_id = message.relay_id if message else None
                 if relay_id is not None:
                     owed.setdefault(relay_id, []).append(recipient)
-    known, rows = ledger.deliveries(owed), ledger.rows(owed)
+    known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
     with ledger.transaction():
-        ledger.stage(
+        ledger.deliveries.stage(
             (relay_id, recipient, "held", now, ACCEPTED, now)
             for relay_id, recipients in owed.items()
             for recipient in recipients
@@ -302,21 +302,21 @@ def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
 
 
 class _Files:
-    """Looks for the files of rows. That one is gone is known from ENOENT alone."""
+    """Finds the files of rows. Only ENOENT counts as missing."""
 
     def __init__(self, dirs: Dirs) -> None:
         self.dirs = dirs
         self.faults: dict[str, OSError | UnsafePath] = {}  # by message id
 
-    def in_outbox(self, row: Row) -> bool | None:
-        """True or False on evidence; None when nobody can look."""
+    def in_outbox(self, row: MessageRow) -> bool | None:
+        """True or False on evidence; None when the folder cannot be read."""
         return self._has(row, "agents", row.agent_name, "outbox")
 
-    def in_archive(self, row: Row) -> bool | None:
-        """The same of the archive, under the day it was discovered."""
+    def in_archive(self, row: MessageRow) -> bool | None:
+        """The same for the archive, in the folder of the day of discovery."""
         return self._has(row, *archive_folder(row))
 
-    def _has(self, row: Row, *folder: str) -> bool | None:
+    def _has(self, row: MessageRow, *folder: str) -> bool | None:
         try:
             return fsio.exists(row.message_id + MSG_SUFFIX, self.dirs.get(*folder))
         except FileNotFoundError:
@@ -326,8 +326,8 @@ class _Files:
             return None
 
 
-def archive_folder(row: Row) -> tuple[str, ...]:
-    """Where its original goes."""
+def archive_folder(row: MessageRow) -> tuple[str, ...]:
+    """Archive folder of the original."""
     return ("archive", iso_date(row.discovered_at), row.agent_name)
 
 
@@ -343,11 +343,11 @@ class _Settled(NamedTuple):
 
 
 def _settle_rows(
-    files: _Files, ledger: Ledger, store: CommStore, rows: list[Row], now: int
+    files: _Files, ledger: Ledger, store: CommStore, rows: list[MessageRow], now: int
 ) -> list[tuple[str, str]]:
-    """Give every open row its way; the files of those that begin again."""
+    """Settle every open row; returns the files to process again."""
     settled = _Settled([], [], [], [], [], [])
-    reached = ledger.deliveries(row.message_id for row in rows)
+    reached = ledger.deliveries.rows(row.message_id for row in rows)
     for row in rows:
         if row.agent_name != ORCHESTRATOR:
             _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
@@ -360,12 +360,12 @@ def _settle_rows(
         ledger.claim(settled.completed)
         ledger.complete(settled.completed + settled.own, now)
         ledger.archive(settled.archived)
-        ledger.archive_own(settled.own)
+        ledger.archive_system(settled.own)
     return settled.feed
 
 
-def _settle(files: _Files, row: Row, settled: _Settled, *, is_reached: bool) -> None:
-    """The way of one row that has a file."""
+def _settle(files: _Files, row: MessageRow, settled: _Settled, *, is_reached: bool) -> None:
+    """Settle one row that has a file."""
     name = row.message_id + MSG_SUFFIX
     in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
     if in_outbox:
@@ -386,7 +386,7 @@ def _settle(files: _Files, row: Row, settled: _Settled, *, is_reached: bool) -> 
 def _mend_originals(
     files: _Files, ledger: Ledger, store: CommStore, told: Projection, log: LogCall
 ) -> None:
-    """Files of accepted messages that a power cut emptied or took are made again from the store."""
+    """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
     for row in ledger.rows(told.rows).values():
         stored = store.by_relay_id(row.message_id)
         if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
@@ -409,7 +409,7 @@ def _mend_originals(
         fsio.remove(name, target)
         fsio.create(name, render(reconstruct(stored)), target)
         log(
-            f"The file of an accepted message was damaged, and is made again: {row.file_path}",
+            f"The file of an accepted message was damaged and has been rewritten: {row.file_path}",
             action="mend_original",
             level="warning",
             message_id=row.message_id,
@@ -417,10 +417,10 @@ def _mend_originals(
 
 
 def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts]) -> None:
-    """Note once more what commands did to agents' statuses, where the ledger has lost it.
+    """Restore status changes made by commands that the ledger has lost.
 
-    ``rows``: what the journal has behind the ledger's position, in its order. What an agent sent
-    afterwards made it active again then, and does now. Within the caller's transaction.
+    ``rows``: messages after the ledger's position, in the journal's order. A message that an agent
+    sent afterwards made it active again. Within the caller's transaction.
     """
     last: dict[str, tuple[status.StatusChange, int]] = {}
     for facts in rows:
@@ -432,12 +432,12 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
             if change is not None:
                 last[change.name] = (change, facts.discovered_at)
     for change, at in last.values():
-        ledger.registry.register(change.name, at)
-        ledger.registry.set_status(*change, at)
+        ledger.agents.register(change.name, at)
+        ledger.agents.set_status(*change, at)
 
 
 def _status_asked(store: CommStore, facts: FileFacts) -> status.StatusChange | None:
-    """The change that a command asked for, when it was answered with an ack."""
+    """The change requested by a command, if it was acknowledged."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
     message = store.by_relay_id(message_id)

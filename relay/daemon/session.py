@@ -1,9 +1,9 @@
-"""One session of the relay: everything opened, recovered, served and closed again.
+"""One session of the relay: open everything, recover, serve, close.
 
     ledger -> store -> recovery -> watcher -> wait(tick()) ... -> drain
 
-The only place where the parts are put together. A session that fails is closed, and what it had
-in hand is found again by the next one's recovery, as after a crash.
+The only place where the parts are connected. A session that fails is closed, and the next one's
+recovery finds its unfinished work, as after a crash.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
 
-# A start looks through a ledger that is no larger, 5 ms a MiB; the keeper through any, once a day.
+# Ledgers up to this size are checked at every start (5 ms a MiB), larger ones once a day only.
 CHECKED_BYTES = 4 << 20
 CHECKED_AFTER_CRASH_BYTES = 32 << 20
-TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
+TIER_POLL_NS = NS_PER_S  # interval at which a running tier job is checked
 
 
 class Session:
-    """Opened by ``with``; serves from the thread that opened it.
+    """One session. Opened by ``with``; serves in the thread that opened it.
 
     Errors on entering: LedgerError, FormatError, OSError when a file cannot be used.
     """
@@ -71,7 +71,7 @@ class Session:
         self._board = board or SharedStatus(home.root, config, clock)
         self._tally = self._board.tally
         self._stack = contextlib.ExitStack()
-        self.is_ending = False  # True: as soon as no step of the tiers runs
+        self.is_ending = False  # True: end as soon as no tier job runs
 
     def __enter__(self) -> Session:
         self._tally.begin(START)
@@ -95,7 +95,7 @@ class Session:
         self._tally.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
-        """The loop, until told to stop; then what is in hand is finished."""
+        """Run the loop until told to stop; then finish the current work."""
         self._board.is_serving = True
         while not is_stopping():
             deadline = min(self._deadline, self._poll(), self._overseer.due_ns())
@@ -115,9 +115,9 @@ class Session:
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
     def wait_background(self, seconds: float) -> bool:
-        """True when nothing beside the loop holds the session's end up for longer.
+        """Wait for background work; False if a tier job (an upload) still runs after that time.
 
-        Else a step of the tiers goes on: an upload may. What was accepted is durable by then.
+        Everything accepted is durable by then.
         """
         return self._tiers.wait(seconds)
 
@@ -142,13 +142,13 @@ class Session:
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
-        was_closed = not wal.n_bytes(path)  # else whoever wrote it last was killed
+        was_closed = not wal.wal_bytes(path)  # else whoever wrote it last was killed
         self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
         stack.callback(self._ledger.close)
         self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
         self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
         with self._ledger.transaction():
-            self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
+            self._ledger.agents.add_incidents(incidents, self._clock.now_ns(), again=True)
 
     def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> OpenedStore:
         opened = self._opened = open_store(
@@ -162,7 +162,7 @@ class Session:
         )
         stack.callback(opened.log.close)
         if opened.power_cut:
-            self._log("The machine was switched off since", action="power_cut")
+            self._log("The machine was restarted since the last run", action="power_cut")
         self._context = Context(
             config=self._config,
             home=self._home,
@@ -226,7 +226,7 @@ class Session:
         return thread
 
     def _poll(self) -> int:
-        """Let what is done beside the loop go on; when to look at it again (monotonic ns)."""
+        """Poll background work; returns when to poll next (monotonic ns)."""
         disk = self._board.disk
         due_ns = self._keeper.poll(
             idle=self._deadline > self._clock.monotonic_ns(),
@@ -262,7 +262,7 @@ def make_supervisor(
     executor: Executor,
     spawner: Spawner | None = None,
 ) -> Supervisor:
-    """The supervisor of a home; it has adopted the processes that still run."""
+    """The supervisor of a home's processes; it has adopted the running ones."""
     return Supervisor(
         context.config.spawn,
         context.home,
@@ -277,7 +277,7 @@ def make_supervisor(
 
 
 def poll_supervisor(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
-    """One turn for the processes: what is due is done, and said."""
+    """One turn of the supervisor: do what is due, deliver its notices."""
     supervisor.poll(has_requests=dispatcher.pop_process_requests())
     notices = supervisor.notices()
     if notices and supervisor.can_notify:
@@ -285,7 +285,7 @@ def poll_supervisor(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
 
 
 def begin_epoch(ledger: Ledger, clock: Clock) -> int:
-    """Count the start, and say who writes from now on."""
+    """Count the start, and record this process as the writer."""
     now = clock.now_ns()
     with ledger.transaction():
         epoch = int(ledger.get_state("epoch") or 0) + 1
@@ -308,7 +308,7 @@ def make_roller(
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Roller:
-    """What moves final messages of a relay's store into its archives."""
+    """The roller, which moves final messages from a relay's store into its archives."""
     assert store.archives is not None
     settings = config.store
     policy = RollPolicy(

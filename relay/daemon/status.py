@@ -1,10 +1,10 @@
-"""What the loop publishes of itself, for threads that answer while it is busy.
+"""Status shared with other threads, so that they can answer while the loop is busy.
 
-    Snapshot   frozen numbers of one instant, made by the loop once a second at most
-    Board      the last of them, and what the daemon knows beside the loop
+    StatusSnapshot   frozen numbers of one instant, made by the loop at most once a second
+    SharedStatus     the latest snapshot, and what the daemon knows outside of the loop
 
-A reader takes the board's attributes as they are: each is replaced whole, none is altered. While
-nothing happens the snapshot stays as it is, and says how old it is.
+Attributes of ``SharedStatus`` are replaced whole and never changed in place, so any thread may read
+them. While nothing happens the snapshot stays, and its age tells.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from relay.delivery.loop import Dispatcher
 from relay.engine.commstore import CommStore
 
 EVERY_NS = NS_PER_S
-PAUSE_FACTOR = 100  # no sooner than this many times the last one took: 1 % of the loop at most
-MOST_TIMERS = 5_000  # of acknowledgments are counted one by one: two milliseconds
+PAUSE_FACTOR = 100  # pause of this many times the last snapshot's cost: at most 1 % of the loop
+MOST_TIMERS = 5_000  # acknowledgments counted one by one, which takes two milliseconds
 
 
 class StatusSnapshot(NamedTuple):
@@ -30,7 +30,7 @@ class StatusSnapshot(NamedTuple):
     at_ns: int  # Unix time
     monotonic_ns: int
     watcher: str
-    totals: dict[str, int]  # by the names of Tally
+    totals: dict[str, int]  # by the field names of Metrics
     stages: dict[str, Buckets]
     delivery_s: Buckets
     commit_s: Buckets
@@ -69,7 +69,7 @@ class StatusPublisher:
         self._is_behind = True
 
     def due_ns(self) -> int | None:
-        """When to publish what has happened since (monotonic); None: nothing has."""
+        """Time of the next snapshot (monotonic ns); None if nothing has happened since."""
         return self._not_before_ns if self._is_behind else None
 
     def step(self, *, news: bool) -> StatusSnapshot | None:
@@ -133,7 +133,7 @@ class Health(NamedTuple):
 
 
 class SharedStatus:
-    """What may be asked of a relay that runs. The daemon's thread writes, any thread reads."""
+    """Status of a running relay. Written by the daemon's thread, read by any."""
 
     def __init__(self, home: str, config: Config, clock: Clock) -> None:
         self.home = home
@@ -153,18 +153,18 @@ class SharedStatus:
 
     @property
     def paused(self) -> str:
-        """Why nothing is taken out of the outboxes, in a line; empty: it is."""
+        """The reason why intake is paused, in one line; empty if it is not."""
         return "; ".join(self.pauses.values())
 
     def health(self) -> Health:
-        """Asked now, whatever the age of the snapshot."""
+        """Current health, independent of the snapshot's age."""
         reasons: list[str] = []
         step, since_s = self.tally.stuck_s()
         is_healthy = since_s < self.config.admin.stall_after_s
         if not is_healthy:
             reasons.append(f"the loop is stuck: in step {step} for {since_s:.0f} s")
         if self.trouble:
-            reasons.append(f"it serves nobody, and begins again: {self.trouble}")
+            reasons.append(f"not serving, will retry: {self.trouble}")
         elif not self.is_serving:
             verbs = {START: "it is starting", STOP: "it is stopping", WAIT: "it is starting"}
             reasons.append(verbs.get(step, "it is starting"))
@@ -173,18 +173,18 @@ class SharedStatus:
         return Health(is_healthy, is_ready, tuple(reasons))
 
     def snapshot_age_s(self) -> float | None:
-        """How old the snapshot is; None where there is none yet."""
+        """Age of the snapshot; None before the first one."""
         if self.snapshot is None:
             return None
         return (self.clock.monotonic_ns() - self.snapshot.monotonic_ns) / NS_PER_S
 
 
 def pause_reason(disk: DiskUsage | None) -> str:
-    """Why nothing is to be taken in for the disk's sake, or nothing."""
+    """The reason to pause intake because of the disk, or an empty string."""
     if disk is None or disk.state is not DiskState.FLOOR:
         return ""
     floor = disk.floor_bytes >> 20
     return (
         f"intake is paused: the disk has {disk.free_bytes >> 20} MiB free, "
-        f"the floor is {floor} MiB; files wait in their outboxes, and it goes on by itself"
+        f"the floor is {floor} MiB; files wait in their outboxes, and intake resumes by itself"
     )

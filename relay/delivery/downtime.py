@@ -15,7 +15,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
 from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
-from relay.ledger import DutyFacts
+from relay.ledger import ObligationFacts
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
 
@@ -46,7 +46,7 @@ class DowntimeTracker:
 def extend_deadlines(context: Context) -> None:
     """Move the deadlines at a start by the time no relay ran, as far as ledger and store tell."""
     store, now = context.store, context.clock.now_ns()
-    seen_at = context.ledger.duties.alive_at() or store.modified_at * NS_PER_S
+    seen_at = context.ledger.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.lost
     if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
         seen_at = lost[-1].at * NS_PER_S
@@ -61,7 +61,7 @@ def record_alive(context: Context) -> None:
     """
     with contextlib.suppress(LedgerError):
         with context.ledger.transaction():
-            context.ledger.duties.note_alive(context.clock.now_ns())
+            context.ledger.set_alive(context.clock.now_ns())
 
 
 def move_deadlines(context: Context, lost_ns: int) -> None:
@@ -70,12 +70,12 @@ def move_deadlines(context: Context, lost_ns: int) -> None:
     store.lose_time(lost_ns // NS_PER_MS)
     context.events.commit()
     with ledger.transaction():
-        ledger.duties.restore(open_obligations(store))
-        ledger.duties.hasten(now + context.config.retry.most_s * NS_PER_S)
-        ledger.duties.note_alive(now)
+        ledger.deliveries.restore_obligations(open_obligations(store))
+        ledger.deliveries.cap_due_times(now + context.config.retry.most_s * NS_PER_S)
+        ledger.set_alive(now)
 
 
-def open_obligations(store: CommStore) -> list[DutyFacts]:
+def open_obligations(store: CommStore) -> list[ObligationFacts]:
     """Every owed answer in the store."""
     return [
         duty
@@ -85,10 +85,10 @@ def open_obligations(store: CommStore) -> list[DutyFacts]:
     ]
 
 
-def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
+def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[ObligationFacts]:
     """The answers owed for one message in the store."""
     return [
-        DutyFacts(
+        ObligationFacts(
             relay_id,
             recipient,
             "open",

@@ -96,9 +96,9 @@ class EventSource:
             now = self._clock.now_ns()
             with self._ledger.transaction():
                 for name in changes.appeared:
-                    self._ledger.registry.register(name, now)
+                    self._ledger.agents.register(name, now)
                 for name in changes.gone:
-                    self._ledger.registry.deactivate(name, now)
+                    self._ledger.agents.deactivate(name, now)
             self._statuses.refresh()
         return changes.appeared
 
@@ -159,7 +159,7 @@ class EventSource:
         fresh = others - self._known_strays.get(agent, set())
         self._known_strays[agent] = others
         ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
-        strays = sorted(self._ledger.undelivered(agent, ids)) if ids else []
+        strays = sorted(self._ledger.deliveries.undelivered(agent, ids)) if ids else []
         strays = [one for one in strays if not self._was_sent(one, agent)]
         if not strays:
             return []
@@ -202,6 +202,6 @@ class EventSource:
         if not fresh:
             return
         with self._ledger.transaction():
-            self._ledger.registry.note_incidents(fresh, self._clock.now_ns(), again=again)
+            self._ledger.agents.add_incidents(fresh, self._clock.now_ns(), again=again)
         for one in fresh:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)

@@ -22,7 +22,8 @@ from relay.engine import events
 from relay.engine.commstore import CommStore
 from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
-from relay.journal.journal import Append, Journal, Record
+from relay.journal.journal import Append, Journal
+from relay.journal.records import Record
 
 STREAM_ID = 1  # a home has one store, and one stream
 LINGER_MS = 20  # events without a waiting batch share the sync of the next

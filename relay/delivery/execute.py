@@ -29,7 +29,7 @@ from relay.delivery.intake import OUTBOX, OutboxFile
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.work import Context, ObligationState, OutgoingFile, Reminder, WorkItem
 from relay.engine import events
-from relay.ledger import Held, Ledger, Written
+from relay.ledger import HeldDelivery, Ledger, WrittenDelivery
 
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
@@ -86,9 +86,9 @@ class BatchWriter:
         over = self._counted.take_over(all_of_them=include_recent)
         if over:
             with self._ledger.transaction():
-                self._ledger.registry.note_incidents(over, self._clock.now_ns())
+                self._ledger.agents.add_incidents(over, self._clock.now_ns())
 
-    def _count(self, works: list[WorkItem], written: list[Written]) -> None:
+    def _count(self, works: list[WorkItem], written: list[WrittenDelivery]) -> None:
         """Add a batch to the totals."""
         tally, now = self._tally, self._clock.now_ns()
         files = [work for work in works if not work.notice_key]
@@ -220,9 +220,9 @@ class BatchWriter:
 
     # -- 9 deliver ---------------------------------------------------------------------
 
-    def _deliver(self, dirs: Dirs, works: list[WorkItem], staged_at: int) -> list[Written]:
+    def _deliver(self, dirs: Dirs, works: list[WorkItem], staged_at: int) -> list[WrittenDelivery]:
         """Rename the staged files; returns the files now in inboxes."""
-        written: list[Written] = []
+        written: list[WrittenDelivery] = []
         for work in works:
             for posting in work.outgoing:
                 reached = self._deliver_posting(dirs, work, posting)
@@ -231,7 +231,7 @@ class BatchWriter:
                 self._store.deliver(posting.engine_id, reached, posting.attempt)
                 owed = self._store.state.owed.get(posting.engine_id, {})
                 written.extend(
-                    Written(
+                    WrittenDelivery(
                         posting.message_id,
                         recipient,
                         attempt,
@@ -243,7 +243,7 @@ class BatchWriter:
                 )
             if work.is_control:
                 now = self._clock.now_ns()
-                written.append(Written(work.message_id, ORCHESTRATOR, 1, staged_at, now))
+                written.append(WrittenDelivery(work.message_id, ORCHESTRATOR, 1, staged_at, now))
         return written
 
     def _deliver_posting(self, dirs: Dirs, work: WorkItem, posting: OutgoingFile) -> list[str]:
@@ -262,33 +262,33 @@ class BatchWriter:
 
     # -- 10 note -----------------------------------------------------------------------
 
-    def _record(self, works: list[WorkItem], written: list[Written]) -> None:
+    def _record(self, works: list[WorkItem], written: list[WrittenDelivery]) -> None:
         """Record the batch in the ledger, in one transaction."""
         ledger, now = self._ledger, self._clock.now_ns()
         own = [p.system for work in works for p in work.outgoing if p.system is not None]
         obeyed = [(work.message_id, ORCHESTRATOR, 1) for work in works if work.is_control]
         with ledger.transaction():
             self._archiver.record()
-            ledger.record(own, own=True)
-            ledger.written(written)
-            ledger.stage(row for work in works for row in work.undelivered_rows(now))
-            ledger.hold(self._deferrals(works, now))
+            ledger.add(own, system=True)
+            ledger.deliveries.mark_written(written)
+            ledger.deliveries.stage(row for work in works for row in work.undelivered_rows(now))
+            ledger.deliveries.hold(self._deferrals(works, now))
             self._record_refusals(works, now)
             self._record_effects(works, now)
             done = [work.message_id for work in works if not work.failure and not work.notice_key]
             ledger.complete(done + [facts.message_id for facts in own], now)
-            ledger.read(obeyed, now)  # after delivered, for the order in audit_log
-            ledger.archive_own([facts.message_id for facts in own])
-            ledger.registry.seen({work.agent for work in works if not work.notice_key}, now)
-            ledger.note_position(self._events.journal.durable, now)
+            ledger.deliveries.mark_read(obeyed, now)  # after delivered, for the order in audit_log
+            ledger.archive_system([facts.message_id for facts in own])
+            ledger.agents.mark_seen({work.agent for work in works if not work.notice_key}, now)
+            ledger.set_position(self._events.journal.durable, now)
 
-    def _deferrals(self, works: list[WorkItem], now: int) -> list[Held]:
-        held: list[Held] = []
+    def _deferrals(self, works: list[WorkItem], now: int) -> list[HeldDelivery]:
+        held: list[HeldDelivery] = []
         for work in works if any(work.undelivered for work in works) else ():
             due = now + (work.pause_s or self._retry.first_s) * NS_PER_S
             attempts = {posting.message_id: posting.attempt or 1 for posting in work.outgoing}
             held += [
-                Held(message_id, recipient, attempts[message_id], reason, due)
+                HeldDelivery(message_id, recipient, attempts[message_id], reason, due)
                 for (message_id, recipient), reason in work.undelivered.items()
             ]
         return held
@@ -301,7 +301,7 @@ class BatchWriter:
         for work in refused:
             found = work.file
             if not work.has_row:
-                self._ledger.reject(
+                self._ledger.add_rejection(
                     found.agent,
                     found.file_name,
                     found.inode,
@@ -313,8 +313,8 @@ class BatchWriter:
 
     def _record_processes(self, work: WorkItem, now: int) -> None:
         processes = self._ledger.processes
-        processes.intend([request.intent for request in work.requests], now)
-        processes.close(work.closed_intents, now)
+        processes.add_operations([request.intent for request in work.requests], now)
+        processes.close_operations(work.closed_intents, now)
         processes.put([work.process] if work.process is not None else [])
 
     def _record_reminder(self, one: Reminder) -> None:
@@ -323,36 +323,38 @@ class BatchWriter:
             if one.due_ms
             else ObligationState("given_up")
         )
-        self._ledger.duties.owe(one.message_id, one.recipient, *duty, one.reminders)
+        self._ledger.deliveries.set_obligation(one.message_id, one.recipient, *duty, one.reminders)
 
     def _record_effects(self, works: list[WorkItem], now: int) -> None:
         """Record the effects of answers, status messages and ended deliveries on other rows."""
-        registry = self._ledger.registry
+        agents = self._ledger.agents
         for work in works:
             if work.requests or work.closed_intents or work.process is not None:
                 self._record_processes(work, now)
             if work.incidents:
                 fresh = self._counted.fresh(work.incidents)
-                registry.note_incidents(fresh, now, again=work.is_repeat)
+                agents.add_incidents(fresh, now, again=work.is_repeat)
             if work.attachments:
-                registry.refer((one, work.message_id, now) for one in work.attachments)
+                agents.add_references((one, work.message_id, now) for one in work.attachments)
             if work.key is not None:
-                registry.set_public_keys([work.key], now)
+                agents.set_public_keys([work.key], now)
             answer = work.acknowledged
             if answer is not None:
                 said = (answer.answer_id or None, answer.text or None)
-                self._ledger.acknowledge(*answer[:3], now, *said)
+                self._ledger.deliveries.acknowledge(*answer[:3], now, *said)
                 if answer.obligation is not None:
-                    self._ledger.duties.owe(answer.message_id, answer.recipient, *answer.obligation)
+                    self._ledger.deliveries.set_obligation(
+                        answer.message_id, answer.recipient, *answer.obligation
+                    )
             for reminder in work.reminders:
                 self._record_reminder(reminder)
             if work.status_note is not None:
-                registry.note_status(work.agent, work.status_note, now)
+                agents.set_note(work.agent, work.status_note, now)
             if work.status_change is not None:
-                registry.set_status(*work.status_change, now)
+                agents.set_status(*work.status_change, now)
             for one in work.ended:
                 state = one.state.label.lower()
-                self._ledger.end(one.message_id, one.recipient, state, one.reason)
+                self._ledger.deliveries.give_up(one.message_id, one.recipient, state, one.reason)
 
 
 def _obligation(one: Obligation) -> ObligationState:

@@ -38,7 +38,7 @@ from relay.base.redaction import redact
 from relay.delivery import router
 from relay.delivery.intake import OUTBOX, OutboxFile, is_same
 from relay.engine.commstore import CommStore
-from relay.ledger import Row, archive_pack
+from relay.ledger import MessageRow, archive_pack
 
 DUPLICATES = "duplicates"
 MOST_NAME_BYTES = 240  # leaves room for a number; the limit is 255
@@ -217,7 +217,7 @@ def inbox_files(dirs: Dirs, agent: str) -> set[str]:
     }
 
 
-def render_retry(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
+def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) -> bytes:
     """The delivered file of a message, for its ``attempt``.
 
     Errors: MessageError when neither a file nor the store has it.
@@ -242,14 +242,14 @@ def render_retry(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     )
 
 
-def load_original(dirs: Dirs, row: Row) -> MessageFile | None:
+def load_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The original, if it is readable and unchanged since it was accepted."""
     with contextlib.suppress(OSError, UnsafePath):
         return read_original(dirs, row)
     return None
 
 
-def read_original(dirs: Dirs, row: Row) -> MessageFile | None:
+def read_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The original; None if it is damaged or has other content.
 
     Errors: FileNotFoundError when it is gone; OSError, UnsafePath when it cannot be read.
@@ -264,7 +264,7 @@ def read_original(dirs: Dirs, row: Row) -> MessageFile | None:
     return None
 
 
-def _packed(dirs: Dirs, row: Row) -> MessageFile | None:
+def _packed(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The original, from the pack of its day in the archive."""
     with contextlib.suppress(OSError, UnsafePath, MessageError, FormatError):
         data = archive_pack.read(dirs, row.file_path)
@@ -272,7 +272,7 @@ def _packed(dirs: Dirs, row: Row) -> MessageFile | None:
     return None
 
 
-def _accepted(data: bytes, row: Row) -> MessageFile | None:
+def _accepted(data: bytes, row: MessageRow) -> MessageFile | None:
     name = row.file_path.rpartition("/")[2]
     message = parse(data, file=name)
     clean = redact(data) if message.kind is Kind.SPAWN else None

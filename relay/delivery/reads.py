@@ -32,8 +32,8 @@ from relay.base.home import PENDING, READ, Dirs
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.work import Context
-from relay.ledger import Read
-from relay.ledger.values import REMOVED, TAKEN
+from relay.ledger import ReadDelivery
+from relay.ledger.deliveries import REMOVED, TAKEN
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"
@@ -51,9 +51,9 @@ class ReadDetector:
         self._tally = context.tally
         self._clock = context.clock
         self._log = context.log
-        self._mailboxes = self._ledger.registry.mailboxes()
+        self._mailboxes = self._ledger.agents.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
-        self._read: dict[tuple[str, str], Read] = {}  # not yet in the ledger,
+        self._read: dict[tuple[str, str], ReadDelivery] = {}  # not yet in the ledger,
         self._vanished: dict[tuple[str, str], int] = {}  # nor these: their next attempt,
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
 
@@ -79,7 +79,7 @@ class ReadDetector:
         Errors: OSError, UnsafePath.
         """
         known, seen = self._mailboxes.get(agent), mailbox_identity(dirs, agent)
-        missing, others = self._ledger.unread(agent), file_ops.inbox_files(dirs, agent)
+        missing, others = self._ledger.deliveries.unread(agent), file_ops.inbox_files(dirs, agent)
         for message_id in missing.keys() & others:
             del missing[message_id]
             others.remove(message_id)
@@ -94,7 +94,7 @@ class ReadDetector:
 
     def return_unread(self, agent: str) -> None:
         """Defer the unread messages of a retired agent whose mailbox vanished; they then bounce."""
-        if missing := self._ledger.unread(agent):
+        if missing := self._ledger.deliveries.unread(agent):
             self._defer_unread(agent, missing)
 
     def due_ns(self) -> int | None:
@@ -110,7 +110,7 @@ class ReadDetector:
                 due[agent].append(message_id)
                 del self._missing[agent, message_id]
         for agent, ids in due.items():
-            unread = self._ledger.unread_of(agent, ids)
+            unread = self._ledger.deliveries.unread_of(agent, ids)
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
                 if self._mailboxes.get(agent) in (None, mailbox_identity(dirs, agent)):
@@ -127,7 +127,7 @@ class ReadDetector:
             for one, trace in found.items()
             if trace is FileFate.REMOVED and 0 < missing[one] < made_at
         ]
-        rows = self._ledger.deliveries(older) if older else {}
+        rows = self._ledger.deliveries.rows(older) if older else {}
         for message_id, trace in found.items():
             row = rows.get(message_id, {}).get(agent)
             if row is not None and row.state == "dead":
@@ -148,14 +148,14 @@ class ReadDetector:
         attempt = known[agent].attempt if agent in known else _NOT_KNOWN
         if stored is not None:
             self._store.receive(stored.id, agent, how)
-        self._read[agent, message_id] = Read(message_id, agent, attempt, how)
+        self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
         """Defer unread deliveries, their next attempt due now.
 
         Deliveries given up or answered stay as they are.
         """
-        rows = self._ledger.deliveries(ids)
+        rows = self._ledger.deliveries.rows(ids)
         for message_id, deliveries in rows.items():
             self._missing.pop((agent, message_id), None)
             row = deliveries.get(agent)
@@ -169,7 +169,7 @@ class ReadDetector:
                 self._store.hold(stored.id, agent, attempt)
             self._vanished[agent, message_id] = attempt
 
-    def flush(self) -> list[Read]:
+    def flush(self) -> list[ReadDelivery]:
         """Record reads in the ledger, once the journal has them; returns them."""
         if not (self._read or self._vanished or self._seen):
             return []
@@ -180,12 +180,12 @@ class ReadDetector:
         self._tally.read += len(read)
         now = self._clock.now_ns()
         with self._ledger.transaction():
-            self._ledger.read(read, now)
+            self._ledger.deliveries.mark_read(read, now)
             again = ((one, agent, attempt) for (agent, one), attempt in vanished.items())
-            self._ledger.again(again, VANISHED, now)
-            self._ledger.registry.set_mailboxes(seen.items())
-            self._ledger.registry.seen({one.recipient for one in read}, now)
-            self._ledger.note_position(self._events.journal.durable, now)
+            self._ledger.deliveries.redeliver(again, VANISHED, now)
+            self._ledger.agents.set_mailboxes(seen.items())
+            self._ledger.agents.mark_seen({one.recipient for one in read}, now)
+            self._ledger.set_position(self._events.journal.durable, now)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
                 f"{describe_vanished(agent, number)}: "

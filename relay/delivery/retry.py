@@ -31,7 +31,7 @@ from relay.delivery.work import (
 )
 from relay.engine.acks import Overdue, Verdict
 from relay.engine.commstore import CommStore
-from relay.ledger import Delivery, Held, Ledger, Row
+from relay.ledger import DeliveryRow, HeldDelivery, Ledger, MessageRow
 
 GONE = NO_AGENT
 
@@ -39,8 +39,8 @@ GONE = NO_AGENT
 class FailedDeferral(NamedTuple):
     """A deferred delivery that is given up."""
 
-    row: Row
-    delivery: Delivery
+    row: MessageRow
+    delivery: DeliveryRow
     state: DeliveryState  # EXPIRED, BOUNCED or DEAD
     reason: str
 
@@ -69,7 +69,7 @@ class DeferredQueue:
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""
-        at = self._ledger.held_until()
+        at = self._ledger.deliveries.next_due()
         if at is None:
             return None
         return self._clock.monotonic_ns() + max(0, at - self._clock.now_ns())
@@ -80,10 +80,10 @@ class DeferredQueue:
         """Up to ``limit`` due deliveries: work items to execute, and those given up."""
         now = self._clock.now_ns()
         self._release(now)
-        at = self._ledger.held_until()
+        at = self._ledger.deliveries.next_due()
         if at is None or at > now:
             return [], []
-        due = self._ledger.held_due(now, limit)
+        due = self._ledger.deliveries.due(now, limit)
         rows = self._ledger.rows(held.message_id for held in due)
         works: list[WorkItem] = []
         ended: list[FailedDeferral] = []
@@ -91,13 +91,15 @@ class DeferredQueue:
             row = rows.get(held.message_id)
             if row is None:  # removed by hand: due for ever, it would never let us sleep
                 with self._ledger.transaction():
-                    self._ledger.end(held.message_id, held.recipient, "bounced", "its row is gone")
+                    self._ledger.deliveries.give_up(
+                        held.message_id, held.recipient, "bounced", "its row is gone"
+                    )
             elif over := self._end_of(held, row, agents, now):
                 ended.append(over)
             elif stored := self._throttled(held):
                 with self._ledger.transaction():
                     due_at = throttled_until(stored, now)
-                    self._ledger.hold([_again(held, THROTTLED, due_at)])
+                    self._ledger.deliveries.hold([_again(held, THROTTLED, due_at)])
             elif work := self._work(dirs, held, row, now):
                 works.append(work)
         return works, ended
@@ -111,10 +113,10 @@ class DeferredQueue:
             messages = (self._store.get_message(number) for number in sorted(fresh))
             ids = [m.relay_id for m in messages if m is not None and m.relay_id is not None]
             with self._ledger.transaction():
-                self._ledger.let_go(ids, now)
+                self._ledger.deliveries.release(ids, now)
 
     def _end_of(
-        self, held: Delivery, row: Row, agents: Set[str], now: int
+        self, held: DeliveryRow, row: MessageRow, agents: Set[str], now: int
     ) -> FailedDeferral | None:
         stored = self._store.by_relay_id(held.message_id)
         if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
@@ -141,36 +143,38 @@ class DeferredQueue:
         """Retry the given-up deliveries later: their senders could not be notified."""
         due = self._clock.now_ns() + self._config.retry.first_s * NS_PER_S
         with self._ledger.transaction():
-            self._ledger.hold(_again(one.delivery, one.reason, due) for one in ended)
+            self._ledger.deliveries.hold(_again(one.delivery, one.reason, due) for one in ended)
 
     def retry_later(self, works: list[WorkItem]) -> None:
         """Retry these later: the disk is full."""
         if works:
             now = self._clock.now_ns()
             with self._ledger.transaction():
-                self._ledger.hold(
-                    Held(posting.message_id, recipient, posting.attempt, "the disk is full", due)
+                self._ledger.deliveries.hold(
+                    HeldDelivery(
+                        posting.message_id, recipient, posting.attempt, "the disk is full", due
+                    )
                     for work in works
                     for due in (now + work.pause_s * NS_PER_S,)
                     for posting in work.outgoing
                     for recipient in posting.recipients
                 )
 
-    def _throttled(self, held: Delivery) -> Message | None:
+    def _throttled(self, held: DeliveryRow) -> Message | None:
         """The message, if its channel throttles it."""
         stored = self._store.by_relay_id(held.message_id)
         if stored is None or not self._store.holds(stored.id):
             return None
         return None if stored.id in self._released else stored
 
-    def _work(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> WorkItem | None:
+    def _work(self, dirs: Dirs, held: DeliveryRow, row: MessageRow, now: int) -> WorkItem | None:
         """Work that delivers it; None if its file cannot be made now, and it is retried later."""
         pause_s = self._config.retry.pause_after_s((now - held.staged_at) // NS_PER_S)
         try:
             data = render_retry(dirs, self._store, row, held.attempt)
         except (OSError, UnsafePath, MessageError) as exc:
             with self._ledger.transaction():
-                self._ledger.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
+                self._ledger.deliveries.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
             return None
         stored = self._store.by_relay_id(held.message_id)
         number = stored.id if stored else 0
@@ -182,8 +186,8 @@ class DeferredQueue:
         return work
 
 
-def _again(held: Delivery, reason: str, due_at: int) -> Held:
-    return Held(held.message_id, held.recipient, held.attempt, reason, due_at)
+def _again(held: DeliveryRow, reason: str, due_at: int) -> HeldDelivery:
+    return HeldDelivery(held.message_id, held.recipient, held.attempt, reason, due_at)
 
 
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
@@ -243,7 +247,7 @@ class RetryQueue:
         self._deliver_again(dirs, again, rows)
         self._end_deliveries(dirs, over, rows, agents)
 
-    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, Row]) -> None:
+    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, MessageRow]) -> None:
         groups: dict[tuple[int, int], list[Overdue]] = {}
         for one in again:
             groups.setdefault((one.message.id, one.attempt), []).append(one)
@@ -276,7 +280,7 @@ class RetryQueue:
             )
 
     def _end_deliveries(
-        self, dirs: Dirs, over: list[EndedDelivery], rows: dict[str, Row], agents: Set[str]
+        self, dirs: Dirs, over: list[EndedDelivery], rows: dict[str, MessageRow], agents: Set[str]
     ) -> None:
         """Notify the senders and record the ends, with one commit."""
         works: list[WorkItem] = []
@@ -298,7 +302,9 @@ class RetryQueue:
         waits = {id(one.work) for one in put_off}
         return [work for work in works if id(work) not in waits]
 
-    def failure_notice(self, one: EndedDelivery, row: Row | None, agents: Set[str]) -> WorkItem:
+    def failure_notice(
+        self, one: EndedDelivery, row: MessageRow | None, agents: Set[str]
+    ) -> WorkItem:
         """Work that ends a delivery and notifies its sender. Errors: StoreFull, StoreCapacity."""
         work = self.sender_notice(one, row, agents) if row else system_work_about(one.message_id)
         work.ended.append(one)
@@ -313,7 +319,7 @@ class RetryQueue:
             recipient=one.recipient,
         )
 
-    def sender_notice(self, one: EndedDelivery, row: Row, agents: Set[str]) -> WorkItem:
+    def sender_notice(self, one: EndedDelivery, row: MessageRow, agents: Set[str]) -> WorkItem:
         """The notices to the sender and on the system topic; the same when repeated.
 
         Errors: StoreFull, StoreCapacity.

@@ -41,8 +41,8 @@ from relay.delivery.intake import OUTBOX, Malformed, Parsed, ParseResult
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.work import PUBLIC_KEY, WorkItem
 from relay.engine.commstore import CommStore
-from relay.ledger import FileFacts, Ledger, Row
-from relay.ledger.attachments import Verifier, Wrong, set_aside
+from relay.ledger import FileFacts, Ledger, MessageRow
+from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
 
 RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
 
@@ -69,8 +69,10 @@ class Validator:
         self._roster = roster
         self._clock = clock
         self._log = log
-        self._verifier = Verifier(limits)
-        self._invalid: dict[FileKey, tuple[str, Wrong]] = {}  # of this batch: reference, what it is
+        self._verifier = AttachmentVerifier(limits)
+        self._invalid: dict[
+            FileKey, tuple[str, AttachmentProblem]
+        ] = {}  # of this batch: reference, what it is
         self._to_set_aside: list[str] = []  # once their senders are told
 
     def validate(self, dirs: Dirs, looks: list[ParseResult]) -> Screened:
@@ -92,7 +94,7 @@ class Validator:
         try:
             for reference in dict.fromkeys(look.message.attachments):
                 found = self._verifier.check(dirs, reference, look.file.agent)
-                if isinstance(found, Wrong):
+                if isinstance(found, AttachmentProblem):
                     self._invalid[look.file.key] = (reference, found)
                     return True
                 if not found:
@@ -176,7 +178,7 @@ class Recorder:
                     changed.append(facts)
                 elif facts is not None:
                     fresh[facts.message_id] = facts
-            self._ledger.record(list(fresh.values()))
+            self._ledger.add(list(fresh.values()))
             self._ledger.update_facts(changed)
             mine = self._ledger.claim(work.message_id for work, _ in admitted if work.has_row)
         return [
@@ -189,7 +191,7 @@ class Recorder:
         self,
         dirs: Dirs,
         look: ParseResult,
-        rows: dict[str, Row],
+        rows: dict[str, MessageRow],
         fresh: dict[str, FileFacts],
         now: int,
     ) -> tuple[WorkItem | None, FileFacts | None]:
@@ -226,7 +228,7 @@ class Recorder:
         return self._classify_known(dirs, look, row, work), None
 
     def _classify_known(
-        self, dirs: Dirs, look: ParseResult, row: Row, work: WorkItem
+        self, dirs: Dirs, look: ParseResult, row: MessageRow, work: WorkItem
     ) -> WorkItem | None:
         """Classify a file whose row is no longer pending."""
         if row.status == "processing":
@@ -247,7 +249,7 @@ class Recorder:
         work.discovered_at = look.file.mtime_ns
         return work
 
-    def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: Row) -> None:
+    def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: MessageRow) -> None:
         """Archive a duplicate; it is not delivered again."""
         found = look.file
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
@@ -278,7 +280,7 @@ class Recorder:
         )
 
 
-def _says_the_same(look: Parsed, row: Row) -> bool:
+def _says_the_same(look: Parsed, row: MessageRow) -> bool:
     """True for the same content to the same recipient."""
     message = look.message
     return (look.checksum, str(message.kind), message.to) == (
@@ -340,7 +342,7 @@ class SigningKeys:
 
         Repeated at each start, which completes what a crash interrupted.
         """
-        self._keys = self._ledger.registry.public_keys()
+        self._keys = self._ledger.agents.public_keys()
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
         self._store.set_identities(ids)
 
@@ -370,8 +372,8 @@ class SigningKeys:
             return
         now = self._clock.now_ns()
         with self._ledger.transaction():
-            self._ledger.registry.set_public_keys(fresh, now)
-            self._ledger.registry.note_incidents(incidents, now)
+            self._ledger.agents.set_public_keys(fresh, now)
+            self._ledger.agents.add_incidents(incidents, now)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)
         self.load()

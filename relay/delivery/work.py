@@ -20,8 +20,8 @@ from relay.delivery.eventlog import EventLog
 from relay.delivery.intake import OutboxFile
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
-from relay.ledger import FileFacts, Ledger, Row
-from relay.ledger.processes import Process
+from relay.ledger import FileFacts, Ledger, MessageRow
+from relay.ledger.processes import ProcessRow
 
 
 class Context(NamedTuple):
@@ -187,7 +187,7 @@ class WorkItem:
         self.requests: list[
             ProcessRequest
         ] = []  # processes to be started or ended, once this is accepted
-        self.process: Process | None = None  # its new row in the ledger
+        self.process: ProcessRow | None = None  # its new row in the ledger
         self.closed_intents: tuple[int, ...] = ()  # intents that are done with this
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 
@@ -228,7 +228,7 @@ class WorkItem:
         return rows
 
 
-def system_work(row: Row, key: str) -> WorkItem:
+def system_work(row: MessageRow, key: str) -> WorkItem:
     """A work item without a file, about an accepted message; ``key`` names the occasion."""
     return system_work_about(row.message_id, row.agent_name, row.discovered_at, key)
 

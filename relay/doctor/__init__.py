@@ -1,8 +1,8 @@
-"""What is wrong with a home: read only, whether a relay runs or not; and what of it can be mended.
+"""Checks of a home, read-only, with or without a running relay; and the safe repairs.
 
-One module a subject. Each finding says where, what and what to do. What recovery puts right by
-itself is none; what it had to set aside is, until somebody has looked at it. What a running relay
-has in hand is looked at twice, so that a busy one is not a broken one.
+A finding says where, what and what to do. Damage that recovery repairs at the next start is no
+finding; files that recovery set aside are, until they are removed. Transient states of a running
+relay are checked twice.
 """
 
 from __future__ import annotations
@@ -15,48 +15,47 @@ from relay.base.config import Config, decode
 from relay.base.errors import RelayError
 from relay.base.home import CONFIG, Home
 from relay.base.lock_file import lock_holder
-from relay.doctor import agents, attached, engine, files, ledger, limits, process, sealing
-from relay.doctor.finding import Finding, Place, Severity, said
-from relay.doctor.repair import repair
+from relay.doctor import files, ledger, stores, system
+from relay.doctor.finding import Finding, Severity, Target, describe_error, repair
 
 __all__ = ["Finding", "Severity", "examine", "repair"]
 
 
 def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
-    """Everything that is found: settings, process, limits, files, store, journal, tiers, ledger,
+    """Yield all findings: settings, process, limits, files, store, journal, tiers, ledger,
     attachments.
 
-    ``deep``: every attachment and every pack of the archive is read, too.
+    ``deep``: also read every attachment and every packed day of the archive.
     """
     config = Config()
     try:
         config = decode(home.read_config(), home.path(CONFIG))
     except (RelayError, OSError) as exc:
-        remedy = "mend it: the relay does not start; the rest is checked"
-        yield Finding("config", said(exc), remedy, where=CONFIG)
-    place = Place(home, config, Clock(), lock_holder(home) is not None, deep)
-    position = engine.ledger_position(home)  # before the journal: what it follows only grows
-    checks: list[Callable[[Place], Iterator[Finding]]] = [
-        process.examine,
-        limits.examine,
-        files.examine,
-        agents.examine,
-        engine.examine,
-        sealing.examine,
-        lambda place: engine.ledger(place.home, position),
+        remedy = "fix it: the relay does not start; the other checks go on"
+        yield Finding("config", describe_error(exc), remedy, where=CONFIG)
+    target = Target(home, config, Clock(), lock_holder(home) is not None, deep)
+    position = ledger.ledger_position(home)  # before the journal, which may grow meanwhile
+    checks: list[Callable[[Target], Iterator[Finding]]] = [
+        system.check_process,
+        system.check_limits,
+        files.check_files,
+        files.check_agents,
+        stores.check_stores,
+        stores.check_encryption,
+        lambda target: ledger.check_ledger_position(target.home, position),
     ]
     if isinstance(position, int):
-        checks += [lambda place: ledger.examine(place, position), attached.examine]
+        checks += [lambda target: ledger.check_ledger(target, position), files.check_attachments]
     for check in checks:
-        yield from _as_far_as_it_goes(check, place)
+        yield from _report_unreadable(check, target)
 
 
-def _as_far_as_it_goes(
-    check: Callable[[Place], Iterator[Finding]], place: Place
+def _report_unreadable(
+    check: Callable[[Target], Iterator[Finding]], target: Target
 ) -> Iterator[Finding]:
-    """What a check finds. What it cannot read is a finding, too, and ends no other check."""
+    """Run a check; a file it cannot read is a finding and does not end the other checks."""
     try:
-        yield from check(place)
+        yield from check(target)
     except OSError as exc:
-        remedy = f"`ls -ld` it: its owner, user {os.geteuid()}, has to be able to read it"
-        yield Finding("files", f"{said(exc)}, and so it was not looked into", remedy)
+        remedy = f"check with `ls -ld`; user {os.geteuid()} must be able to read it"
+        yield Finding("files", f"not checked: {describe_error(exc)}", remedy)

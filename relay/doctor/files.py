@@ -1,12 +1,13 @@
-"""Modes, owners, links, and what was left lying about.
+"""Checks of files: modes, owners, links, leftovers, mailboxes and attachments.
 
-Nobody but the owner can get into the home while its own mode is 700: a mode inside it that is too
-wide is mended, and no alarm. Big trees are looked at up to a bound, and that is said.
+While the home itself has mode 700, a wide mode inside is a warning only. Large trees are checked
+up to a limit, which a note reports.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import time
@@ -15,50 +16,56 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.agents.roster import Meta
-from relay.base.errors import FormatError
-from relay.base.home import AGENT_DIRS, META, PENDING
-from relay.base.names import MSG_SUFFIX, shown
+from relay.base.errors import FormatError, InvalidName
+from relay.base.home import AGENT_DIRS, LEDGER, META, PENDING
+from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.delivery.file_ops import REJECTED
 from relay.doctor.finding import (
     Finding,
-    Place,
     Repair,
     Severity,
-    looked_at_part,
-    names,
-    several,
-    twice,
+    Target,
+    list_dir,
+    partial_check,
+    recheck,
+    summarize,
 )
-from relay.ledger import archive_pack
-from relay.ledger.archive_pack import SUFFIX
+from relay.ledger import archive_pack, open_readonly
+from relay.ledger.archive_pack import DAY_NS, SUFFIX
 
-MOST_LOOKED = 50_000  # entries: half a second
-STAGED_S = 30  # a delivery that is underway takes milliseconds
-TEMP_AGE_S = 3600  # a backup or a pack of a large home takes minutes
-TEMPS = ("", "store", "archive", "tmp")  # folders in which ours have temporary files
-UNTOUCHED = ("outbox",)  # the agents': what is there is narrowed when it is read
+MAX_ENTRIES = 50_000  # takes half a second
+STAGED_S = 30  # a delivery in progress takes milliseconds
+TEMP_AGE_S = 3600  # backing up or packing a large home takes minutes
+TEMPS = ("", "store", "archive", "tmp")  # folders with temporary files of the relay
+UNTOUCHED = ("outbox",)  # written by agents; modes are restricted on reading
 
 
-def examine(place: Place) -> Iterator[Finding]:
-    """Everything that is open to others, is of another user, is a link, or is left over."""
-    looked = _Looked()
-    for path, entry in _walk(place.home.root, "", looked):
-        looked.take(path, entry)
-    yield from looked.findings()
-    if looked.is_cut:
-        total = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(place.home.root))
-        yield looked_at_part(
-            "files", looked.count, total, "entries of the home, at modes and owners"
+_ATTACHMENT_REFS = (
+    "SELECT r.sha256, EXISTS (SELECT 1 FROM deliveries AS d WHERE d.message_id = r.message_id "
+    "AND d.state IN ('held', 'staged', 'written')) FROM attachment_refs AS r"
+)
+
+
+def check_files(target: Target) -> Iterator[Finding]:
+    """Check modes, owners, links and leftovers."""
+    scan = EntryScan()
+    for path, entry in _walk(target.home.root, "", scan):
+        scan.take(path, entry)
+    yield from scan.findings()
+    if scan.is_cut:
+        total = 1 + sum(
+            len(folders) + len(files) for _, folders, files in os.walk(target.home.root)
         )
-    yield from _agents(place)
-    yield from twice(place, lambda: {f.where: f for f in _pending(place)})
-    yield from _temps(place)
-    if place.deep:
-        yield from _packs(place)
+        yield partial_check("files", scan.count, total, "entries of the home, at modes and owners")
+    yield from _mailboxes(target)
+    yield from recheck(target, lambda: {f.where: f for f in _pending(target)})
+    yield from _temps(target)
+    if target.deep:
+        yield from _packs(target)
 
 
-def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry with its path below the home, no link followed."""
+def _walk(root: str, path: str, scan: EntryScan) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every entry with its path in the home; links are not followed."""
     yield path, os.lstat(os.path.join(root, path))
     todo = [path]
     while todo:
@@ -66,13 +73,13 @@ def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_
         try:
             entries = sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name)
         except FileNotFoundError:
-            continue  # it has just gone
+            continue  # just removed
         except OSError as exc:
-            looked.unseen.append(f"{folder or '.'} ({exc.strerror})")
+            scan.unseen.append(f"{folder or '.'} ({exc.strerror})")
             continue
         for entry in entries:
-            if looked.count >= MOST_LOOKED:
-                looked.is_cut = True
+            if scan.count >= MAX_ENTRIES:
+                scan.is_cut = True
                 return
             below = os.path.join(folder, entry.name)
             with contextlib.suppress(FileNotFoundError):
@@ -81,8 +88,8 @@ def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_
                     todo.append(below)
 
 
-class _Looked:
-    """What is wrong with entries, by what is wrong."""
+class EntryScan:
+    """Problems of the entries, by kind."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -94,11 +101,11 @@ class _Looked:
         self._foreign: list[str] = []
 
     def take(self, path: str, status: os.stat_result) -> None:
-        """One entry."""
+        """Check one entry."""
         self.count += 1
         parts = path.split("/")
         is_agents = parts[0] == "agents" and len(parts) > 3 and parts[2] in UNTOUCHED
-        is_agents |= parts[0] == "archive" and REJECTED in parts  # refused, and kept as it was
+        is_agents |= parts[0] == "archive" and REJECTED in parts  # refused files are kept unchanged
         mode = stat.S_IMODE(status.st_mode)
         if stat.S_ISLNK(status.st_mode):
             if not is_agents:
@@ -112,12 +119,12 @@ class _Looked:
                 self._repairs.append(Repair("chmod 700" if is_dir else "chmod 600", path or "."))
 
     def findings(self) -> Iterator[Finding]:
-        """A line a kind."""
+        """Yield one finding per kind."""
         if self._open:
             yield Finding(
                 "files",
-                f"open to others: {several(self._open)}",
-                "`relay doctor --repair` narrows them: directories 700, files 600",
+                f"accessible to other users: {summarize(self._open)}",
+                "`relay doctor --repair` sets directories to 700, files to 600",
                 Severity.WARNING,
                 self._open[0],
                 tuple(self._repairs),
@@ -125,101 +132,104 @@ class _Looked:
         if self._links:
             yield Finding(
                 "files",
-                f"links, which the relay does not follow: {several(self._links)}",
-                "move what they lead to here, or remove them",
+                f"symbolic links, which the relay does not follow: {summarize(self._links)}",
+                "replace them by their targets, or remove them",
                 Severity.WARNING,
                 self._links[0],
             )
         if self._foreign:
             yield Finding(
                 "files",
-                f"of another user: {several(self._foreign)}",
+                f"owned by another user: {summarize(self._foreign)}",
                 "`chown` them, as root",
                 where=self._foreign[0],
             )
         if self.unseen:
             yield Finding(
                 "files",
-                f"cannot be looked into: {several(self.unseen)}",
-                "mend the disk, or who may read it: nobody knows what is in there",
+                f"cannot be read: {summarize(self.unseen)}",
+                "fix the disk or the permissions: their content was not checked",
                 where=self.unseen[0].rpartition(" (")[0],
             )
 
 
-def _agents(place: Place) -> Iterator[Finding]:
-    """What stands in the place of an agent's directory, and a meta.json that tells nothing.
+def _mailboxes(target: Target) -> Iterator[Finding]:
+    """Check for other files in place of an agent's directory, and for an invalid meta.json.
 
-    A directory that is not there is made by the next start.
+    Missing directories are created by the next start.
     """
-    for agent in sorted(place.home.agent_names()):
+    for agent in sorted(target.home.agent_names()):
         for part in AGENT_DIRS:
             path = f"agents/{agent}/{part}"
             with contextlib.suppress(OSError):
-                mode = os.lstat(place.home.path(path)).st_mode
+                mode = os.lstat(target.home.path(path)).st_mode
                 if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
-                    found = f"{path} is no directory: the relay cannot use it"
+                    found = f"{path} is not a directory: the relay cannot use it"
                     yield Finding(
-                        "files", found, "move it away: the next start makes it", where=path
+                        "files",
+                        found,
+                        "move it away: the next start creates it",
+                        where=path,
                     )
         meta = f"agents/{agent}/{META}"
-        if os.path.lexists(place.home.path(meta)) and not _is_meta(place, agent):
+        if os.path.lexists(target.home.path(meta)) and not _is_meta(target, agent):
             yield Finding(
                 "files",
-                f"{meta} cannot be read, so that {agent} has no role, process and key",
-                f"mend it, or remove it: the SDK and `relay register {agent} --role` write it anew",
+                f"{meta} cannot be read, so {agent} has no role, process or key",
+                f"fix or remove it: the SDK and `relay register {agent} --role` write a new one",
                 Severity.WARNING,
                 meta,
             )
 
 
-def _is_meta(place: Place, agent: str) -> bool:
+def _is_meta(target: Target, agent: str) -> bool:
     try:
-        msgspec.json.decode(place.home.read_meta(agent) or b"", type=Meta)
+        msgspec.json.decode(target.home.read_meta(agent) or b"", type=Meta)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return False
     return True
 
 
-def _pending(place: Place) -> Iterator[Finding]:
-    """Files left in ``.pending``; a running relay finishes those that it staged itself."""
-    detection = place.config.detection
-    for agent in sorted(place.home.agent_names()):
+def _pending(target: Target) -> Iterator[Finding]:
+    """Check for files left in ``.pending``."""
+    detection = target.config.detection
+    for agent in sorted(target.home.agent_names()):
         folder = f"agents/{agent}/outbox/{PENDING}"
-        yield from _unsent(place, folder, detection.pending_warn_s, detection.orphan_after_s)
-        if not place.is_running:
-            continue  # staged: the next start knows which were committed
+        yield from _unsent(target, folder, detection.pending_warn_s, detection.orphan_after_s)
+        if not target.is_running:
+            continue  # the next start finishes or removes staged files
         folder, age_s = f"agents/{agent}/inbox/{PENDING}", STAGED_S + 2 * detection.scan_interval_s
-        staged = [f"{folder}/{name}" for name in _older(place.home.path(folder), age_s)]
+        staged = [f"{folder}/{name}" for name in _older(target.home.path(folder), age_s)]
         if staged:
             yield Finding(
                 "files",
-                f"untouched for more than {age_s} s, and not delivered: {several(staged)}",
-                "look into logs/relay.log",
+                f"staged for more than {age_s} s without being delivered: {summarize(staged)}",
+                "see logs/relay.log",
                 Severity.WARNING,
                 folder,
             )
 
 
-def _unsent(place: Place, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
-    """Messages that nobody renamed into the outbox, and temporary files that lost their writer."""
-    path = place.home.path(folder)
+def _unsent(target: Target, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
+    """Check for messages never renamed into the outbox, and orphaned temporary files."""
+    path = target.home.path(folder)
     messages = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
     if messages:
         yield Finding(
             "files",
             f"not sent, in .pending for more than {warn_s} s: "
-            f"{several([f'{folder}/{shown(name)}' for name in messages])}",
+            f"{summarize([f'{folder}/{shown(name)}' for name in messages])}",
             "rename it into the outbox to send it; after "
-            f"{over_s} s a relay puts it into the archive, and tells its sender",
+            f"{over_s} s a relay archives it and notifies its sender",
             Severity.WARNING,
             folder,
         )
     others = [name for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
-    if others and not place.is_running:
+    if others and not target.is_running:
         left = [f"{folder}/{name}" for name in others]
         yield Finding(
             "files",
-            f"untouched for more than {over_s} s, its writer is gone: {several(left)}",
+            f"untouched for more than {over_s} s, writer is gone: {summarize(left)}",
             "the next start removes it",
             Severity.WARNING,
             folder + "/*",
@@ -227,19 +237,19 @@ def _unsent(place: Place, folder: str, warn_s: int, over_s: int) -> Iterator[Fin
         )
 
 
-def _temps(place: Place) -> Iterator[Finding]:
-    """What a crash left of a copy, a checkpoint or a pack. None of it was ever counted on."""
-    if place.is_running:
+def _temps(target: Target) -> Iterator[Finding]:
+    """Check for temporary files of copies, checkpoints and packs that a crash left."""
+    if target.is_running:
         return
     left: list[str] = []
     for folder in TEMPS:
-        for name in _older(place.home.path(folder), TEMP_AGE_S):
+        for name in _older(target.home.path(folder), TEMP_AGE_S):
             if name.endswith((".tmp", ".tmp-journal", ".tmp-wal")) or folder == "tmp":
                 left.append(f"{folder}/{name}" if folder else name)
     if left:
         yield Finding(
             "files",
-            f"left over by a crash: {several(left)}",
+            f"left over by a crash: {summarize(left)}",
             "`relay doctor --repair` removes them",
             Severity.WARNING,
             left[0],
@@ -248,23 +258,147 @@ def _temps(place: Place) -> Iterator[Finding]:
 
 
 def _older(folder: str, age_s: int) -> Iterator[str]:
-    """Names of the regular files of a folder that nobody has touched for so long."""
+    """Yield the regular files in a folder that are older than ``age_s``."""
     oldest = time.time() - age_s
-    for name in names(folder):
+    for name in list_dir(folder):
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(os.path.join(folder, name))
             if stat.S_ISREG(status.st_mode) and status.st_mtime < oldest:
                 yield name
 
 
-def _packs(place: Place) -> Iterator[Finding]:
-    """Packs of the archive that cannot be read to their end."""
-    for name in names(place.home.path("archive")):
+def _packs(target: Target) -> Iterator[Finding]:
+    """Check that packed days of the archive can be read."""
+    for name in list_dir(target.home.path("archive")):
         if not name.endswith(SUFFIX):
             continue
         try:
-            with place.home.dirs() as dirs:
+            with target.home.dirs() as dirs:
                 archive_pack.read(dirs, f"archive/{name.removesuffix(SUFFIX)}/there is none")
         except FormatError as exc:
             remedy = "restore it from a backup; the store and its archives have the messages' text"
             yield Finding("files", str(exc), remedy, where=f"archive/{name}")
+
+
+def check_agents(target: Target) -> Iterator[Finding]:
+    """Check outboxes of invalid agent names, outbox files that are not messages, and the lead.
+
+    The relay ignores such files silently, since a shell's temporary file may be one.
+    """
+    lead = target.config.lead
+    if lead and lead not in target.home.agent_inodes():
+        yield Finding(
+            "config",
+            f"the lead {lead} is not an agent: mail to Lead bounces",
+            f"choose an existing agent (`relay agents`), or `relay register {lead}`",
+            Severity.WARNING,
+            "config.json",
+        )
+    for name in list_dir(target.home.path("agents")):
+        folder = f"agents/{name}/outbox"
+        try:
+            check_agent_name(name)
+        except InvalidName as exc:
+            waiting = [
+                item for item in list_dir(target.home.path(folder)) if item.endswith(MSG_SUFFIX)
+            ]
+            if waiting:
+                count = f"{len(waiting)} message{'s' * (len(waiting) != 1)}"
+                found = f"{exc}: {count} in {shown(folder)} cannot be sent"
+                remedy = f"move them to the outbox of a valid name: {exc.hint}"
+                yield Finding("files", found, remedy, Severity.WARNING, shown(folder))
+        else:
+            yield from _ignored_files(target, folder)
+
+
+def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
+    """Check for old outbox files whose names do not end in .msg."""
+    oldest = time.time() - target.config.detection.orphan_after_s
+    left = []
+    for name in list_dir(target.home.path(folder)):
+        if name.endswith(MSG_SUFFIX) or name.startswith("."):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(target.home.path(folder, name)).st_mtime < oldest:
+                left.append(shown(f"{folder}/{name}"))
+    if left:
+        yield Finding(
+            "files",
+            f"ignored, because their names are not message names: {summarize(left)}",
+            "to send them, rename them to {10-20 digits}-{hex}.msg, in lower case",
+            Severity.WARNING,
+            left[0],
+        )
+
+
+def check_attachments(target: Target) -> Iterator[Finding]:
+    """Check for missing, unused and (with ``deep``) damaged attachments."""
+    yield from recheck(target, lambda: {f.where: f for f in _references(target)})
+    if target.deep:
+        wrong = [path for path in _stored(target).values() if not _is_whole(target, path)]
+        if wrong:
+            yield Finding(
+                "attachments",
+                f"content does not match the checksum in the name: {summarize(wrong)}",
+                "restore them from a backup, or ask the sender for a new copy",
+                where=wrong[0],
+            )
+
+
+def _references(target: Target) -> Iterator[Finding]:
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
+        if db.execute("PRAGMA user_version").fetchone()[0] < 2:
+            return  # the next start creates the table
+        live: dict[str, bool] = {}
+        for digest, is_live in db.execute(_ATTACHMENT_REFS):
+            live[digest] = live.get(digest, False) or bool(is_live)
+    stored = _stored(target)
+    missing = sorted(digest for digest, is_live in live.items() if is_live and digest not in stored)
+    if missing:
+        yield Finding(
+            "attachments",
+            f"missing, but referenced by unread messages: {summarize(missing)}",
+            "ask the senders to attach them again",
+            where="attachments missing",
+        )
+    days = target.config.retention.attachments_days
+    oldest_ns = target.clock.now_ns() - 2 * max(days, 1) * DAY_NS
+    unused = [
+        path
+        for digest, path in stored.items()
+        if live and digest not in live and _written_ns(target, path) < oldest_ns
+    ]
+    if unused:
+        yield Finding(
+            "attachments",
+            f"not referenced by any message: {summarize(unused)}",
+            "`relay prune` removes them" if days else "kept: retention.attachments_days is 0",
+            Severity.NOTE,
+            "attachments unnamed",
+        )
+
+
+def _stored(target: Target) -> dict[str, str]:
+    """Map digest -> path in the home."""
+    return {
+        name: f"attachments/{folder}/{name}"
+        for folder in list_dir(target.home.path("attachments"))
+        for name in list_dir(target.home.path("attachments", folder))
+        if len(name) == 64 and name.startswith(folder)
+    }
+
+
+def _written_ns(target: Target, path: str) -> int:
+    try:
+        return os.lstat(target.home.path(path)).st_mtime_ns
+    except FileNotFoundError:
+        return target.clock.now_ns()
+
+
+def _is_whole(target: Target, path: str) -> bool:
+    try:
+        with open(target.home.path(path), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return not os.path.lexists(target.home.path(path))  # removed meanwhile
+    return found == os.path.basename(path)

@@ -1,74 +1,338 @@
-"""Checking a stream: every chunk, every snapshot, every segment, and whether they agree.
+"""Checking a stream: every chunk, snapshot and segment, and whether they agree. Reads only.
 
-Works beside a writer: what is missing or wrong because it is being written is not a problem.
+Inspectors yield the good records of one file, and collect ``problems`` and ``warnings``, a line
+each. A file may be written at the same time: what looks wrong is read again before it counts.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from relay.base import fsio
-from relay.base.errors import RelayError
-from relay.journal import chunk as chunks
-from relay.journal import snapshot as snapshots
-from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.inspect import (
-    WARM_SUFFIX,
-    ChunkInspector,
-    SegmentInspector,
-    describe_error,
-    file_kind,
-    load_snapshot,
+from relay.base.errors import FormatError, IntegrityError, RelayError
+from relay.journal.catalog import (
+    CatalogSnapshot,
+    Residency,
+    SegmentEntry,
+    decode_snapshot,
+    snapshot_ids,
+    snapshot_path,
 )
-from relay.journal.manifest import read_manifest
-from relay.journal.segment import segment_ids, segment_path
+from relay.journal.format import (
+    CHUNK_MAGIC,
+    FOOTER,
+    RECORD,
+    SEGMENT_MAGIC,
+    SNAPSHOT_MAGIC,
+    ChunkHeader,
+    Footer,
+    ManifestRecord,
+    RecordFlag,
+    SegmentFlag,
+    SegmentHeader,
+    crc64,
+    decode_segment_header,
+)
+from relay.journal.records import (
+    HeaderCrcs,
+    Record,
+    claimed_length,
+    decode_records,
+    length_without_zeros,
+)
+from relay.journal.replay import (
+    FIRST_MANIFEST_RECORD,
+    MANIFEST,
+    chunk_indexes,
+    chunk_path,
+    decode_chunk,
+    load_chunk,
+    read_manifest,
+    salvage_chunk,
+)
+from relay.journal.segment import (
+    FIRST_RECORD,
+    WARM,
+    FileSource,
+    SegmentSource,
+    is_footer,
+    read_footer,
+    read_records,
+    segment_files,
+    segment_path,
+)
 
-WARM = "warm"
-_WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
+T = TypeVar("T")
+WARM_SUFFIX = ".seg.zst"
+_PIECE_BYTES = 1 << 20
+_GAP = int(RecordFlag.GAP)  # an int: the & of flags takes three times as long, for every record
+_TRIES = 5  # reads of a file that is being written
+
+
+def read_stable(load: Callable[[], bytes], read: Callable[[bytes], T]) -> T:
+    """Load and decode a file; load it again if it is invalid and changes meanwhile.
+
+    Errors: those of ``read``, for bytes that stay the same.
+    """
+    data = load()
+    for _ in range(_TRIES):
+        try:
+            return read(data)
+        except FormatError:
+            before, data = data, load()
+            if data == before:
+                break
+    return read(data)
+
+
+class SegmentInspector:
+    """A segment file in ``segments/`` or ``warm/``. Iterate ``records`` once, then read the rest.
+
+    ``entry``: its entry in the catalog, if known. Errors of the constructor: FormatError for an
+    invalid header, OSError, UnsafePath.
+    """
+
+    def __init__(self, path: str, entry: SegmentEntry | None = None) -> None:
+        self.path = path
+        self.entry = entry
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+        self.count = 0
+        self.source, self.size = _open(path)
+        try:
+            head = self.source.read_at(0, FIRST_RECORD)
+            self.header: SegmentHeader = decode_segment_header(head, path)
+            self.footer = self._read_footer()
+            self.base = self._find_base()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self.source.close()
+
+    def records(self) -> Iterator[Record]:
+        """Every good record. After damage it continues at the next record whose offset fits."""
+        for record in self._walk():
+            self.count += 1
+            if record.flags & _GAP:
+                self.problems.append(
+                    f"{self.path} at {self._at(record.offset)}: the records of offsets "
+                    f"[{record.offset}, {record.end}) are lost; the rest was salvaged"
+                )
+            else:
+                yield record
+
+    def _walk(self) -> Iterator[Record]:
+        """Records, gap records included. An incomplete record is read once more: it may have been
+        written at that moment."""
+        at, base = self.base, self.base
+        end = base + (self.footer.durable_bytes if self.footer else self.size) - FIRST_RECORD
+        while at < end:
+            try:
+                for record in read_records(self.source, base, at, end):
+                    yield record
+                    at = record.end
+            except IntegrityError:
+                pass  # read once more from there; if it fails again, it is damage
+            else:
+                return
+            for record in read_records(self.source, base, at, end, self._gap):
+                yield record
+                at = record.end
+                break
+            else:
+                return
+
+    def verify(self) -> None:
+        """Verify the records, the footer, the checksum, and the entry in the catalog."""
+        for _ in self.records():
+            pass
+        if self.footer is not None:
+            self._verify_footer(self.footer)
+        if self.entry is not None and self.entry.sealed:
+            self._verify_entry(self.entry)
+
+    def _at(self, offset: int) -> int:
+        """The position of a record in the file."""
+        return FIRST_RECORD + offset - self.base
+
+    def _gap(self, begin: int, end: int, why: IntegrityError) -> None:
+        """Report bytes that are not a good record: zeros ahead, a torn tail, or damage."""
+        at, behind = self._at(begin), self._at(end)
+        is_last = self.footer is None and behind >= self.size
+        if not is_last:
+            self.problems.append(f"{why}; offsets [{begin}, {end}) are lost")
+            return
+        rest = self.source.read_at(at, behind - at)
+        if not rest.strip(b"\0"):
+            return
+        if self.source.read_at(at, behind - at) != rest:
+            self.warnings.append(f"{self.path} at {at}: being written")
+        elif is_footer(rest, at):
+            self.warnings.append(f"{self.path} at {at}: sealed, and not truncated yet")
+        else:
+            length = length_without_zeros(rest)
+            self.problems.append(f"{why}: a torn tail of {length} bytes")
+
+    def _read_footer(self) -> Footer | None:
+        """The footer of a sealed and truncated file."""
+        if (footer := read_footer(self.source, self.size)) is not None:
+            return footer
+        # a segment that is sealed in the manifest has a footer, whatever its flags
+        at = self.size - FOOTER.size
+        if self.entry is None or not self.entry.sealed or at < FIRST_RECORD:
+            return None
+        footer = Footer(*FOOTER.unpack(self.source.read_at(at, FOOTER.size)))
+        return footer if footer.durable_bytes == at else None
+
+    def _find_base(self) -> int:
+        """The stream offset of the first record, by the manifest or by the records themselves."""
+        if self.entry is not None:
+            return self.entry.base_offset
+        first = self.source.read_at(FIRST_RECORD, RECORD.size)
+        if len(first) < RECORD.size or not first.strip(b"\0") or is_footer(first, FIRST_RECORD):
+            return 0
+        claimed = int(RECORD.unpack(first)[2])
+        piece = self.source.read_at(FIRST_RECORD, _PIECE_BYTES)
+        if next(decode_records(piece, claimed, HeaderCrcs()), None) or claimed_length(
+            piece, claimed
+        ) > len(piece):
+            return claimed
+        return _base_behind_damage(piece, claimed)
+
+    def _verify_footer(self, footer: Footer) -> None:
+        at = footer.durable_bytes
+        if footer.record_count != self.count:
+            self._report(at, f"record_count {self.count}", footer.record_count)
+        crc = 0
+        for begin in range(0, at, _PIECE_BYTES):
+            crc = crc64(self.source.read_at(begin, min(_PIECE_BYTES, at - begin)), crc)
+        if crc != footer.segment_crc64:
+            self._report(at + 16, f"segment_crc64 {footer.segment_crc64:016x}", f"{crc:016x}")
+
+    def _verify_entry(self, entry: SegmentEntry) -> None:
+        """Compare a sealed segment with its entry in the catalog."""
+        if self.footer is None:
+            self._report(entry.durable_bytes, "the footer of a sealed segment", "none")
+            return
+        at, flags = self.footer.durable_bytes, self.footer.flags
+        for name, place in (("durable_bytes", at), ("segment_crc64", at), ("ext_id", at + 24)):
+            expected, found = getattr(entry, name), getattr(self.footer, name)
+            if expected != found:
+                self._report(place, f"{name} {expected} by the manifest", found)
+        sealed = SegmentFlag.SEALED | (flags & (SegmentFlag.COMPACTED | SegmentFlag.PARTIAL))
+        if flags != sealed:  # the manifest does not have the other two flags
+            self._report(at + 32, f"flags {int(sealed)} by the manifest", flags)
+
+    def _report(self, at: int, expected: str, found: object) -> None:
+        self.problems.append(str(IntegrityError(self.path, at, expected, found)))
+
+
+def _open(path: str) -> tuple[SegmentSource, int]:
+    if not path.endswith(WARM_SUFFIX):
+        file = FileSource(path)
+        return file, file.size()
+    from relay.journal.warm import Dictionaries, WarmSegment
+
+    warm = WarmSegment(path, Dictionaries(os.path.dirname(path)))
+    return warm, warm.size
+
+
+def _base_behind_damage(piece: bytes, claimed: int) -> int:
+    """The base, by the next good record, where the first record's header is damaged."""
+    for at in range(1, len(piece) - RECORD.size):
+        length, _, offset = RECORD.unpack_from(piece, at)[:3]
+        if at + RECORD.size + length > len(piece) or offset < at:
+            continue
+        if next(decode_records(piece[at : at + RECORD.size + length], offset, HeaderCrcs()), None):
+            return int(offset) - at
+    return claimed
+
+
+def file_kind(path: str) -> str:
+    """``segment``, ``chunk`` or ``snapshot``, by the first bytes; a warm segment by its name.
+
+    Errors: FormatError for anything else, OSError, UnsafePath.
+    """
+    if path.endswith(WARM_SUFFIX):
+        return "segment"
+    source = FileSource(path)
+    try:
+        magic = source.read_at(0, 8)
+    finally:
+        source.close()
+    kinds = {SEGMENT_MAGIC: "segment", CHUNK_MAGIC: "chunk", SNAPSHOT_MAGIC: "snapshot"}
+    kind = kinds.get(int.from_bytes(magic, "little"))
+    if kind is None:
+        expected = "the magic of a segment, a manifest chunk or a snapshot"
+        raise FormatError(path, 0, expected, magic.hex() or "no bytes")
+    return kind
+
+
+class ChunkInspector:
+    """A manifest chunk: its good records and its problems. Errors: OSError, UnsafePath."""
+
+    def __init__(self, path: str, index: int | None = None, base: int | None = None) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+        self.records: list[ManifestRecord] = []
+        self.ends: list[int] = []
+        self.next_record: int | None = None
+        self.header: ChunkHeader | None = None  # None: the chunk is damaged
+        try:
+            chunk = read_stable(
+                lambda: load_chunk(path),
+                lambda data: decode_chunk(data, path, _index(data, index), base),
+            )
+        except FormatError as exc:
+            self.problems.append(str(exc))
+            self.records, self.ends = salvage_chunk(load_chunk(path), path)
+            return
+        self.header, self.records, self.ends = chunk.header, chunk.records, chunk.ends
+        self.next_record = chunk.header.base_record + len(chunk.records)
+        if chunk.torn_bytes:
+            at = chunk.header.committed_len
+            self.warnings.append(f"{path} at {at}: {chunk.torn_bytes} bytes after committed_len")
+        unknown = [record for record in chunk.records if not record.is_known]
+        if unknown:
+            kinds = sorted({f"type {record.type} flags {record.flags}" for record in unknown})
+            self.warnings.append(
+                f"{path}: {len(unknown)} records of unknown types: {', '.join(kinds)}"
+            )
+
+
+def _index(data: bytes, index: int | None) -> int:
+    """The expected index of a chunk; for a file checked alone, the index in its header."""
+    return int.from_bytes(data[16:24], "little") if index is None else index
+
+
+def load_snapshot(path: str, snapshot_id: int = 0) -> CatalogSnapshot:
+    """A snapshot file by its path. Errors: FormatError and subclasses, OSError, UnsafePath."""
+    data = load_chunk(path)
+    return decode_snapshot(data, path, snapshot_id)
+
+
+def describe_error(exc: RelayError | OSError, path: str) -> str:
+    """The error in one line with the file's name."""
+    if isinstance(exc, RelayError):
+        return str(exc)
+    return f"{path}: {exc.strerror or exc}"
 
 
 class StreamFindings(NamedTuple):
-    """What is wrong, and what is only worth knowing; a line each."""
+    """Problems and warnings, a line each."""
 
     problems: list[str]
     warnings: list[str]
 
 
-class SegmentFile(NamedTuple):
-    """One segment of a stream; ``path`` is empty where no local copy is there."""
-
-    segment_id: int
-    path: str
-    entry: SegmentEntry | None  # None: the manifest does not know it
-
-
-def segment_files(stream_dir: str) -> list[SegmentFile]:
-    """Every segment that is there or should be, by id; Tier 0 before Tier 1."""
-    found = {number: os.path.join(stream_dir, WARM, name) for number, name in _warm(stream_dir)}
-    found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
-    entries = read_manifest(stream_dir, lambda line: None).catalog.entries
-    return [
-        SegmentFile(number, found.get(number, ""), entries.get(number))
-        for number in sorted(found.keys() | entries.keys())
-    ]
-
-
-def _warm(stream_dir: str) -> Iterator[tuple[int, str]]:
-    """Segments in Tier 1: id and file name."""
-    try:
-        names = os.listdir(os.path.join(stream_dir, WARM))
-    except FileNotFoundError:
-        return
-    for name in names:
-        if match := _WARM_NAME.fullmatch(name):
-            yield int(match[1]), name
-
-
 def check_stream(path: str) -> StreamFindings:
-    """Verify a stream's directory, or one file of it. Never raises for what it finds there."""
+    """Verify a stream's directory, or one file of it. Does not raise for damaged files."""
     findings = StreamFindings([], [])
     try:
         if not os.path.isdir(path):
@@ -86,9 +350,9 @@ def check_stream(path: str) -> StreamFindings:
 
 
 def check_manifest(stream_dir: str) -> StreamFindings:
-    """Verify a stream's manifest and snapshots, and that the files are there which they speak of.
+    """Verify a stream's manifest and snapshots, and that the segment files in them exist.
 
-    What is in the segments is not looked at. Never raises for what it finds there.
+    Does not read the segments. Does not raise for damaged files.
     """
     findings = StreamFindings([], [])
     try:
@@ -109,54 +373,54 @@ def _check_file(path: str, findings: StreamFindings) -> None:
     if kind == "segment":
         check_segment(path, None, findings)
     elif kind == "chunk":
-        _take(ChunkInspector(path), findings)
+        _add(ChunkInspector(path), findings)
     else:
         load_snapshot(path)
 
 
 def _check_manifest(stream_dir: str, findings: StreamFindings) -> None:
-    """Every chunk, and that they follow one another."""
-    there = chunks.chunk_indexes(stream_dir)
+    """Verify every chunk, and that none is missing between them."""
+    there = chunk_indexes(stream_dir)
     if not there:
-        where = os.path.join(stream_dir, chunks.MANIFEST)
+        where = os.path.join(stream_dir, MANIFEST)
         findings.problems.append(f"{where}: expected a manifest, found no chunk")
     next_record = 0 if there[:1] == [0] else None
     for number, index in enumerate(there):
-        path = chunks.chunk_path(stream_dir, index)
+        path = chunk_path(stream_dir, index)
         if number and index != there[number - 1] + 1:
             findings.problems.append(f"{path}: expected chunk {there[number - 1] + 1} before it")
             next_record = None
-        look = ChunkInspector(path, index, next_record)
-        next_record = look.next_record
-        _take(look, findings)
+        inspector = ChunkInspector(path, index, next_record)
+        next_record = inspector.next_record
+        _add(inspector, findings)
 
 
 def _check_snapshots(stream_dir: str, findings: StreamFindings) -> None:
-    for snapshot_id in snapshots.snapshot_ids(stream_dir):
-        path = snapshots.snapshot_path(stream_dir, snapshot_id)
+    for snapshot_id in snapshot_ids(stream_dir):
+        path = snapshot_path(stream_dir, snapshot_id)
         try:
             snapshot = load_snapshot(path, snapshot_id)
         except FileNotFoundError:
-            continue  # an older one that its writer removed meanwhile
+            continue  # removed meanwhile by its writer
         except (RelayError, OSError) as exc:
             findings.problems.append(describe_error(exc, path))
             continue
-        chunk = chunks.chunk_path(stream_dir, snapshot.chunk_index)
-        ends = [chunks.FIRST_MANIFEST_RECORD]
+        chunk = chunk_path(stream_dir, snapshot.chunk_index)
+        ends = [FIRST_MANIFEST_RECORD]
         if os.path.exists(chunk):
             ends += ChunkInspector(chunk).ends
         if snapshot.chunk_offset not in ends:
             position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
-            findings.warnings.append(f"{path}: its position, {position}, is no end of a record")
+            findings.warnings.append(f"{path}: {position} is not the end of a record")
 
 
 def _check_segments(stream_dir: str, findings: StreamFindings) -> None:
-    """Every file against the manifest, every entry against the files, and the offsets."""
-    behind: int | None = None  # where the next segment has to begin
+    """Compare files and entries, and verify that the offsets are contiguous."""
+    behind: int | None = None  # expected base offset of the next segment
     for file in segment_files(stream_dir):
         entry = file.entry
         if entry is None:
-            findings.warnings.append(f"{file.path}: the manifest does not know this segment")
+            findings.warnings.append(f"{file.path}: this segment is not in the manifest")
         else:
             if behind is not None and entry.base_offset != behind:
                 where = f"{stream_dir}: segment {file.segment_id}"
@@ -168,62 +432,62 @@ def _check_segments(stream_dir: str, findings: StreamFindings) -> None:
 
 
 def _check_residency(stream_dir: str, entry: SegmentEntry, findings: StreamFindings) -> None:
-    """That the files are there which the manifest speaks of; one local copy is enough to read."""
+    """Verify that an entry's files exist; one local copy is enough to read the segment."""
     copies = {
         Residency.TIER0: segment_path(stream_dir, entry.segment_id),
         Residency.TIER1: os.path.join(stream_dir, WARM, f"{entry.segment_id:020d}{WARM_SUFFIX}"),
     }
     missing = {
-        path: f"{path}: missing, and the manifest has it in {str(tier.name).lower()}"
+        path: f"{path}: missing, but in the manifest as {str(tier.name).lower()}"
         for tier, path in copies.items()
-        if entry.residency & tier and not _may_be_there(path)
+        if entry.residency & tier and not _may_exist(path)
     }
-    if missing and _still(stream_dir, entry):
-        is_whole = any(map(_may_be_there, copies.values()))
+    if missing and _is_current(stream_dir, entry):
+        is_whole = any(map(_may_exist, copies.values()))
         (findings.warnings if is_whole else findings.problems).extend(missing.values())
 
 
-def _may_be_there(path: str) -> bool:
-    """False when it is known to be gone; one that cannot be read is among the problems itself."""
+def _may_exist(path: str) -> bool:
+    """False if the file does not exist; an unreadable one is reported elsewhere."""
     try:
         return fsio.exists(path)
     except OSError:
         return True
 
 
-def _still(stream_dir: str, entry: SegmentEntry) -> bool:
-    """Whether the manifest says the same now: a tier may have been left meanwhile."""
+def _is_current(stream_dir: str, entry: SegmentEntry) -> bool:
+    """True if the manifest still has this entry: a copy may have been evicted meanwhile."""
     now = read_manifest(stream_dir, lambda line: None).catalog.entries
     return now.get(entry.segment_id) == entry
 
 
 def check_segment(path: str, entry: SegmentEntry | None, findings: StreamFindings) -> None:
-    """One copy of a segment, against what the manifest says of it, into ``findings``.
+    """Verify one copy of a segment, and compare it with its entry; adds to ``findings``.
 
-    What looks wrong is looked at again, for it may be being written. Never raises for what it
-    finds there.
+    Problems count if a second reading finds them, too, since the file may be being written. Does
+    not raise for damaged files.
     """
     before: list[str] | None = None
     while True:
         try:
-            look = SegmentInspector(path, entry)
+            inspector = SegmentInspector(path, entry)
         except FileNotFoundError:
-            return  # sealed, evicted meanwhile: the manifest was asked before
+            return  # sealed and evicted since the manifest was read
         except (RelayError, OSError) as exc:
             findings.problems.append(describe_error(exc, path))
             return
         try:
-            look.verify()
+            inspector.verify()
         except (RelayError, OSError) as exc:
-            look.problems.append(describe_error(exc, path))
+            inspector.problems.append(describe_error(exc, path))
         finally:
-            look.close()
-        if not look.problems or look.problems == before:
-            _take(look, findings)
+            inspector.close()
+        if not inspector.problems or inspector.problems == before:
+            _add(inspector, findings)
             return
-        before = look.problems
+        before = inspector.problems
 
 
-def _take(look: ChunkInspector | SegmentInspector, findings: StreamFindings) -> None:
-    findings.problems.extend(look.problems)
-    findings.warnings.extend(look.warnings)
+def _add(inspector: ChunkInspector | SegmentInspector, findings: StreamFindings) -> None:
+    findings.problems.extend(inspector.problems)
+    findings.warnings.extend(inspector.warnings)

@@ -1,17 +1,20 @@
-"""The journal of one stream: append, commit, read; one writer.
+"""The journal of one stream: append, commit and read, by one writer and any number of readers.
 
-What ``commit`` returned is on the disk, whatever happens then. What was appended after that may be
-there after a crash or not, whole records of it in order; nothing else ever is. A segment is rolled
-when it is full or old: its footer is written, the manifest told, the next one made.
+Records are durable when ``commit`` returns. Records appended after that may or may not survive a
+crash; those that do are whole and in order. A segment is rolled when it is full or old: its footer
+is written, the manifest updated, the next segment created.
 
     append → (memory) → commit: pwrite, fdatasync → roll: footer, SealSegment, next, SegmentOpened
+
+A ``JournalReader`` in another process needs no lock: it returns whole records up to the first
+incomplete one, and continues there when called again. It may see a batch that is not synced yet.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -19,14 +22,35 @@ import msgspec
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.errors import JournalFailed, RelayError
-from relay.journal.format import CHECKPOINT_WRITTEN, FOOTER, RECORD, ManifestType, RecordFlag
+from relay.base.errors import IntegrityError, JournalFailed, RelayError
+from relay.journal.catalog import SegmentEntry
+from relay.journal.format import (
+    CHECKPOINT_WRITTEN,
+    FOOTER,
+    RECORD,
+    ManifestType,
+    RecordFlag,
+)
 from relay.journal.manifest import Manifest
-from relay.journal.reader import Fetch, read_sealed
 from relay.journal.records import HeaderCrcs, Record, encode_records
 from relay.journal.recover import Recovery
-from relay.journal.segment import FIRST_RECORD, SEGMENTS, ActiveSegment, FileSource, read_records
-from relay.journal.segments import SegmentPolicy, Stream, seal_segment, start_segment
+from relay.journal.replay import read_manifest
+from relay.journal.segment import (
+    FIRST_RECORD,
+    SEGMENTS,
+    ActiveSegment,
+    Fetch,
+    FileSource,
+    SegmentPolicy,
+    Stream,
+    read_footer,
+    read_records,
+    read_sealed,
+    seal_segment,
+    segment_ids,
+    segment_path,
+    start_segment,
+)
 
 __all__ = ["Append", "Journal", "Record", "SegmentPolicy"]
 
@@ -34,18 +58,18 @@ Warn = Callable[[str], object]
 
 
 class Append(NamedTuple):
-    """What is to be appended."""
+    """A record to be appended."""
 
     payload: bytes
     flags: int = 0  # of RecordFlag
-    ext_id: int = 0  # the message it is about; the highest stands in the segment's footer
+    ext_id: int = 0  # message id; the highest is in the segment's footer
 
 
-_EXT_ID = itemgetter(2)  # of an Append: as quick as a batch of hundreds needs
+_EXT_ID = itemgetter(2)  # of an Append; faster than attribute access
 
 
 class _PendingWrites:
-    """What is appended and not written, of one segment."""
+    """Appended records that are not written yet, of one segment."""
 
     __slots__ = ("count", "ext_id", "pieces")
 
@@ -55,18 +79,48 @@ class _PendingWrites:
         self.ext_id = 0
 
     def take(self, pieces: list[bytes], batch: Sequence[Append]) -> None:
-        """Encoded records, and what they were made of."""
+        """Add encoded records, and the batch they were made of."""
         self.pieces += pieces
         self.count += len(batch)
         self.ext_id = max(self.ext_id, max(map(_EXT_ID, batch), default=0))
 
 
-class Journal:
-    """One stream and its only writer. Owns the active segment and the manifest; one thread (the
-    loop's) calls it, but for ``manifest``, which is safe for others.
+class _Gaps:
+    """Warns once of each gap: a range of offsets whose records were lost to damage."""
 
-    After an error of ``commit``, ``seal`` or ``roll_if_due`` it refuses everything that writes
-    with JournalFailed: it has to be opened anew. ``fetch`` is set by who runs the tiers.
+    def __init__(self, folder: str, warn: Warn) -> None:
+        self._folder = folder
+        self._warn = warn
+        self._reported: set[int] = set()  # where the reported gaps begin
+
+    def report(self, begin: int, end: int, why: object) -> None:
+        """Warn of the gap [begin, end)."""
+        if begin not in self._reported:
+            self._reported.add(begin)
+            text = f"the records of offsets [{begin}, {end}) are lost: {why}"
+            self._warn(f"{self._folder}: {text}")
+
+    def skip(self, at: int, to: int) -> int:
+        """Report the gap if the stream continues at ``to`` and not at ``at``; the greater one."""
+        if at < to:
+            self.report(at, to, "no segment has them")
+        return max(at, to)
+
+    def drop(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The records without those that stand for a gap, which is reported."""
+        for record in records:
+            if record.flags & RecordFlag.GAP:
+                self.report(record.offset, record.end, "salvaged")
+            else:
+                yield record
+
+
+class Journal:
+    """The only writer of a stream. Owns the active segment and the manifest; used by one thread
+    (the loop's), except for ``manifest``, which is thread-safe.
+
+    After an error of ``commit``, ``seal`` or ``roll_if_due`` every method that writes raises
+    JournalFailed: open the journal again. ``fetch`` reads segments from other tiers, if set.
     """
 
     def __init__(self, stream: Stream, active: ActiveSegment, covered: int, warn: Warn) -> None:
@@ -77,11 +131,11 @@ class Journal:
         self._active = active
         self._warn = warn
         self._end = self._durable = active.end
-        self._groups = [_PendingWrites()]  # one for each segment that the appended records need
+        self._groups = [_PendingWrites()]  # one per segment that the appended records need
         self._room = stream.policy.segment_bytes - FOOTER.size - active.position
         self._failure: BaseException | None = None
         self._starts = HeaderCrcs()
-        self._reported_gaps: set[int] = set()  # where the gaps begin that were warned of
+        self._gaps = _Gaps(stream.folder, warn)
 
     @classmethod
     def open(
@@ -96,18 +150,19 @@ class Journal:
         at_least: int = 0,
         covered: int = 0,
     ) -> Journal:
-        """Open the stream for writing, making good what a crash left; a new one is made.
+        """Open a stream for writing, after recovery; create it if it does not exist.
 
-        ``at_least``: the stream was that long. ``covered``: a checkpoint has it up to there. A
-        stream that ends before either goes on there, in a new segment, and that is warned of.
-        Everything found is durable when this returns.
+        ``at_least``: known length of the stream. ``covered``: the offset that a checkpoint covers.
+        A stream that ends before one of them continues there, in a new segment, with a warning.
+        All records found are durable when this returns.
 
-        Errors: OSError; FormatError for files that are not of this stream.
+        Errors: OSError; FormatError for files of another stream.
         """
         manifest = Manifest.open(stream_dir, stream_id, clock, warn)
         stream = Stream(stream_dir, stream_id, clock, policy, manifest, epoch)
         try:
-            _make_folder(stream_dir)
+            fsio.ensure_dir(os.path.join(stream_dir, SEGMENTS))
+            fsio.sync_dir(stream_dir)
             needed = max(at_least, covered)
             active, end = Recovery(stream, needed, warn).run()
             if end < needed:
@@ -125,21 +180,21 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """The offset behind the last record appended."""
+        """The offset after the last appended record."""
         return self._end
 
     @property
     def durable(self) -> int:
-        """The offset behind the last record committed."""
+        """The offset after the last committed record."""
         return self._durable
 
     @property
     def first(self) -> int:
-        """The offset of the first record that is left: what was before it was pruned."""
+        """The offset of the first record: earlier ones were pruned."""
         return min((entry.base_offset for entry in self.manifest.entries()), default=self._end)
 
     def append(self, batch: Sequence[Append]) -> list[int]:
-        """Take records in, in memory; their offsets. Durable after ``commit``.
+        """Append records in memory; their offsets. Durable after ``commit``.
 
         Errors: JournalFailed.
         """
@@ -157,7 +212,7 @@ class Journal:
         return offsets
 
     def _split(self, pieces: list[bytes], batch: Sequence[Append]) -> None:
-        """Hand out records to this segment and those that come: none spans two."""
+        """Distribute records to this and further segments: none spans two."""
         group = self._groups[-1]
         for number, one in enumerate(batch):
             size = RECORD.size + len(one.payload)
@@ -167,7 +222,7 @@ class Journal:
             group.take(pieces[3 * number : 3 * number + 3], (one,))
 
     def _is_fresh(self, group: _PendingWrites) -> bool:
-        """Nothing is in the segment that comes: a record that is too long for any has its own."""
+        """True for an empty segment, which takes a record of any length."""
         return not group.count and (len(self._groups) > 1 or not self._active.count)
 
     def _next_group(self) -> _PendingWrites:
@@ -176,11 +231,11 @@ class Journal:
         return self._groups[-1]
 
     def commit(self) -> int:
-        """Make everything appended durable: one write and one sync, and a roll where a segment
-        is full. Returns ``durable``.
+        """Make all appended records durable: one write and one sync, and a roll if a segment is
+        full. Returns ``durable``.
 
-        Errors: OSError, RelayError: what was not committed may be there or not, and the journal
-        takes nothing more.
+        Errors: OSError, RelayError: uncommitted records may or may not survive, and the journal
+        accepts no more.
         """
         self._check()
         if self._durable == self._end:
@@ -204,10 +259,9 @@ class Journal:
         active.ext_id = max(active.ext_id, group.ext_id)
 
     def reserve(self, n_bytes: int) -> None:
-        """Make sure that the disk takes ``n_bytes`` more before anything is promised.
+        """Allocate disk space for ``n_bytes`` more, ``ahead_bytes`` at most.
 
-        At most ``ahead_bytes`` are written ahead; who has more to say says it in parts.
-        Errors: OSError (ENOSPC …), harmless: the journal is as it was, and takes no more disk.
+        Errors: OSError (ENOSPC …), harmless: the journal is unchanged and uses no more space.
         """
         self._check()
         active, policy = self._active, self._stream.policy
@@ -222,10 +276,10 @@ class Journal:
                 raise
 
     def preallocate(self) -> bool:
-        """Write a slice of zeros ahead when less than one is left; True when it did.
+        """Write a slice of zeros ahead if less than one is left; True if it did.
 
-        For idle moments: it costs a sync, which the next commit then does not. A full disk is
-        not told of here; ``reserve`` does. Errors: OSError of the sync, as ``commit``.
+        For idle moments: it costs a sync that the next commit then saves. A full disk is not an
+        error here, but in ``reserve``. Errors: OSError of the sync, as ``commit``.
         """
         self._check()
         active, policy = self._active, self._stream.policy
@@ -241,7 +295,7 @@ class Journal:
         return True
 
     def roll_if_due(self) -> bool:
-        """Seal the active segment when it is full or old, and holds anything; True when it did.
+        """Seal the active segment if it is full or old, and not empty; True if it did.
 
         Errors: as ``commit``.
         """
@@ -257,7 +311,7 @@ class Journal:
         return True
 
     def seal(self) -> None:
-        """Commit, then seal the active segment and begin the next; an empty one goes on.
+        """Commit, then seal the active segment and start the next, unless it is empty.
 
         Errors: as ``commit``.
         """
@@ -274,13 +328,13 @@ class Journal:
         self._active = start_segment(self._stream, base)
 
     def note_checkpoint(self, offset: int) -> None:
-        """A checkpoint is written that has the stream up to ``offset``. Errors: OSError,
-        RelayError of the manifest; the journal itself goes on."""
+        """Record that a checkpoint covers the stream up to ``offset``. Errors: OSError, RelayError
+        of the manifest; the journal itself stays usable."""
         self.covered = max(self.covered, offset)
         self.add_event(CHECKPOINT_WRITTEN, msgspec.msgpack.encode({"offset": offset}))
 
     def add_event(self, schema_id: int, blob: bytes) -> None:
-        """Leave a CustomEvent in the manifest. Errors: as ``cover``."""
+        """Append a CustomEvent to the manifest. Errors: as ``note_checkpoint``."""
         active = self._active
         self.manifest.record(
             ManifestType.CustomEvent,
@@ -291,56 +345,36 @@ class Journal:
         )
 
     def raise_ext_id(self, ext_id: int) -> None:
-        """The active segment's highest id is at least this: a record does not carry it, so who
-        replays the stream says it after an open."""
+        """Raise the active segment's highest message id, which records do not contain; called
+        by the replay after an open."""
         self._active.ext_id = max(self._active.ext_id, ext_id)
 
     def read(self, start: int = 0) -> Iterator[Record]:
         """The committed records from ``start`` on, up to ``durable`` as it is now.
 
-        What was pruned is stepped over in silence: ``first`` says where the stream begins. Records
-        that damage took are stepped over, too; each gap is warned of once.
-        Errors: SegmentAway, where ``fetch`` is needed and not given.
+        Pruned records are skipped silently (see ``first``), lost ones with one warning a gap.
+        Errors: SegmentAway, if ``fetch`` is needed and not set.
         """
         base, end, path = self._active.base, self._durable, self._active.path
         at = max(start, self.first)
         for entry in self.manifest.entries():
             if not entry.sealed or entry.end_offset <= at or entry.base_offset >= end:
                 continue
-            at = self._skip_gap(at, entry.base_offset)
-            found = read_sealed(self._stream.folder, entry, at, self.fetch, self._report_gap)
-            yield from self._without_gaps(found)
+            at = self._gaps.skip(at, entry.base_offset)
+            found = read_sealed(self._stream.folder, entry, at, self.fetch, self._gaps.report)
+            yield from self._gaps.drop(found)
             at = entry.end_offset
-        at = self._skip_gap(at, base)
+        at = self._gaps.skip(at, base)
         if at >= end:
             return
         source = FileSource(path)
         try:
-            yield from self._without_gaps(read_records(source, base, at, end, self._report_gap))
+            yield from self._gaps.drop(read_records(source, base, at, end, self._gaps.report))
         finally:
             source.close()
 
-    def _without_gaps(self, records: Iterator[Record]) -> Iterator[Record]:
-        for record in records:
-            if record.flags & RecordFlag.GAP:
-                self._report_gap(record.offset, record.end, "salvaged")
-            else:
-                yield record
-
-    def _skip_gap(self, at: int, to: int) -> int:
-        """The stream goes on at ``to``: what is missing before it is warned of."""
-        if at < to:
-            self._report_gap(at, to, "no segment has them")
-        return max(at, to)
-
-    def _report_gap(self, begin: int, end: int, why: object) -> None:
-        if begin not in self._reported_gaps:
-            self._reported_gaps.add(begin)
-            folder = self._stream.folder
-            self._warn(f"{folder}: the records of offsets [{begin}, {end}) are lost: {why}")
-
     def close(self) -> None:
-        """Let go of the files; a second time is harmless. What was not committed is gone."""
+        """Close the files; idempotent. Uncommitted records are lost."""
         self._active.close()
         self.manifest.close()
 
@@ -350,7 +384,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """An error in the block is the journal's last."""
+        """After an error in the block the journal refuses to write."""
         known = self._active, self._active.position
         try:
             yield
@@ -363,8 +397,103 @@ class Journal:
             raise
 
 
-def _make_folder(stream_dir: str) -> None:
-    folder = os.path.join(stream_dir, SEGMENTS)
-    if not os.path.isdir(folder):
-        fsio.ensure_dir(folder)
-        fsio.sync_dir(stream_dir)
+class JournalReader:
+    """Reads a stream in any process, while its writer runs or not.
+
+    ``warn`` is called once for each gap. A damaged record in a sealed segment raises
+    IntegrityError. Not thread-safe.
+    """
+
+    def __init__(self, stream_dir: str, *, warn: Warn = lambda line: None) -> None:
+        self._dir = stream_dir
+        self._warn = warn
+        self._gaps = _Gaps(stream_dir, warn)
+        self._entries: list[SegmentEntry] = []
+
+    def read(self, start: int = 0) -> Iterator[Record]:
+        """The records from offset ``start`` on, up to the first incomplete one; those before the
+        stream's first record were pruned.
+
+        To follow, read again from the last record's ``end``. Errors: IntegrityError, SegmentAway.
+        """
+        if not self._is_at_tail(start):
+            self._load()
+        begins = (entry.base_offset for entry in self._entries)
+        at, last = max(start, min(begins, default=0)), -1
+        for entry in self._entries:
+            if not entry.sealed:
+                break
+            last = entry.segment_id
+            if entry.end_offset > at:
+                at = self._gaps.skip(at, entry.base_offset)
+                found = read_sealed(self._dir, entry, at, None, None)
+                yield from self._gaps.drop(found)
+                at = entry.end_offset
+        yield from self._read_unsealed(last, at)
+
+    def first(self) -> int:
+        """The offset of the first record; 0 for an empty stream, or if the manifest is damaged
+        until its writer opens it. Errors: OSError, UnsafePath."""
+        view = read_manifest(self._dir, self._warn)
+        begins = (entry.base_offset for entry in view.catalog.entries.values())
+        return 0 if view.damaged else min(begins, default=0)
+
+    def _load(self) -> None:
+        self._entries = list(read_manifest(self._dir, self._warn).catalog.entries.values())
+
+    def _is_at_tail(self, start: int) -> bool:
+        """True if the catalog need not be read again: ``start`` is after the last sealed segment,
+        and the file of the next one still exists. So following does not read the manifest."""
+        sealed = [entry for entry in self._entries if entry.sealed]
+        if not sealed or start < sealed[-1].end_offset:
+            return False
+        return os.path.exists(segment_path(self._dir, sealed[-1].segment_id + 1))
+
+    def _read_unsealed(self, last: int, at: int) -> Iterator[Record]:
+        """Read the segments that are not sealed in the manifest, by their files."""
+        for number in segment_ids(self._dir):
+            if number <= last:
+                continue
+            if number > last + 1 and self._were_evicted(last, number):
+                return  # the next call reads them
+            try:
+                source = FileSource(segment_path(self._dir, number))
+            except FileNotFoundError:
+                return
+            try:
+                at = yield from self._read_open(source, at)
+            finally:
+                source.close()
+            if at < 0:
+                return
+            last = number
+
+    def _were_evicted(self, last: int, number: int) -> bool:
+        """True if segments between these two were sealed and evicted meanwhile."""
+        self._load()
+        return any(last < entry.segment_id < number and entry.sealed for entry in self._entries)
+
+    def _read_open(self, source: FileSource, at: int) -> Generator[Record, None, int]:
+        """Read one segment that may be being written; the offset after it, or -1 at the end."""
+        while True:
+            footer = read_footer(source, source.size())  # first: a later one is seen next time
+            first = source.read_at(FIRST_RECORD, RECORD.size)
+            if len(first) < RECORD.size or not first.strip(b"\0"):
+                return -1
+            if footer is not None and not footer.record_count:
+                return at
+            base = int(RECORD.unpack(first)[2])
+            size = footer.durable_bytes if footer else source.size()
+            before = at
+            try:
+                for record in read_records(source, base, max(at, base), base + size - FIRST_RECORD):
+                    at = self._gaps.skip(at, record.offset)
+                    yield from self._gaps.drop((record,))
+                    at = record.end
+            except IntegrityError:
+                if footer is not None:
+                    raise
+            if footer is not None:
+                return max(at, base + size - FIRST_RECORD)
+            if at == before:
+                return -1

@@ -1,13 +1,14 @@
-"""The manifest: one record for everything that happens to a segment, and the catalog of them.
+"""The manifest: one record for each event of a segment's life, and the catalog made of them.
 
-A record is committed when ``append`` returns: written, synced, and said by the chunk's header.
-Then alone is it applied to the catalog. The manifest is off the path of acknowledgments; each
-append costs two syncs (see chunk.py).
+A record is committed when ``append`` returns: written, synced, and counted by the chunk's header.
+Only then is it applied to the catalog. An append syncs twice, the records first: the header's 64
+bytes are one sector, and if they reached the disk alone, their crc would invalidate the records
+that were committed before. Acknowledgments do not wait for the manifest.
 
-Damage never stops a stream: replay ends at the last good record, ``damaged`` is True, records go
-to a chunk behind all that are there, and the journal tells the rest by ``rebuild``. Only when
-that is durable are the damaged chunk and those behind it kept aside as ``NAME.bad``; a crash
-before that finds the same damage again.
+Damage never stops a stream: replay ends at the last good record, ``damaged`` is True, new records
+go to a chunk after all existing ones, and the journal adds the rest by ``rebuild``. Once that is
+durable the damaged chunk and those after it are renamed to ``NAME.bad``; a crash before that finds
+the same damage again.
 """
 
 from __future__ import annotations
@@ -21,20 +22,137 @@ from collections.abc import Iterable
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, RelayError
-from relay.journal import chunk as chunks
-from relay.journal import snapshot as snapshots
-from relay.journal.catalog import Catalog, SegmentEntry
-from relay.journal.chunk import ChunkFile
+from relay.journal.catalog import (
+    SNAPSHOTS,
+    Catalog,
+    CatalogSnapshot,
+    SegmentEntry,
+    read_snapshot,
+    snapshot_ids,
+    snapshot_path,
+    write_snapshot,
+)
 from relay.journal.format import (
+    CHUNK_CAPACITY,
     MAX_ETAG_BYTES,
     MAX_KEY_BYTES,
     ChunkFlag,
+    ChunkHeader,
     Field,
     ManifestRecord,
     ManifestType,
+    crc64,
 )
-from relay.journal.replay import ManifestView, Replay, Warn, read_manifest, replay
-from relay.journal.snapshot import CatalogSnapshot
+from relay.journal.replay import (
+    FIRST_MANIFEST_RECORD,
+    MANIFEST,
+    ManifestChunk,
+    ManifestView,
+    Replay,
+    Warn,
+    chunk_indexes,
+    chunk_path,
+    decode_chunk,
+    load_chunk,
+    read_manifest,
+    replay,
+)
+
+
+class ChunkFile:
+    """The chunk that is being written. One owner; not safe for threads by itself.
+
+    ``broken`` after a failed sync, or a failed write of the header: nobody knows what is on disk
+    until the chunk is read again.
+    """
+
+    def __init__(self, path: str, header: ChunkHeader, records: int) -> None:
+        self.path = path
+        self.header = header
+        self.next_record = header.base_record + records  # ordinal of the next
+        self.broken = False
+        self._fd = fsio.open_rw(path)
+
+    @classmethod
+    def create(cls, stream_dir: str, index: int, base_record: int) -> ChunkFile:
+        """A new chunk without records; its file is there, whole, with its name durable."""
+        path = chunk_path(stream_dir, index)
+        header = ChunkHeader(
+            index, base_record, FIRST_MANIFEST_RECORD, FIRST_MANIFEST_RECORD, crc64(b""), 0
+        )
+        fsio.write_atomic(path, header.encode())
+        return cls(path, header, 0)
+
+    @classmethod
+    def resume(cls, stream_dir: str, chunk: ManifestChunk) -> ChunkFile:
+        """Go on with a chunk that was read. What was torn behind committed_len goes: its append
+        never returned. Another writer's tail may stand ahead of it: records follow what counts."""
+        path = chunk_path(stream_dir, chunk.header.chunk_index)
+        header = chunk.header._replace(tail_offset=chunk.header.committed_len)
+        file = cls(path, header, len(chunk.records))
+        if chunk.torn_bytes:
+            fsio.truncate(file._fd, chunk.header.committed_len, path)
+        return file
+
+    @property
+    def tail(self) -> int:
+        """The first unwritten byte, from the start of the file."""
+        return self.header.tail_offset
+
+    @property
+    def room(self) -> int:
+        """Bytes that it can still take."""
+        return 0 if self.header.flags & ChunkFlag.SEALED else CHUNK_CAPACITY - self.tail
+
+    def append(self, data: bytes, records: int) -> None:
+        """Commit ``records`` encoded records: when this returns, they are replayed.
+
+        Errors: OSError; when it was the writing of the records, the chunk is as it was.
+        """
+        assert not self.broken and len(data) <= self.room
+        fsio.write_at(self._fd, data, self.tail, self.path)
+        end = self.tail + len(data)
+        crc = crc64(data, self.header.chunk_crc64)
+        self.broken = True
+        fsio.sync_data(self._fd, self.path)
+        self._write_header(
+            self.header._replace(tail_offset=end, committed_len=end, chunk_crc64=crc)
+        )
+        self.next_record += records
+
+    def seal(self) -> None:
+        """Say in the header that no record follows. Errors: OSError, and then it is broken."""
+        self._write_header(self.header._replace(flags=self.header.flags | ChunkFlag.SEALED))
+
+    def _write_header(self, header: ChunkHeader) -> None:
+        self.broken = True
+        fsio.write_at(self._fd, header.encode(), 0, self.path)
+        fsio.sync_data(self._fd, self.path)
+        self.header = header
+        self.broken = False
+
+    def close(self) -> None:
+        """Let go of the file. Everything that was appended is durable already."""
+        os.close(self._fd)
+
+
+def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
+    """Note in a sealed chunk's header that Tier 2 has it; durable on return.
+
+    Errors: OSError, FormatError when the chunk is not a good sealed one.
+    """
+    path = chunk_path(stream_dir, index)
+    header = decode_chunk(load_chunk(path), path, index).header
+    if not header.flags & ChunkFlag.SEALED:
+        raise FormatError(path, 56, "a sealed chunk", f"flags {header.flags}")
+    fd = fsio.open_rw(path)
+    try:
+        flags = header.flags | ChunkFlag.UPLOADED
+        fsio.write_at(fd, header._replace(flags=flags).encode(), 0, path)
+        fsio.sync_data(fd, path)
+    finally:
+        os.close(fd)
+
 
 __all__ = ["SNAPSHOT_EVERY", "Manifest", "ManifestView", "read_manifest"]
 
@@ -162,7 +280,7 @@ class Manifest:
         with self._snapshot_lock:
             with self._lock:
                 file = self._usable()
-                there = snapshots.snapshot_ids(self.stream_dir)
+                there = snapshot_ids(self.stream_dir)
                 made = CatalogSnapshot(
                     there[-1] + 1 if there else 1,
                     file.header.chunk_index,
@@ -171,7 +289,7 @@ class Manifest:
                 )
                 self._since_snapshot = 0
                 self._rolled = False
-            snapshots.write_snapshot(self.stream_dir, made)
+            write_snapshot(self.stream_dir, made)
             with self._lock:
                 self._mark(made)
             _drop_snapshots(self.stream_dir)
@@ -203,11 +321,11 @@ class Manifest:
 
     def _set_aside(self) -> None:
         """Rename the damaged chunk and those behind it; the snapshot leads past them."""
-        folder = fsio.open_dir(os.path.join(self.stream_dir, chunks.MANIFEST))
+        folder = fsio.open_dir(os.path.join(self.stream_dir, MANIFEST))
         try:
-            for index in chunks.chunk_indexes(self.stream_dir):
+            for index in chunk_indexes(self.stream_dir):
                 if index in self._aside:
-                    name = os.path.basename(chunks.chunk_path(self.stream_dir, index))
+                    name = os.path.basename(chunk_path(self.stream_dir, index))
                     fsio.rename(name, folder, name + ".bad", folder)
                     self._warn(f"{self.stream_dir}: manifest chunk kept aside as {name}.bad")
         finally:
@@ -220,12 +338,12 @@ class Manifest:
         if len(good) < _KEEP_SNAPSHOTS:
             return []
         before = min(snapshot.chunk_index for snapshot in good)
-        return [index for index in chunks.chunk_indexes(self.stream_dir) if index < before]
+        return [index for index in chunk_indexes(self.stream_dir) if index < before]
 
     def mark_uploaded(self, index: int) -> None:
         """Note in a sealed chunk that Tier 2 has a verified copy of it. Errors: OSError,
         FormatError when it is damaged or not sealed."""
-        chunks.mark_chunk_uploaded(self.stream_dir, index)
+        mark_chunk_uploaded(self.stream_dir, index)
 
     def close(self) -> None:
         """Let go of the files; a second time is harmless."""
@@ -242,8 +360,8 @@ def _make_folders(stream_dir: str) -> None:
         if not os.path.isdir(path):
             fsio.ensure_dir(path)
             fsio.sync_dir(os.path.dirname(os.path.normpath(path)) or ".")
-    fsio.ensure_dir(os.path.join(stream_dir, chunks.MANIFEST))
-    fsio.ensure_dir(os.path.join(stream_dir, snapshots.SNAPSHOTS))
+    fsio.ensure_dir(os.path.join(stream_dir, MANIFEST))
+    fsio.ensure_dir(os.path.join(stream_dir, SNAPSHOTS))
     fsio.sync_dir(stream_dir)
 
 
@@ -266,13 +384,13 @@ def _next_chunk(stream_dir: str, file: ChunkFile) -> ChunkFile:
 
 def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
     """A chunk behind all that are there; one that an earlier rebuilding began goes on."""
-    there = chunks.chunk_indexes(stream_dir)
+    there = chunk_indexes(stream_dir)
     damaged = seen.damaged_from or 0
     newest = max([damaged, *there])
     if newest > damaged:
-        path = chunks.chunk_path(stream_dir, newest)
+        path = chunk_path(stream_dir, newest)
         with contextlib.suppress(FormatError):
-            chunk = chunks.decode_chunk(chunks.load_chunk(path), path, newest)
+            chunk = decode_chunk(load_chunk(path), path, newest)
             if not chunk.header.flags & ChunkFlag.SEALED:
                 return ChunkFile.resume(stream_dir, chunk)
     index = max(newest, _last_set_aside(stream_dir)) + 1
@@ -281,7 +399,7 @@ def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
 
 def _last_set_aside(stream_dir: str) -> int:
     """The highest index of a chunk that was kept aside; its number is not used again."""
-    names = os.listdir(os.path.join(stream_dir, chunks.MANIFEST))
+    names = os.listdir(os.path.join(stream_dir, MANIFEST))
     aside = [name[:20] for name in names if name.endswith(".mlog.bad")]
     return max([int(digits) for digits in aside if _DIGITS.fullmatch(digits)], default=-1)
 
@@ -289,9 +407,9 @@ def _last_set_aside(stream_dir: str) -> int:
 def _good_snapshots(stream_dir: str) -> list[CatalogSnapshot]:
     """The newest good snapshots, as many as are kept."""
     good: list[CatalogSnapshot] = []
-    for snapshot_id in reversed(snapshots.snapshot_ids(stream_dir)):
+    for snapshot_id in reversed(snapshot_ids(stream_dir)):
         with contextlib.suppress(FormatError):
-            good.append(snapshots.read_snapshot(stream_dir, snapshot_id))
+            good.append(read_snapshot(stream_dir, snapshot_id))
         if len(good) == _KEEP_SNAPSHOTS:
             break
     return good
@@ -302,9 +420,9 @@ def _drop_snapshots(stream_dir: str) -> None:
     good = _good_snapshots(stream_dir)
     if len(good) < _KEEP_SNAPSHOTS:
         return
-    for snapshot_id in snapshots.snapshot_ids(stream_dir):
+    for snapshot_id in snapshot_ids(stream_dir):
         if snapshot_id < good[-1].snapshot_id:
-            _remove(snapshots.snapshot_path(stream_dir, snapshot_id))
+            _remove(snapshot_path(stream_dir, snapshot_id))
 
 
 def _remove(path: str) -> None:

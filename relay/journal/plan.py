@@ -1,36 +1,38 @@
-"""What the tiers have to do, decided from the catalog alone. No I/O, no clock: pure.
+"""The work of the tiers, planned from the catalog alone. Pure: no I/O, no clock.
 
-    Tier 0  segments/   written here; leaves when two checkpoints cover it and a copy is proved
-    Tier 1  warm/       compressed; leaves when Tier 2 has it
-    Tier 2  objects     leaves by retention alone
+    Tier 0  segments/   as written; evicted when two checkpoints cover it and a copy is verified
+    Tier 1  warm/       compressed; evicted when it is in Tier 2
+    Tier 2  objects     deleted by retention only
 
-Retention takes whole segments, oldest first, from all tiers: what is left is always the end of
-the stream without a hole.
+Retention removes whole segments, oldest first, from all tiers: the rest is always the end of the
+stream without a gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from relay.base.errors import RelayError
+from relay.base.errors import JournalError, RelayError
 from relay.journal.catalog import Residency, SegmentEntry
 
 _MS = 1_000
 SEAL, PRUNE = "seal", "prune"
-VERBS = (SEAL, "compress", "upload", "evict", "evict-warm", "hydrate", PRUNE)
+HYDRATE = "hydrate"
+VERBS = (SEAL, "compress", "upload", "evict", "evict-warm", HYDRATE, PRUNE)
+REQUESTED = "requested"  # the reason of a command's jobs
 
 
 class TierPolicy(NamedTuple):
-    """What is kept where, and how long."""
+    """The location of segments, and how long each tier keeps them."""
 
-    compress: bool = True  # text of events: a fifth to a third of the size
+    compress: bool = True  # events compress to a fifth to a third of their size
     compress_after_s: float = 600  # a start after a crash reads the newest segments
-    objects: str = ""  # Tier 2: a directory, or s3://bucket/prefix; none until somebody names one
-    local_bytes: int = 2 << 30  # Tier 0 sealed and Tier 1: a disk shared with the agents' work
-    local_age_s: float = 30 * 86_400  # a month back is read now and then; older hardly
-    keep_bytes: int | None = None  # of the stream, uncompressed; None: nothing is ever deleted
+    objects: str = ""  # Tier 2: a directory, or s3://bucket/prefix; none by default
+    local_bytes: int = 2 << 30  # sealed Tier 0 and Tier 1: agents share the disk
+    local_age_s: float = 30 * 86_400  # older segments are hardly ever read
+    keep_bytes: int | None = None  # of the stream, uncompressed; None: no limit
     keep_age_s: float | None = None
 
 
@@ -45,7 +47,7 @@ class JobKind(StrEnum):
 
 
 class TierJob(NamedTuple):
-    """What to do with a segment, and why."""
+    """A job on one segment, and the reason for it."""
 
     kind: JobKind
     entry: SegmentEntry
@@ -56,16 +58,16 @@ class TierJob(NamedTuple):
 
 
 class JournalCommand(NamedTuple):
-    """What somebody asks of the journal by name."""
+    """A command of `relay journal`, or of a control message."""
 
     verb: str  # of VERBS
-    segment_ids: tuple[int, ...] = ()  # none: all that it would change
-    keep_age_s: float | None = None  # of a prune; neither: what is configured
+    segment_ids: tuple[int, ...] = ()  # empty: all that it would change
+    keep_age_s: float | None = None  # of a prune; both None: as configured
     keep_bytes: int | None = None
 
 
 class JobResult(NamedTuple):
-    """What became of an order for one segment."""
+    """The result of a command for one segment."""
 
     segment_id: int
     what: str  # compressed, uploaded …; empty when it failed
@@ -78,29 +80,39 @@ class JobResult(NamedTuple):
         return f"segment {self.segment_id}: {self.error}{'; ' + hint if hint else ''}"
 
 
+EVICTED_TIERS = {"evict": Residency.TIER0, "evict-warm": Residency.TIER1}
+COMMAND_JOBS = {  # verb -> job, and the result in words
+    "compress": (JobKind.COMPRESS, "compressed"),
+    "upload": (JobKind.UPLOAD, "uploaded"),
+    "evict": (JobKind.EVICT_TIER0, "evicted"),
+    "evict-warm": (JobKind.EVICT_TIER1, "evicted"),
+    HYDRATE: (None, "hydrated"),
+}
+
+
 class PlanInputs(NamedTuple):
-    """What decides beside the catalog."""
+    """The facts that a plan depends on, beside the catalog."""
 
     now_ms: int
     safe_offset: int  # two checkpoints cover the stream below this offset
-    read_ns: Mapping[int, int]  # when a segment was read last, by id; monotonic
+    read_ns: Mapping[int, int]  # last read of each segment, by id; monotonic
 
 
 def sealed_ms(entries: Sequence[SegmentEntry]) -> dict[int, int]:
-    """When each segment was sealed: the next one was opened then."""
+    """The time each segment was sealed, which is when the next one was opened."""
     following = [*entries[1:], entries[-1]] if entries else []
     return {e.segment_id: n.creation_ts_ms for e, n in zip(entries, following, strict=True)}
 
 
 def compressions(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, times: PlanInputs
+    entries: Sequence[SegmentEntry], policy: TierPolicy, inputs: PlanInputs
 ) -> Iterator[TierJob]:
-    """Sealed segments that are in Tier 0 alone, for long enough."""
+    """Compress segments that are in Tier 0 only, and were sealed long enough ago."""
     if not (policy.compress or policy.objects):
         return
     sealed = sealed_ms(entries)
     for entry in entries:
-        age_ms = times.now_ms - sealed[entry.segment_id]
+        age_ms = inputs.now_ms - sealed[entry.segment_id]
         if (
             entry.sealed
             and entry.residency == Residency.TIER0
@@ -110,7 +122,7 @@ def compressions(
 
 
 def uploads(entries: Sequence[SegmentEntry], policy: TierPolicy) -> Iterator[TierJob]:
-    """Compressed segments that Tier 2 has not; where there is one."""
+    """Upload compressed segments that are not in Tier 2, if there is one."""
     for entry in entries if policy.objects else ():
         has = entry.residency
         if has & Residency.TIER1 and not has & Residency.TIER2:
@@ -118,17 +130,17 @@ def uploads(entries: Sequence[SegmentEntry], policy: TierPolicy) -> Iterator[Tie
 
 
 def evictions(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, times: PlanInputs
+    entries: Sequence[SegmentEntry], policy: TierPolicy, inputs: PlanInputs
 ) -> Iterator[TierJob]:
-    """Local copies that age or the budget take away, least recently read first.
+    """Evict local copies that are too old or exceed the budget, least recently read first.
 
-    Tier 0 copies go before compressed ones, which cost less and are read in place.
+    Tier 0 copies go before compressed ones, which are smaller and can be read in place.
     """
     sealed = sealed_ms(entries)
-    ordered = sorted(entries, key=lambda e: (times.read_ns.get(e.segment_id, 0), e.segment_id))
+    ordered = sorted(entries, key=lambda e: (inputs.read_ns.get(e.segment_id, 0), e.segment_id))
     total = sum(local_bytes(entry) for entry in entries)
-    for entry, tier in _evictable(ordered, times.safe_offset):
-        age_ms = times.now_ms - sealed[entry.segment_id]
+    for entry, tier in _evictable(ordered, inputs.safe_offset):
+        age_ms = inputs.now_ms - sealed[entry.segment_id]
         size = copy_bytes(entry, tier)
         if age_ms > policy.local_age_s * _MS:
             why = f"{_age(age_ms)} old"
@@ -142,14 +154,14 @@ def evictions(
 
 
 def prunes(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, times: PlanInputs
+    entries: Sequence[SegmentEntry], policy: TierPolicy, inputs: PlanInputs
 ) -> Iterator[TierJob]:
-    """Segments that retention lets go, oldest first; it stops at the first that has to stay."""
+    """Prune segments by age and size, oldest first, up to the first that has to stay."""
     sealed = sealed_ms(entries)
     total = sum(entry.file_bytes for entry in entries if entry.sealed)
     for entry in entries:
-        age_ms = times.now_ms - sealed[entry.segment_id]
-        if not entry.sealed or entry.end_offset > times.safe_offset:
+        age_ms = inputs.now_ms - sealed[entry.segment_id]
+        if not entry.sealed or entry.end_offset > inputs.safe_offset:
             return
         if policy.keep_age_s is not None and age_ms > policy.keep_age_s * _MS:
             why = f"{_age(age_ms)} old, {_age(int(policy.keep_age_s * _MS))} are kept"
@@ -162,19 +174,39 @@ def prunes(
 
 
 def eviction_blocker(entry: SegmentEntry, tier: Residency, safe_offset: int) -> str:
-    """Why a local copy has to stay; empty when it may go once its other copy is proved."""
+    """The reason that prevents an eviction; empty if a verified other copy is all it takes."""
     if not entry.sealed:
         return "it is not sealed"
     if not entry.residency & tier:
-        return "it is not there"
+        return "it has no such copy"
     if tier is Residency.TIER1:
         if entry.residency & Residency.TIER0:
             return "the copy in Tier 0 goes first"
-        return "" if entry.residency & Residency.TIER2 else "Tier 2 has it not"
+        return "" if entry.residency & Residency.TIER2 else "it is not in Tier 2 yet"
     if entry.end_offset > safe_offset:
         return "two checkpoints have to cover it first"
     others = entry.residency & (Residency.TIER1 | Residency.TIER2)
-    return "" if others else "neither Tier 1 nor Tier 2 has it"
+    return "" if others else "it is in neither Tier 1 nor Tier 2"
+
+
+def is_due(verb: str, entry: SegmentEntry, safe_offset: int) -> bool:
+    """True if a command that names no segments would change this one."""
+    if verb in EVICTED_TIERS:
+        return not eviction_blocker(entry, EVICTED_TIERS[verb], safe_offset)
+    if verb == "compress":
+        return entry.sealed and entry.residency == Residency.TIER0
+    missing = Residency.TIER2 if verb == "upload" else Residency.TIER0
+    return entry.sealed and not entry.residency & missing
+
+
+def check_segments(entries: Mapping[int, SegmentEntry], segment_ids: Iterable[int]) -> None:
+    """Errors: JournalError for a segment that does not exist, or is not sealed."""
+    for number in segment_ids:
+        if number not in entries:
+            hint = "`relay journal status` lists the segments"
+            raise JournalError(f"segment {number} is not in the stream", hint=hint)
+        if not entries[number].sealed:
+            raise JournalError(f"segment {number} is not sealed", hint="`relay journal seal`")
 
 
 def copy_bytes(entry: SegmentEntry, tier: Residency) -> int:

@@ -1,50 +1,293 @@
-"""What opening a journal does with the segments that are not known as sealed.
+"""Recovery of the segments that are not known as sealed, when a journal is opened.
 
-Each step is made good as it stands in the file: the file decides, the manifest is brought up to
-it. Nothing is removed; what is no good record is kept aside (tail.py).
+The file decides, and the manifest is brought up to it. Nothing is removed: bytes that are not a
+good record are kept in a file beside it.
 
-    file there, SegmentOpened or SealSegment missing   the record is written
-    SegmentOpened there, file empty or missing         the file is made
-    footer written, not cut or not recorded            the seal is finished
-    manifest lost                                      the catalog is made anew from the files
+    file exists, SegmentOpened or SealSegment missing   the record is added
+    SegmentOpened exists, file empty or missing         the file is created
+    footer written, not truncated or not recorded       the seal is completed
+    manifest lost                                       the catalog is rebuilt from the files
+
+Four things can follow the last good record of a segment:
+
+    all zeros                          the segment continues
+    a footer that fits                 the seal is completed
+    bytes, and no commit after them    a torn tail: copied to NAME.torn, then cleared
+    a commit after them, or the        damage: every good record is salvaged at its old offset, the
+    stream is covered beyond them      file is kept as NAME.bad, and the segment sealed (PARTIAL)
+
+Good records after a gap may belong to the commit that was cut short: a disk writes the sectors of
+one sync in any order. None of it was acknowledged, so only a record that begins a commit proves
+that the bytes before it were once durable. A crash during recovery leaves one of these four again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS
-from relay.base.errors import FormatError
-from relay.journal import tail
+from relay.base.errors import FormatError, VersionError
 from relay.journal.catalog import SegmentEntry
-from relay.journal.format import FOOTER, RECORD, Footer, ManifestRecord, SegmentHeader
-from relay.journal.records import HeaderCrcs, claimed_length, decode_records, find_any_record
+from relay.journal.format import (
+    FOOTER,
+    RECORD,
+    SEGMENT_HEADER,
+    Footer,
+    ManifestRecord,
+    RecordFlag,
+    SegmentFlag,
+    SegmentHeader,
+    crc64,
+    decode_segment_header,
+    encode_record,
+)
+from relay.journal.records import (
+    HeaderCrcs,
+    begins_commit,
+    claimed_length,
+    decode_records,
+    describe_fault,
+    find_any_record,
+    find_record,
+    length_without_zeros,
+    scan,
+)
 from relay.journal.segment import (
     FIRST_RECORD,
     UNSYNCED,
     ActiveSegment,
+    Stream,
+    opened_record,
     rewrite,
+    seal_record,
     segment_ids,
     segment_path,
 )
-from relay.journal.segments import Stream, opened_record, seal_record
 
-_LAST = 2**63 - 1  # of ids and offsets; what comes behind it has to fit as well
+_PIECE_BYTES = 1 << 19  # half of a second-level cache: data is checked while it is cached
+
+
+class TailKind(Enum):
+    """The kind of bytes after the last good record."""
+
+    CLEAN = "clean"  # zeros, or nothing
+    FOOTER = "footer"  # of these records
+    TORN = "torn"  # an interrupted write
+    DAMAGE = "damage"  # committed records are lost
+
+
+class Walk(NamedTuple):
+    """The extent of the good records from the start of a segment."""
+
+    position: int  # in the file, after the last of them
+    records: int
+    crc64: int  # of the file up to there
+    first_ms: int  # time of the first record; 0 when there is none
+
+
+class Tail(NamedTuple):
+    """The good records, and the bytes after them."""
+
+    walk: Walk
+    kind: TailKind
+    why: str = ""  # expected and found, where the good records end
+    footer: Footer | None = None
+
+
+def walk(fd: int, base: int, head: bytes) -> Walk:
+    """Walk the records of a segment file; ``head``: its header. Reads the file once, in pieces."""
+    buffer = bytearray(_PIECE_BYTES)
+    view, starts = memoryview(buffer), HeaderCrcs()
+    position, count, crc = FIRST_RECORD, 0, crc64(head)
+    first_ms = 0
+    while True:
+        shift = base + position - FIRST_RECORD
+        filled = os.preadv(fd, [buffer], position)
+        at, more = scan(buffer, filled, shift, starts)
+        if not at:
+            claimed = claimed_length(bytes(view[: min(filled, RECORD.size)]), shift)
+            if claimed <= len(buffer) or claimed > os.fstat(fd).st_size - position:
+                return Walk(position, count, crc, first_ms)
+            view.release()
+            buffer = bytearray(claimed)  # one record that is longer than a piece
+            view = memoryview(buffer)
+            continue
+        if not count:
+            first_ms = RECORD.unpack_from(buffer)[3]
+        crc = crc64(view[:at], crc)
+        position += at
+        count += more
+
+
+def inspect_tail(fd: int, base: int, head: bytes, covered: int) -> Tail:
+    """Walk a segment file and classify the bytes after its last good record. Changes nothing.
+
+    ``covered``: known length of the stream; if less is left, it is damage.
+    """
+    found = walk(fd, base, head)
+    is_short = base + found.position - FIRST_RECORD < covered
+    if (footer := _footer(os.pread(fd, FOOTER.size, found.position), found)) is not None:
+        wrong = footer.segment_crc64 != found.crc64
+        why = f"expected segment_crc64 {footer.segment_crc64:016x}, found {found.crc64:016x}"
+        return Tail(found, TailKind.FOOTER, why if wrong else "", footer)
+    if is_zero(fd, found.position):
+        return Tail(found, TailKind.CLEAN)
+    rest = _read(fd, found.position)
+    shift = base + found.position - FIRST_RECORD
+    expected, seen = describe_fault(rest, shift, HeaderCrcs())
+    why = f"expected {expected}, found {seen}"
+    if is_short or any(begins_commit(rest, at, to) for at, to, _ in _good_runs(rest, 0, shift)):
+        return Tail(found, TailKind.DAMAGE, why)
+    return Tail(found, TailKind.TORN, why)
+
+
+def is_zero(fd: int, at: int) -> bool:
+    """True if the file has only zeros from ``at`` on; read in pieces, as there may be many."""
+    while piece := os.pread(fd, _PIECE_BYTES, at):
+        if length_without_zeros(piece):
+            return False
+        at += len(piece)
+    return True
+
+
+def _footer(rest: bytes, found: Walk) -> Footer | None:
+    """The footer of these records, whatever its checksum."""
+    if len(rest) < FOOTER.size:
+        return None
+    footer = Footer(*FOOTER.unpack_from(rest))
+    fits = footer.durable_bytes == found.position and footer.record_count == found.records
+    return footer if fits and footer.flags & SegmentFlag.SEALED else None
+
+
+def set_aside_torn(fd: int, path: str, position: int) -> str:
+    """Copy the bytes after ``position`` to ``NAME.torn``, then clear them; returns that name.
+
+    Both are durable when this returns; after a crash between them the torn tail is found again.
+    """
+    rest = _read(fd, position)
+    kept = fsio.free_name(path + ".torn")
+    fsio.write_atomic(kept, rest.rstrip(b"\0"))
+    fsio.write_at(fd, bytes(len(rest)), position, path)
+    fsio.sync_data(fd, path)
+    return kept
+
+
+class Salvaged(NamedTuple):
+    """The result of salvaging a damaged segment."""
+
+    footer: Footer
+    end: int  # logical offset after its last record
+    gaps: list[tuple[int, int]]  # logical offsets, from and to
+    kept: str  # new name of the damaged file
+
+
+def salvage(
+    fd: int, path: str, header: SegmentHeader, base: int, ext_id: int, covered: int
+) -> Salvaged:
+    """Write the good records of a damaged segment to a new file, at their old offsets; seal it.
+
+    Lost records are replaced by one of RecordFlag.GAP of the same length with the damaged bytes,
+    so the file is a normal segment. The damaged one is kept as ``NAME.bad``; at any instant one of
+    the two has the segment's name. If the last commit is torn, too, records after its gap do not
+    count; ``covered`` as for ``inspect_tail``.
+    """
+    data = _read(fd, 0)
+    pieces = [header.encode()]
+    gaps = []
+    count, end = 0, FIRST_RECORD
+    for at, after, records in _without_torn(data, base - FIRST_RECORD, covered):
+        if at > end:
+            gap_at = base + end - FIRST_RECORD
+            mark = RecordFlag.CONTROL | RecordFlag.GAP
+            pieces.append(
+                encode_record(gap_at, header.creation_ts_ms, mark, data[end + RECORD.size : at])
+            )
+            gaps.append((gap_at, base + at - FIRST_RECORD))
+            count += 1
+        pieces.append(data[at:after])
+        count += records
+        end = after
+    body = b"".join(pieces)
+    flags = SegmentFlag.SEALED | SegmentFlag.PARTIAL
+    footer = Footer(count, len(body), crc64(body), ext_id, flags)
+    kept = fsio.free_name(path + ".bad")
+    fsio.write_atomic(path, body + footer.encode(), keep=kept)
+    return Salvaged(footer, base + end - FIRST_RECORD, gaps, kept)
+
+
+def _without_torn(data: bytes, shift: int, covered: int) -> list[tuple[int, int, int]]:
+    """The runs of good records of a segment, without those after the gap of a torn commit."""
+    runs = list(_good_runs(data, FIRST_RECORD, shift))
+    while runs:
+        gap_at = runs[-2][1] if len(runs) > 1 else FIRST_RECORD
+        is_behind_gap = runs[-1][0] > gap_at and gap_at + shift >= covered
+        if not is_behind_gap or begins_commit(data, *runs[-1][:2]):
+            break
+        runs.pop()
+    return runs
+
+
+def _good_runs(data: bytes, start: int, shift: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of good records: (from, to, count). A gap between them has at least a header's size."""
+    starts, view = HeaderCrcs(), memoryview(data)
+    last = length_without_zeros(data)
+    end = at = start
+    while True:
+        piece = view[at:]
+        length, records = scan(piece, len(piece), at + shift, starts)
+        if length:
+            yield at, at + length, records
+            end = at = at + length
+        at = find_record(data, max(at + 1, end + RECORD.size), shift, starts, last)
+        if at < 0:
+            return
+
+
+def check_header(fd: int, path: str, expected: SegmentHeader) -> tuple[SegmentHeader, str]:
+    """The header of a segment file, and its problem, if any.
+
+    A damaged header is replaced by ``expected``: only its time is not known. An intact header of
+    another stream or segment is an error. Errors: VersionError, FormatError.
+    """
+    head = os.pread(fd, SEGMENT_HEADER.size, 0)
+    try:
+        header = decode_segment_header(head, path)
+    except VersionError:
+        raise
+    except FormatError as exc:
+        return expected, str(exc)
+    if header[:2] != expected[:2]:
+        raise FormatError(path, 12, f"stream and segment {expected[:2]}", header[:2])
+    return header, ""
+
+
+def _read(fd: int, at: int) -> bytes:
+    """The bytes of the file from ``at`` on."""
+    end = os.fstat(fd).st_size
+    pieces = []
+    while piece := os.pread(fd, max(end - at, 0), at):
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)
+
+
+_LAST = 2**63 - 1  # of ids and offsets; later ones have to fit as well
 
 
 class Recovered(NamedTuple):
-    """How the stream stands after recovery."""
+    """The state of a stream after recovery."""
 
-    active: ActiveSegment | None  # goes on; None: the next one is to be made
-    end: int  # logical offset behind the last good record
+    active: ActiveSegment | None  # continues; None: a new one is needed
+    end: int  # logical offset after the last good record
 
 
 class Recovery:
-    """One run over the unsealed segments of a stream, oldest first."""
+    """One recovery of the unsealed segments of a stream, oldest first."""
 
     def __init__(self, stream: Stream, covered: int, warn: Callable[[str], object]) -> None:
         self._stream = stream
@@ -53,16 +296,16 @@ class Recovery:
         self._covered = covered
         self._warn = warn
         self._ext_id = 0
-        self._rebuilt: list[ManifestRecord] = []  # what a damaged manifest has to be told
+        self._rebuilt: list[ManifestRecord] = []  # records to rebuild a damaged manifest with
 
     def run(self) -> Recovered:
-        """Make every unsealed segment good. Errors: FormatError of a file that is not ours."""
+        """Recover every unsealed segment. Errors: FormatError for a file of another stream."""
         known = dict(self._manifest.catalog.entries)
         for entry in known.values():
             self._check(entry)
         newest = max(known, default=-1)
         open_ones = {entry.segment_id for entry in known.values() if not entry.sealed}
-        # A file below the newest entry that a whole manifest does not know was given up by it.
+        # An intact manifest without an entry for an older file has dropped that segment.
         on_disk = {
             number
             for number in segment_ids(self._dir)
@@ -87,7 +330,7 @@ class Recovery:
         return Recovered(active, end)
 
     def _check(self, entry: SegmentEntry) -> None:
-        """Errors: FormatError for numbers behind which a stream could not go on."""
+        """Errors: FormatError for numbers after which a stream could not continue."""
         for name in ("segment_id", "end_offset", "creation_ts_ms", "ext_id"):
             if (found := getattr(entry, name)) > _LAST:
                 where = os.path.join(self._dir, "manifest")
@@ -97,24 +340,26 @@ class Recovery:
     def _recover(
         self, number: int, entry: SegmentEntry | None, end: int, covered: int, is_last: bool
     ) -> tuple[ActiveSegment | None, int]:
-        """One segment: it goes on, or it is sealed; and where it ends."""
+        """Recover one segment: (the active one, or None if it is sealed; the offset after it)."""
         path = segment_path(self._dir, number)
         created_ms = entry.creation_ts_ms if entry else self._stream.clock.now_ns() // NS_PER_MS
         expected = SegmentHeader(self._stream.stream_id, number, created_ms)
         try:
             fd = fsio.open_rw(path)
         except FileNotFoundError:
-            assert entry is not None  # the others were found by their files
+            assert entry is not None  # all others were found by their files
             return self._missing(path, expected, entry.base_offset, is_last), entry.base_offset
         try:
-            header, wrong = tail.check_header(fd, path, expected)
+            header, wrong = check_header(fd, path, expected)
             base = entry.base_offset if entry else self._base(fd, path, end)
             if entry is None:
                 self._record(opened_record(header, base, self._stream.epoch))
-            if wrong and self._is_blank(fd):  # made, and never written: its creation is finished
+            if wrong and is_zero(
+                fd, FIRST_RECORD
+            ):  # created and never written: complete the creation
                 fsio.write_at(fd, header.encode(), 0, path)
                 wrong = ""
-            return self._by_its_tail(fd, path, header, base, covered, wrong)
+            return self._recover_tail(fd, path, header, base, covered, wrong)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -123,17 +368,17 @@ class Recovery:
     def _missing(
         self, path: str, expected: SegmentHeader, base: int, is_last: bool
     ) -> ActiveSegment | None:
-        """A segment that only the manifest has: the last one is made, an older one is a gap."""
-        self._warn(f"{path}: the manifest has this segment, the directory has not")
+        """Handle a segment without a file: the last one is created, an older one is a gap."""
+        self._warn(f"{path}: this segment is in the manifest, but its file is missing")
         if self._manifest.damaged or not is_last:
             return None
         return ActiveSegment.create(self._dir, expected, base, FIRST_RECORD)
 
-    def _by_its_tail(
+    def _recover_tail(
         self, fd: int, path: str, header: SegmentHeader, base: int, covered: int, wrong: str
     ) -> tuple[ActiveSegment | None, int]:
-        found = tail.inspect_tail(fd, path, base, header.encode(), covered)
-        if found.kind is tail.TailKind.DAMAGE or wrong:
+        found = inspect_tail(fd, base, header.encode(), covered)
+        if found.kind is TailKind.DAMAGE or wrong:
             end = self._salvage(fd, path, header, base, covered, wrong or self._at(path, found))
             os.close(fd)
             return None, end
@@ -142,22 +387,22 @@ class Recovery:
             self._finish(fd, path, header, found, base)
             os.close(fd)
             return None, end
-        if found.kind is tail.TailKind.TORN:
-            kept = tail.set_aside_torn(fd, path, found.walk.position)
+        if found.kind is TailKind.TORN:
+            kept = set_aside_torn(fd, path, found.walk.position)
             self._warn(f"{self._at(path, found)}: a torn tail, kept in {kept} and cleared")
         return self._resume(fd, path, header, base, found.walk), end
 
     def _resume(
-        self, fd: int, path: str, header: SegmentHeader, base: int, walk: tail.Walk
+        self, fd: int, path: str, header: SegmentHeader, base: int, walk: Walk
     ) -> ActiveSegment:
-        """The segment goes on. What was found in it is durable when this returns: a process that
-        was killed may have written it without syncing, or its sync may have failed."""
+        """Continue a segment. Its records are durable when this returns: a killed process may have
+        written them without a sync, or its sync may have failed."""
         active = ActiveSegment(path, fd, header, base)
         active.position, active.count, active.crc, active.first_ms = walk
         active.zeroed = max(os.fstat(fd).st_size, walk.position)
-        active.ext_id = self._ext_id  # a record does not say; ids only grow
+        active.ext_id = self._ext_id  # records do not contain it; ids only grow
         slice_bytes = self._stream.policy.slice_bytes
-        if active.zeroed > walk.position + 2 * slice_bytes:  # of a burst, or of a full disk
+        if active.zeroed > walk.position + 2 * slice_bytes:  # left by a burst, or by a full disk
             active.cut(walk.position + slice_bytes)
         unknown = self._unsynced(path)
         active.flush_failure = unknown is not None
@@ -168,15 +413,15 @@ class Recovery:
         return active
 
     def _uncovered(self, base: int) -> int:
-        """The position from which on no checkpoint covers a segment: nothing, after a clean end.
+        """The position in the file from which no checkpoint covers the segment.
 
-        Whoever wrote it may have met a failed sync, been killed, and left no word of it: the disk
-        took that no more, either. So it is written once more before it is synced and trusted.
+        Its writer may have been killed after a failed sync that it could not record on that disk.
+        So these bytes are written again before they are synced and trusted.
         """
         return FIRST_RECORD + max(0, self._covered - base)
 
     def _unsynced(self, path: str) -> int | None:
-        """The position from which on a failed sync left the segment unknown; None: none did."""
+        """The position from which a failed sync left the segment uncertain; None: no such sync."""
         try:
             fd = fsio.open_read(path + UNSYNCED)
         except FileNotFoundError:
@@ -185,13 +430,11 @@ class Recovery:
             text = file.read(32)
         return int(text) if text.isdigit() else FIRST_RECORD
 
-    def _finish(
-        self, fd: int, path: str, header: SegmentHeader, found: tail.Tail, base: int
-    ) -> None:
-        """A footer is there: cut the file behind it, and let the manifest know."""
+    def _finish(self, fd: int, path: str, header: SegmentHeader, found: Tail, base: int) -> None:
+        """Complete a seal: truncate the file after the footer, and record the seal."""
         assert found.footer is not None
         if found.why:
-            self._warn(f"{self._at(path, found)}: every record is good; left as it is")
+            self._warn(f"{self._at(path, found)}: every record is good; left unchanged")
         size = found.walk.position + FOOTER.size
         if os.fstat(fd).st_size > size:
             fsio.truncate(fd, size, path)
@@ -204,7 +447,7 @@ class Recovery:
     def _salvage(
         self, fd: int, path: str, header: SegmentHeader, base: int, covered: int, why: str
     ) -> int:
-        done = tail.salvage(fd, path, header, base, self._ext_id, covered)
+        done = salvage(fd, path, header, base, self._ext_id, covered)
         gaps = ", ".join(f"[{begin}, {end})" for begin, end in done.gaps) or "none inside"
         self._warn(
             f"{why}: damage; {done.footer.record_count - len(done.gaps)} records salvaged,"
@@ -214,13 +457,12 @@ class Recovery:
         return done.end
 
     def _seal(self, active: ActiveSegment) -> None:
-        """A segment that has a successor gets its footer."""
-        end = active.end
-        failed = active.flush_failure
+        """Seal a segment that has a successor."""
+        end, failed = active.end, active.flush_failure
         self._sealed(active.header.segment_id, end, active.seal(), failed=failed)
 
     def _base(self, fd: int, path: str, end: int) -> int:
-        """The offset of a segment's first record, of which the manifest knows nothing."""
+        """The offset of the first record of a segment that is not in the manifest."""
         claimed = claimed_length(
             first := os.pread(fd, RECORD.size, FIRST_RECORD), offset := _offset_in(first)
         )
@@ -233,14 +475,10 @@ class Recovery:
         if offset < end:
             raise FormatError(path, FIRST_RECORD + 8, f"logical_offset {end} or more", offset)
         if offset > end:
-            self._warn(f"{path} begins at offset {offset}, and the one before it ends at {end}")
+            self._warn(f"{path} begins at offset {offset}, but the previous segment ends at {end}")
         return offset
 
-    def _is_blank(self, fd: int) -> bool:
-        """Nothing was ever written behind the header."""
-        return tail.is_zero(fd, FIRST_RECORD)
-
-    def _at(self, path: str, found: tail.Tail) -> str:
+    def _at(self, path: str, found: Tail) -> str:
         return f"{path} at {found.walk.position}: {found.why}"
 
     def _sealed(self, segment_id: int, end: int, footer: Footer, *, failed: bool = False) -> None:
@@ -248,7 +486,7 @@ class Recovery:
         self._record(seal_record(segment_id, end, at_ms, footer, self._covered, failed))
 
     def _record(self, record: ManifestRecord) -> None:
-        """Let the manifest know; a damaged one is told everything at the end, at once."""
+        """Append to the manifest; for a damaged one, collect the records until the end."""
         if self._manifest.damaged:
             self._rebuilt.append(record)
         else:
@@ -256,5 +494,5 @@ class Recovery:
 
 
 def _offset_in(head: bytes) -> int:
-    """What a record's header claims to be its offset."""
+    """The offset in a record's header; 0 if it is incomplete."""
     return int(RECORD.unpack(head)[2]) if len(head) == RECORD.size else 0

@@ -1,24 +1,149 @@
-"""Replay: from the files of a manifest to its catalog; reads only.
+"""Reading the manifest: its chunks, and the catalog that they give. Writes nothing.
 
-It starts at the newest good snapshot whose position exists, and goes on through the chunks
-behind it, each verified before any of it is applied. A damaged chunk ends it at the last good
-record, loudly: what the records behind the damage say is kept apart, and the segments themselves
-have to tell the rest. Nothing is written, so any process may do it at any time.
+A chunk is a file of at most 256 KiB whose header says how much of it is committed. Replay starts
+at the newest good snapshot whose position exists, and continues through the chunks after it, each
+verified before any of it is applied. At a damaged chunk it stops after the last good record and
+reports the damage: records after it are kept apart, and the rest is rebuilt from the segments.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relay.base.errors import FormatError, RelayError
-from relay.journal import chunk as chunks
-from relay.journal import snapshot as snapshots
-from relay.journal.catalog import Catalog
-from relay.journal.chunk import ManifestChunk
-from relay.journal.format import ManifestRecord, decode_chunk_header
-from relay.journal.snapshot import CatalogSnapshot
+import msgspec
+
+from relay.base import fsio
+from relay.base.errors import FormatError, IntegrityError, RelayError
+from relay.journal.catalog import (
+    Catalog,
+    CatalogSnapshot,
+    read_snapshot,
+    snapshot_ids,
+    snapshot_path,
+)
+from relay.journal.format import (
+    CHECKPOINT_WRITTEN,
+    CHUNK_CAPACITY,
+    CHUNK_HEADER,
+    MANIFEST_RECORD,
+    ChunkFlag,
+    ChunkHeader,
+    ManifestRecord,
+    ManifestType,
+    crc64,
+    decode_chunk_header,
+    decode_manifest_record,
+)
+
+MANIFEST = "manifest"
+FIRST_MANIFEST_RECORD = CHUNK_HEADER.size
+ROOM = CHUNK_CAPACITY - FIRST_MANIFEST_RECORD
+_NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
+_MAX_BYTES = 64 << 20  # another writer's chunks may be larger than ours
+
+
+class ManifestChunk(NamedTuple):
+    """A chunk as it was read and verified."""
+
+    header: ChunkHeader
+    records: list[ManifestRecord]
+    ends: list[int]  # where each record ends, from the start of the file
+    torn_bytes: int  # behind committed_len, not all zero: an append that never returned
+
+
+def chunk_path(stream_dir: str, index: int) -> str:
+    """Where the chunk of that index is."""
+    return os.path.join(stream_dir, MANIFEST, f"{index:020d}.mlog")
+
+
+def chunk_indexes(stream_dir: str) -> list[int]:
+    """The indexes of the chunks that are there, ascending; good or not."""
+    try:
+        names = os.listdir(os.path.join(stream_dir, MANIFEST))
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def load_chunk(path: str) -> bytes:
+    """A chunk's bytes. Errors: OSError, UnsafePath."""
+    return fsio.read_regular(path, None, _MAX_BYTES, shared=True)[0]
+
+
+def decode_chunk(
+    data: bytes, path: str, index: int, base_record: int | None = None
+) -> ManifestChunk:
+    """What a chunk's bytes say: header, index, base_record, chunk crc, and then each record.
+
+    ``index``: what its name says; ``base_record``: what must stand in it, None for any.
+    Errors: FormatError, VersionError, IntegrityError; then nothing of it may be used but what
+    ``salvage`` gives.
+    """
+    header = decode_chunk_header(data, path)
+    if header.chunk_index != index:
+        raise FormatError(path, 16, f"chunk_index {index}", header.chunk_index)
+    if base_record is not None and header.base_record != base_record:
+        raise FormatError(path, 24, f"base_record {base_record}", header.base_record)
+    end = header.committed_len
+    if not FIRST_MANIFEST_RECORD <= end <= len(data):
+        raise FormatError(
+            path, 40, f"committed_len from {FIRST_MANIFEST_RECORD} to {len(data)}", end
+        )
+    if header.tail_offset < end:
+        raise FormatError(path, 32, f"tail_offset of {end} and more", header.tail_offset)
+    found = crc64(memoryview(data)[FIRST_MANIFEST_RECORD:end])
+    if found != header.chunk_crc64:
+        raise IntegrityError(path, 48, f"chunk crc64 {header.chunk_crc64:016x}", f"{found:016x}")
+    records, ends, fault = _walk(data, end, path)
+    if fault is not None:
+        raise fault
+    torn = len(data) - end if any(memoryview(data)[end:]) else 0
+    return ManifestChunk(header, records, ends, torn)
+
+
+def salvage_chunk(data: bytes, path: str) -> tuple[list[ManifestRecord], list[int]]:
+    """The good records in front of the fault of a damaged chunk, and where each ends.
+
+    A record's crc covers its payload; its header is covered by the chunk's crc alone. So where
+    no record is bad by itself, the fault is in some header, nobody knows which, and none counts.
+    """
+    try:
+        end = decode_chunk_header(data, path).committed_len
+    except FormatError:
+        return [], []
+    end = end if FIRST_MANIFEST_RECORD <= end <= len(data) else len(data)
+    records, ends, fault = _walk(data, end, path)
+    return (records, ends) if fault is not None else ([], [])
+
+
+def _walk(
+    data: bytes, end: int, path: str
+) -> tuple[list[ManifestRecord], list[int], FormatError | None]:
+    """The records up to ``end`` or to the first fault."""
+    records: list[ManifestRecord] = []
+    ends: list[int] = []
+    at = FIRST_MANIFEST_RECORD
+    try:
+        while at < end:
+            record, at = decode_manifest_record(data, at, end, path)
+            records.append(record)
+            ends.append(at)
+    except FormatError as exc:
+        return records, ends, exc
+    return records, ends, None
+
+
+def is_chunk_uploaded(stream_dir: str, index: int) -> bool:
+    """Whether a chunk's header says that Tier 2 has it. Errors: OSError, FormatError."""
+    path = chunk_path(stream_dir, index)
+    return bool(decode_chunk_header(load_chunk(path), path).flags & ChunkFlag.UPLOADED)
+
+
+assert ROOM > MANIFEST_RECORD.size + 2 * 0xFFFF + 4  # the largest record fits an empty chunk
+
 
 Warn = Callable[[str], object]
 
@@ -62,7 +187,7 @@ def replay(stream_dir: str, warn: Warn) -> Replay:
     catalog = run.catalog
     if catalog.unknown:
         flags = sorted({f"type {r.type} flags {r.flags}" for r in run.records if not r.is_known})
-        folder = os.path.join(stream_dir, chunks.MANIFEST)
+        folder = os.path.join(stream_dir, MANIFEST)
         find(f"{folder}: {catalog.unknown} records of unknown types skipped: {', '.join(flags)}")
     return Replay(
         catalog,
@@ -83,12 +208,12 @@ def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
     Where no position of a snapshot exists and chunk 0 has gone, too, the newest good snapshot is
     the best there is, and its chunk will be found missing.
     """
-    ids = snapshots.snapshot_ids(stream_dir)  # first: a snapshot is written when its chunk is there
-    there = chunks.chunk_indexes(stream_dir)
+    ids = snapshot_ids(stream_dir)  # first: a snapshot is written when its chunk is there
+    there = chunk_indexes(stream_dir)
     best: CatalogSnapshot | None = None
     for snapshot_id in reversed(ids):
         try:
-            snapshot = snapshots.read_snapshot(stream_dir, snapshot_id)
+            snapshot = read_snapshot(stream_dir, snapshot_id)
         except FileNotFoundError:
             continue  # removed meanwhile: a newer one is there
         except RelayError as exc:
@@ -97,7 +222,7 @@ def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
         best = best or snapshot
         if _position_exists(stream_dir, snapshot, there):
             return snapshot, snapshot.chunk_index
-        path = snapshots.snapshot_path(stream_dir, snapshot_id)
+        path = snapshot_path(stream_dir, snapshot_id)
         position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
         find(f"{path}: its position, {position}, is no end of a record: it is not used")
     if 0 in there or best is None:
@@ -109,12 +234,12 @@ def _position_exists(stream_dir: str, snapshot: CatalogSnapshot, there: list[int
     """Whether a record ends, or the chunk begins, where the snapshot says."""
     if snapshot.chunk_index not in there:
         return False
-    if snapshot.chunk_offset == chunks.FIRST_MANIFEST_RECORD:
+    if snapshot.chunk_offset == FIRST_MANIFEST_RECORD:
         return True
-    path = chunks.chunk_path(stream_dir, snapshot.chunk_index)
-    data = chunks.load_chunk(path)
+    path = chunk_path(stream_dir, snapshot.chunk_index)
+    data = load_chunk(path)
     try:
-        return snapshot.chunk_offset in chunks.decode_chunk(data, path, snapshot.chunk_index).ends
+        return snapshot.chunk_offset in decode_chunk(data, path, snapshot.chunk_index).ends
     except FormatError:  # the snapshot is good, and says what stood in the damaged chunk
         return snapshot.chunk_offset <= len(data)
 
@@ -136,7 +261,7 @@ class _ReplayRun:
 
     def go(self, first: int) -> None:
         """Apply every chunk from ``first`` on, or up to the damage."""
-        there = [index for index in chunks.chunk_indexes(self.stream_dir) if index >= first]
+        there = [index for index in chunk_indexes(self.stream_dir) if index >= first]
         if there[:1] != [first]:
             self._missing(first, bool(there))
         for expected, index in enumerate(there, first):
@@ -154,7 +279,7 @@ class _ReplayRun:
         if not others and self.start is None and not self._has_segments():
             return
         self.damaged_from = index
-        path = chunks.chunk_path(self.stream_dir, index)
+        path = chunk_path(self.stream_dir, index)
         self.find(f"{path}: this chunk is missing; replay stops before it")
 
     def _has_segments(self) -> bool:
@@ -166,14 +291,14 @@ class _ReplayRun:
 
     def _chunk(self, index: int, newest: bool) -> None:
         """Verify a chunk, then apply it."""
-        path = chunks.chunk_path(self.stream_dir, index)
+        path = chunk_path(self.stream_dir, index)
         base = self.next_record if self.last is not None or index == 0 else None
-        data = chunks.load_chunk(path)
+        data = load_chunk(path)
         if not data and newest:
             self.find(f"{path}: created and never written; it is begun anew")
             return
         try:
-            chunk = chunks.decode_chunk(data, path, index, base)
+            chunk = decode_chunk(data, path, index, base)
         except FormatError as exc:
             self._damage(index, data, path, exc)
             return
@@ -187,7 +312,7 @@ class _ReplayRun:
     def _damage(self, index: int, data: bytes, path: str, fault: FormatError) -> None:
         """Stop here: the good records in front of the fault count, the rest is kept apart."""
         self.damaged_from = index
-        records, ends = chunks.salvage_chunk(data, path)
+        records, ends = salvage_chunk(data, path)
         if fault.offset in (16, 24):  # a chunk of another place: none of it belongs here
             records, ends = [], []
         base = max(self.next_record, _base_record(data, path))
@@ -209,9 +334,9 @@ class _ReplayRun:
 
     def _read_after_damage(self, index: int) -> None:
         """A chunk behind the damage: good records in it may be of use to whoever rebuilds."""
-        path = chunks.chunk_path(self.stream_dir, index)
+        path = chunk_path(self.stream_dir, index)
         try:
-            chunk = chunks.decode_chunk(chunks.load_chunk(path), path, index)
+            chunk = decode_chunk(load_chunk(path), path, index)
         except FormatError as exc:
             self.find(f"{exc}; it lies behind the damage")
             return
@@ -255,3 +380,33 @@ def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
     for line in seen.findings:
         warn(line)
     return ManifestView(seen.catalog, seen.records, seen.findings, seen.damaged)
+
+
+def checkpoint_offsets(stream_dir: str) -> list[int]:
+    """The offsets that the two newest checkpoints cover, by the manifest, newest first.
+
+    Two checkpoints cover the stream below the second. Reads chunks from the newest back, and skips
+    damaged ones: the result is then smaller, never larger.
+    """
+    found: list[int] = []
+    for index in reversed(chunk_indexes(stream_dir)):
+        path = chunk_path(stream_dir, index)
+        try:
+            records = decode_chunk(load_chunk(path), path, index).records
+        except (FormatError, FileNotFoundError):
+            continue
+        for record in reversed(records):
+            if record.type == ManifestType.CustomEvent and len(found) < 2:
+                found += _checkpoint_offset(record.fields)
+        if len(found) >= 2:
+            break
+    return found
+
+
+def _checkpoint_offset(fields: dict[str, int | str | bytes]) -> list[int]:
+    if fields["schema_id"] != CHECKPOINT_WRITTEN:
+        return []
+    try:
+        return [int(msgspec.msgpack.decode(fields["blob"], type=dict[str, int])["offset"])]  # type: ignore[arg-type]
+    except (msgspec.DecodeError, KeyError):
+        return []

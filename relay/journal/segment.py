@@ -1,11 +1,12 @@
-"""A segment file: writing the active one, reading any.
+"""Segment files: writing the active one, reading any, and starting and sealing them.
 
     | header 52 | record | record | ...      | zeros ahead ...   active
     | header 52 | record | record | ... | footer 40 |             sealed
 
-An active segment is zero-filled ahead, so that a commit is one ``pwrite`` and one ``fdatasync``
-of bytes that have their place on the disk already. The crc64 of a sealed one runs along with the
-writing: sealing reads nothing.
+An active segment is filled with zeros ahead, so that a commit is one ``pwrite`` and one
+``fdatasync`` of bytes that are already allocated. The crc64 of a segment is updated while it is
+written: sealing reads nothing. Files are changed before the manifest, so that after a crash a file
+may be ahead of the manifest and never behind it; recover.py handles that.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from relay.base import fsio
-from relay.base.errors import IntegrityError
-from relay.journal.format import FOOTER, SEGMENT_HEADER, Footer, SegmentFlag, SegmentHeader, crc64
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import IntegrityError, SegmentAway
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.format import (
+    FOOTER,
+    SEGMENT_HEADER,
+    Field,
+    Footer,
+    ManifestRecord,
+    ManifestType,
+    SegmentFlag,
+    SegmentHeader,
+    crc64,
+)
+from relay.journal.manifest import Manifest
 from relay.journal.records import (
     HeaderCrcs,
     Record,
@@ -27,13 +41,16 @@ from relay.journal.records import (
     describe_fault,
     find_record,
 )
+from relay.journal.replay import read_manifest
 
 SEGMENTS = "segments"
+WARM = "warm"
 UNSYNCED = ".unsynced"  # beside a segment: from which position on a failed sync left it unknown
 FIRST_RECORD = SEGMENT_HEADER.size  # where the first record lies
 _PIECE_BYTES = 1 << 20  # read at once; more only for one record that is longer
 _FIRST_PIECE = 1 << 16  # who follows the tail mostly finds a few records
 
+_WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
 _NAME = re.compile(r"(0[0-9]{19})\.seg")  # below 2^64, and so is the next
 OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offsets), why
 
@@ -91,6 +108,21 @@ class FileSource:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def read_footer(source: SegmentSource, size: int) -> Footer | None:
+    """The footer at the end of a sealed and truncated file of ``size`` bytes."""
+    position = size - FOOTER.size
+    data = source.read_at(position, FOOTER.size) if position >= FIRST_RECORD else b""
+    return Footer(*FOOTER.unpack(data)) if is_footer(data, position) else None
+
+
+def is_footer(data: bytes, position: int) -> bool:
+    """True if ``data``, read at ``position``, begins with a footer of the records before it."""
+    if len(data) < FOOTER.size:
+        return False
+    footer = Footer(*FOOTER.unpack_from(data))
+    return footer.durable_bytes == position and bool(footer.flags & SegmentFlag.SEALED)
 
 
 def read_records(
@@ -240,3 +272,130 @@ class ActiveSegment:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+class SegmentPolicy(NamedTuple):
+    """When segments roll, and how far they are written ahead."""
+
+    segment_bytes: int = 64 << 20  # header and footer included; one longer record has its own
+    segment_age_s: float = 86_400  # since its first record: a quiet day reaches the tiers, too
+    slice_bytes: int = 1 << 20  # zeros at a time: some ms of writing, beside the acks
+    ahead_bytes: int = 64 << 20  # zeros ahead at most, whatever room is asked for
+
+
+class Stream(NamedTuple):
+    """What everything about one stream needs to know."""
+
+    folder: str
+    stream_id: int
+    clock: Clock
+    policy: SegmentPolicy
+    manifest: Manifest
+    epoch: int  # count of the daemon's starts
+
+
+def start_segment(stream: Stream, base: int) -> ActiveSegment:
+    """The next segment, empty, durable, and known to the manifest. Errors: OSError, RelayError."""
+    number = stream.manifest.catalog.next_segment_id
+    header = SegmentHeader(stream.stream_id, number, stream.clock.now_ns() // NS_PER_MS)
+    ahead = min(FIRST_RECORD + stream.policy.slice_bytes, stream.policy.segment_bytes)
+    active = ActiveSegment.create(stream.folder, header, base, ahead)
+    try:
+        stream.manifest.append(opened_record(header, base, stream.epoch))
+    except BaseException:
+        active.close()
+        raise
+    return active
+
+
+def seal_segment(stream: Stream, active: ActiveSegment, covered: int) -> None:
+    """Seal a segment and tell the manifest. Errors: OSError, RelayError."""
+    end = active.end
+    footer = active.seal()
+    at_ms = stream.clock.now_ns() // NS_PER_MS
+    number = active.header.segment_id
+    stream.manifest.append(seal_record(number, end, at_ms, footer, covered, active.flush_failure))
+
+
+def opened_record(header: SegmentHeader, base: int, epoch: int) -> ManifestRecord:
+    """What the manifest is told of a new segment."""
+    fields: dict[str, Field] = {"base_offset": base, "epoch": epoch}
+    kind = ManifestType.SegmentOpened
+    return ManifestRecord(kind, header.segment_id, base, header.creation_ts_ms, fields)
+
+
+def seal_record(
+    segment_id: int, end: int, at_ms: int, footer: Footer, covered: int, failed: bool
+) -> ManifestRecord:
+    """What the manifest is told of a seal. ``end``: the logical offset behind the segment;
+    ``failed``: a sync failed while it was active."""
+    fields: dict[str, Field] = {
+        "durable_bytes": footer.durable_bytes,
+        "segment_crc64": footer.segment_crc64,
+        "ext_id": footer.ext_id,
+        "coordinator_watermark": covered,
+        "flush_failure": int(failed),
+    }
+    return ManifestRecord(ManifestType.SealSegment, segment_id, end, at_ms, fields)
+
+
+Fetch = Callable[[SegmentEntry], SegmentSource]
+
+
+def open_segment(stream_dir: str, entry: SegmentEntry, fetch: Fetch | None) -> SegmentSource:
+    """The bytes of a segment: from Tier 0, or what ``fetch`` gives. Errors: SegmentAway."""
+    path = segment_path(stream_dir, entry.segment_id)
+    if entry.residency & Residency.TIER0:
+        try:
+            return FileSource(path)
+        except FileNotFoundError:
+            if fetch is None:
+                raise SegmentAway(
+                    f"segment {entry.segment_id}: {path} is missing",
+                    hint="`relay aof check` says what the stream has",
+                ) from None
+    if fetch is None:
+        tiers = entry.residency & ~Residency.TIER0
+        raise SegmentAway(f"segment {entry.segment_id} is in {tiers.name or 'no tier'} alone")
+    return fetch(entry)
+
+
+def read_sealed(
+    stream_dir: str, entry: SegmentEntry, start: int, fetch: Fetch | None, gap: OnGap | None
+) -> Iterator[Record]:
+    """The records of a sealed segment from ``start`` on."""
+    source = open_segment(stream_dir, entry, fetch)
+    try:
+        yield from read_records(source, entry.base_offset, start, entry.end_offset, gap)
+    finally:
+        source.close()
+
+
+class SegmentFile(NamedTuple):
+    """One segment of a stream; ``path`` is empty if there is no local copy."""
+
+    segment_id: int
+    path: str
+    entry: SegmentEntry | None  # None: it is not in the manifest
+
+
+def segment_files(stream_dir: str) -> list[SegmentFile]:
+    """All segments with a file or an entry, by id; the file of Tier 0 before that of Tier 1."""
+    found = {number: os.path.join(stream_dir, WARM, name) for number, name in _warm(stream_dir)}
+    found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
+    entries = read_manifest(stream_dir, lambda line: None).catalog.entries
+    return [
+        SegmentFile(number, found.get(number, ""), entries.get(number))
+        for number in sorted(found.keys() | entries.keys())
+    ]
+
+
+def _warm(stream_dir: str) -> Iterator[tuple[int, str]]:
+    """Id and file name of the segments in Tier 1."""
+    try:
+        names = os.listdir(os.path.join(stream_dir, WARM))
+    except FileNotFoundError:
+        return
+    for name in names:
+        if match := _WARM_NAME.fullmatch(name):
+            yield int(match[1]), name

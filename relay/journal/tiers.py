@@ -1,9 +1,9 @@
-"""The tiers of one stream: what is due is done a piece at a time, beside the loop.
+"""The tiers of one stream: planned jobs and commands run one at a time, beside the loop.
 
-A step is one segment's compression, upload, eviction, or what else the plan has; it runs in a
-thread of its own and shares nothing with the loop but the manifest's lock, for one append.
-What fails is tried again by its reason: a busy store soon, one that is away later, and where an
-operator has to act, only when asked to (``retry``; a start of the relay asks, too).
+A step is one segment's compression, upload, eviction or the like; it runs in a thread of its own
+and shares nothing with the loop but the manifest's lock, for one append. Failed jobs are retried
+by their reason: a busy store soon, an unavailable one later, and where an operator has to act, on
+request only (``retry``, and each start of the relay).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from functools import partial
 from typing import NamedTuple
@@ -29,32 +29,31 @@ from relay.base.errors import (
 )
 from relay.journal import plan
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.copies import LocalCopies
+from relay.journal.copies import LocalCopies, RemoteCopies
 from relay.journal.format import ManifestType, Reason
 from relay.journal.manifest import Manifest
 from relay.journal.objects import ObjectStore, open_objects
 from relay.journal.plan import JobKind, JobResult, PlanInputs, TierJob, TierPolicy
 from relay.journal.segment import FileSource, SegmentSource
-from relay.journal.transfer import RemoteCopies
 from relay.journal.warm import WarmSegment
 
-WORKER_NICE = 10  # of 19: agents come first, and the work is done in the end
-POLL_S = 60  # how often age and budget are looked at; ``wake`` is for what cannot wait
+WORKER_NICE = 10  # of 19: agents come first, yet the work gets done
+POLL_S = 60  # how often age and budget are checked; ``wake`` is for urgent work
 
 
 class Backoff(NamedTuple):
-    """Seconds before the first try again, doubled each time, and the most."""
+    """Seconds before the first retry, doubled each time, and the maximum."""
 
     first_s: float
-    most_s: float
+    max_s: float
 
 
 BACKOFF = {
-    Reason.TRANSIENT: Backoff(1, 60),  # a store that asks to slow down, a full disk
-    Reason.UNAVAILABLE: Backoff(5, 600),  # a network that is away: minutes to days
+    Reason.TRANSIENT: Backoff(1, 60),  # a store that is busy, a full disk
+    Reason.UNAVAILABLE: Backoff(5, 600),  # a network that is down, for minutes to days
 }
 FOR_OPERATOR = "waits for the operator: "
-_STORE, _DISK = "store", "disk"  # what fails for one segment fails for all
+_STORE, _DISK = "store", "disk"  # needs that fail for one segment fail for all
 _NEEDS = {
     JobKind.COMPRESS: _DISK,
     JobKind.UPLOAD: _STORE,
@@ -65,23 +64,26 @@ _NEEDS = {
 
 
 class RetryWait(NamedTuple):
-    """Why something is not tried now."""
+    """A failed task that waits for its retry."""
 
-    due_ns: int | None  # monotonic; None: when an operator asks
-    times: int  # how often it failed in a row
+    due_ns: int | None  # monotonic; None: when an operator requests it
+    failures: int  # in a row
     text: str
 
 
 class _Task(NamedTuple):
-    key: str  # of its own wait
-    needs: str  # _STORE, _DISK or nothing
+    key: str  # of its own RetryWait
+    needs: str  # _STORE, _DISK or empty
     text: str
     run: Callable[[], object]
 
 
 class Tiers:
-    """The tiers of the stream whose manifest this is. ``step``, ``do``, ``hydrate`` and ``fetch``
-    exclude one another and may come from any thread; ``fetch`` from Tier 1 waits for nobody."""
+    """The tiers of one stream.
+
+    ``run_next``, ``run_job``, ``hydrate`` and ``fetch`` exclude one another and may be called from
+    any thread; ``fetch`` from Tier 1 takes no lock.
+    """
 
     def __init__(
         self,
@@ -92,8 +94,8 @@ class Tiers:
         warn: Callable[[str], object],
         objects: ObjectStore | None = None,
     ) -> None:
-        """``objects``: in the place of the one that the policy names. Errors: RelayError when
-        S3 is asked for and not installed."""
+        """``objects``: instead of the store in the policy. Errors: RelayError when S3 support is
+        needed and not installed."""
         if objects is None and policy.objects:
             objects = open_objects(policy.objects)
         self.policy = policy._replace(objects=objects.url if objects else "")
@@ -105,66 +107,66 @@ class Tiers:
         self._remote = RemoteCopies(self._copies, objects, stream_id) if objects else None
         self._lock = threading.RLock()
         self._waits: dict[str, RetryWait] = {}
-        self._commands: deque[Iterator[JobResult]] = deque()  # one thread adds, the steps take
+        self._commands: deque[Iterator[JobResult]] = deque()  # one thread adds, the steps run
         self._read_ns: dict[int, int] = {}
         self._poll_ns = 0
-        self._is_woken = False  # since the step in hand began
-        self._is_swept = False
+        self._is_woken = False  # since the current step began
+        self._is_clean = False
 
     def set_safe_offset(self, offset: int) -> None:
-        """Two checkpoints cover the stream below ``offset``: Tier 0 may give up what is there."""
+        """Allow eviction of segments below ``offset``, which two checkpoints cover."""
         self.safe_offset = max(self.safe_offset, offset)
         self.wake()
 
     def wake(self) -> None:
-        """Something happened (a seal, a checkpoint): the next step is due at once."""
+        """Make the next step due at once, after a seal or a checkpoint."""
         self._is_woken = True
         self._poll_ns = 0
 
     def retry(self) -> None:
-        """An operator asks: what waits for that, or for its time, is tried at the next step."""
+        """Retry all failed tasks at the next step, on an operator's request."""
         self._waits.clear()
         self.wake()
 
-    def enqueue(self, order: Iterator[JobResult]) -> None:
-        """Have the steps do this first, a segment each; it is drawn from in their thread."""
-        self._commands.append(order)
+    def enqueue(self, command: Iterator[JobResult]) -> None:
+        """Run a command before anything else, one segment a step, in the thread of the steps."""
+        self._commands.append(command)
 
     def due_ns(self) -> int:
-        """When the next step is due, on the monotonic clock."""
+        """The time of the next step, on the monotonic clock."""
         if self._commands:
             return 0
-        times = [wait.due_ns for wait in tuple(self._waits.values()) if wait.due_ns]
-        return min([self._poll_ns, *times])
+        due = [wait.due_ns for wait in tuple(self._waits.values()) if wait.due_ns]
+        return min([self._poll_ns, *due])
 
     def run_next(self) -> str | None:
-        """Do one bounded piece of what is due: a line about it, or None when nothing was.
+        """Do one bounded piece of work that is due; a line about it, or None if nothing is.
 
-        What fails is warned of, in the line, and in ``waiting``: nothing is raised.
+        Failures are in the line, in a warning, and in ``waiting``: nothing is raised.
         """
         with self._lock:
             self._is_woken = False
-            if not self._is_swept:
+            if not self._is_clean:
                 self._copies.clean_up()
-                self._is_swept = True
-            asked = self._next_command()
-            if asked is not None:
-                return asked
+                self._is_clean = True
+            line = self._next_command()
+            if line is not None:
+                return line
             now_ns = self._clock.monotonic_ns()
             seen = set()
             for task in self._tasks():
                 if not self._is_waiting(task, now_ns):
                     return self._try(task)
                 seen |= {task.key, task.needs}
-            # What waits for nothing that is planned any more is forgotten.
+            # Waits of tasks that are no longer planned are dropped.
             self._waits = {key: wait for key, wait in self._waits.items() if key in seen}
-            if not self._is_woken:  # by the loop's thread, after the plan was made
+            if not self._is_woken:  # not woken by the loop's thread since the plan was made
                 self._poll_ns = now_ns + POLL_S * NS_PER_S
             return None
 
     def run_job(self, job: TierJob) -> None:
-        """Do one job now, whatever waits. Errors: RelayError, OSError; they are noted in the
-        manifest as in a step."""
+        """Do one job now, even if it waits for a retry. Errors: RelayError, OSError; they are
+        recorded in the manifest as in a step."""
         with self._lock:
             entry = self._copies.entry(job.entry.segment_id)
             if job.kind is JobKind.COMPRESS:
@@ -181,14 +183,13 @@ class Tiers:
         return self._manifest.entries()
 
     def prunes(self) -> list[TierJob]:
-        """What retention would let go now, oldest first, and why."""
+        """The prune jobs that are due now, oldest first."""
         return list(plan.prunes(self.entries(), self.policy, self._plan_inputs()))
 
     def hydrate(self, segment_id: int) -> bool:
-        """Bring a segment back to Tier 0, from the nearest copy that is good; False when it is
-        there and whole.
+        """Restore a segment to Tier 0, from the nearest good copy; False if it is there and whole.
 
-        Errors: ObjectError with a hint when Tier 2 has lost it, FormatError, OSError.
+        Errors: ObjectError with a hint when it is missing in Tier 2, FormatError, OSError.
         """
         with self._lock:
             entry = self._copies.entry(segment_id)
@@ -200,9 +201,9 @@ class Tiers:
             return True
 
     def fetch(self, entry: SegmentEntry) -> SegmentSource:
-        """The bytes of a segment that Tier 0 has not: Tier 1 is read in place, Tier 2 hydrated.
+        """Open a segment that is not in Tier 0: Tier 1 is read in place, Tier 2 is hydrated.
 
-        Errors: JournalError when it has left the stream; as ``hydrate``.
+        Errors: JournalError when the stream has it no more; as ``hydrate``.
         """
         entry = self._copies.entry(entry.segment_id)
         self._read_ns[entry.segment_id] = self._clock.monotonic_ns()
@@ -214,18 +215,49 @@ class Tiers:
         elif entry.segment_id in self._manifest.catalog.deleting:
             raise SegmentAway(
                 f"segment {entry.segment_id} is being deleted from Tier 2",
-                hint="retention let it go",
+                hint="it was removed by retention",
             )
         with self._lock:  # so that it is not evicted before it is open
             self.hydrate(entry.segment_id)
             return FileSource(self._copies.tier0(entry))
 
+    def run(self, verb: str, segment_ids: Sequence[int] = ()) -> Iterator[JobResult]:
+        """Run a command of ``plan.COMMAND_JOBS``, for these segments or all that it would change.
+
+        Oldest first. A failure is the result's ``error``, and the next segment is tried.
+        Errors: JournalError for a segment that does not exist or is not sealed.
+        """
+        entries = {entry.segment_id: entry for entry in self.entries()}
+        plan.check_segments(entries, segment_ids)
+        due = [n for n, entry in entries.items() if plan.is_due(verb, entry, self.safe_offset)]
+        kind, done = plan.COMMAND_JOBS[verb]
+        for number in segment_ids or due:
+            try:
+                if kind is None:
+                    self.hydrate(number)
+                else:
+                    self.run_job(TierJob(kind, entries[number], plan.REQUESTED))
+            except (RelayError, OSError) as exc:
+                yield JobResult(number, "", exc)
+            else:
+                yield JobResult(number, done)
+
+    def prune(self, jobs: Sequence[TierJob]) -> Iterator[JobResult]:
+        """Run planned prune jobs up to the first that fails, so that no gap is left."""
+        for job in jobs:
+            try:
+                self.run_job(job)
+            except (RelayError, OSError) as exc:
+                yield JobResult(job.entry.segment_id, "", exc)
+                return
+            yield JobResult(job.entry.segment_id, "pruned")
+
     def waiting(self) -> tuple[str, ...]:
-        """What failed and is not tried now, each a line; those for the operator, FOR_OPERATOR."""
+        """Failed tasks, a line each; those that need the operator begin with FOR_OPERATOR."""
         return tuple(sorted(wait.text for wait in tuple(self._waits.values())))
 
     def _next_command(self) -> str | None:
-        """Do one segment of what was asked for first; a line about it, None when nothing was."""
+        """Run one segment of the oldest command; a line about it, None if there is no command."""
         while self._commands:
             try:
                 done = next(self._commands[0])
@@ -234,11 +266,11 @@ class Tiers:
             except (RelayError, OSError) as exc:
                 self._commands.popleft()
                 hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
-                text = f"asked for, and not done: {exc}{hint}"
+                text = f"command failed: {exc}{hint}"
                 self._warn(text)
                 return text
             else:
-                text = f"asked for: {done}"
+                text = f"command: {done}"
                 if done.error is not None:
                     self._warn(text)
                 return text
@@ -249,18 +281,18 @@ class Tiers:
         return PlanInputs(now_ms, self.safe_offset, self._read_ns)
 
     def _tasks(self) -> Iterator[_Task]:
-        """Everything that the plan has, what frees the disk first."""
-        entries, policy, times = self.entries(), self.policy, self._plan_inputs()
+        """All planned tasks, those that free disk space first."""
+        entries, policy, inputs = self.entries(), self.policy, self._plan_inputs()
         transfer, deleting = self._remote, self._manifest.catalog.deleting
         for entry in entries if transfer else ():
             if entry.segment_id in deleting:
                 text = f"delete {deleting[entry.segment_id]}"
                 yield _Task(text, _STORE, text, partial(self._tier2().delete, entry))
         for jobs in (
-            plan.evictions(entries, policy, times),
-            plan.compressions(entries, policy, times),
+            plan.evictions(entries, policy, inputs),
+            plan.compressions(entries, policy, inputs),
             plan.uploads(entries, policy),
-            plan.prunes(entries, policy, times),
+            plan.prunes(entries, policy, inputs),
         ):
             for job in jobs:
                 key = f"{job.kind} {job.entry.segment_id}"
@@ -291,25 +323,25 @@ class Tiers:
         return task.text
 
     def _failed(self, task: _Task, exc: RelayError | OSError) -> str:
-        """Note when to try again, and say so."""
+        """Schedule the retry, and report it."""
         key, reason = task.needs or task.key, Reason.TRANSIENT
         if isinstance(exc, ObjectError):
             reason = Reason(exc.reason)
-            is_about_it = isinstance(exc, ObjectConflict) or reason is Reason.MISSING
-            key = task.key if is_about_it else _STORE
-        elif isinstance(exc, RelayError):  # a damaged file, a store that is not named
+            is_own_fault = isinstance(exc, ObjectConflict) or reason is Reason.MISSING
+            key = task.key if is_own_fault else _STORE
+        elif isinstance(exc, RelayError):  # a damaged file, a store that is not configured
             key, reason = task.key, Reason.CODEC
-        times = self._waits[key].times + 1 if key in self._waits else 1
+        failures = self._waits[key].failures + 1 if key in self._waits else 1
         backoff = BACKOFF.get(reason)
         hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
         if backoff is None:
             text = f"{FOR_OPERATOR}{task.text}: {exc}{hint}"
-            self._waits[key] = RetryWait(None, times, text)
+            self._waits[key] = RetryWait(None, failures, text)
         else:
-            wait_s = min(backoff.first_s * 2 ** (times - 1), backoff.most_s)
-            text = f"again in {wait_s:g} s: {task.text}: {exc}{hint}"
+            wait_s = min(backoff.first_s * 2 ** (failures - 1), backoff.max_s)
+            text = f"retry in {wait_s:g} s: {task.text}: {exc}{hint}"
             due_ns = self._clock.monotonic_ns() + int(wait_s * NS_PER_S)
-            self._waits[key] = RetryWait(due_ns, times, text)
+            self._waits[key] = RetryWait(due_ns, failures, text)
         self._warn(text)
         return text
 
@@ -320,22 +352,22 @@ class Tiers:
         self._tier2().upload(self._ensure_warm(entry))
 
     def _ensure_warm(self, entry: SegmentEntry) -> SegmentEntry:
-        """Make sure that Tier 1 has the segment, anew from Tier 0 where its file is damaged."""
+        """Verify the Tier 1 copy; compress it again from Tier 0 if it is damaged."""
         try:
             self._copies.verify_warm(entry)
         except (FormatError, FileNotFoundError) as exc:
             if not entry.residency & Residency.TIER0:
                 raise
-            self._warn(f"{exc}: compressed anew from Tier 0")
+            self._warn(f"{exc}: compressed again from Tier 0")
             self._copies.compress(entry)
         return self._copies.entry(entry.segment_id)
 
     def _evict(self, entry: SegmentEntry, kind: JobKind) -> None:
-        """Give a local copy up, once the other is proved."""
+        """Evict a local copy, once the other is verified."""
         tier = Residency.TIER0 if kind is JobKind.EVICT_TIER0 else Residency.TIER1
-        why_not = plan.eviction_blocker(entry, tier, self.safe_offset)
-        if why_not:
-            raise JournalError(f"segment {entry.segment_id} cannot be evicted: {why_not}")
+        blocker = plan.eviction_blocker(entry, tier, self.safe_offset)
+        if blocker:
+            raise JournalError(f"segment {entry.segment_id} cannot be evicted: {blocker}")
         if tier is Residency.TIER0 and entry.residency & Residency.TIER1:
             entry = self._ensure_warm(entry)
         else:
@@ -343,7 +375,7 @@ class Tiers:
         self._copies.evict(entry, tier)
 
     def _prune(self, entry: SegmentEntry) -> None:
-        """Let a segment go from all tiers. A crash leaves less of it, and the plan goes on."""
+        """Delete a segment from all tiers. After a crash the next plan deletes the rest."""
         if not entry.sealed or entry.end_offset > self.safe_offset:
             raise JournalError(
                 f"segment {entry.segment_id} cannot be pruned: two checkpoints have to cover it"
@@ -363,7 +395,7 @@ class Tiers:
         if not tiers:
             raise FormatError(copies.tier0(entry), 0, "a whole copy in some tier", "none")
         if tiers == [Residency.TIER2]:
-            self._tier2()  # where no store is named, there is nothing to try
+            self._tier2()  # fails at once where no store is configured
         for tier in tiers:
             source_tier = 1 if tier is Residency.TIER1 else 2
             copies.record(ManifestType.HydrationStarted, entry, source_tier=source_tier)
@@ -373,12 +405,12 @@ class Tiers:
                 else:
                     self._tier2().hydrate(entry)
             except (RelayError, OSError) as exc:
-                missing = isinstance(exc, ObjectError) and exc.reason == Reason.MISSING
-                reason = Reason.MISSING if missing else Reason.TRANSIENT
+                is_missing = isinstance(exc, ObjectError) and exc.reason == Reason.MISSING
+                reason = Reason.MISSING if is_missing else Reason.TRANSIENT
                 copies.record_failure(ManifestType.HydrationFailed, entry, reason_code=reason)
                 if tier is tiers[-1]:
                     raise
-                self._warn(f"{exc}: segment {entry.segment_id} is taken from Tier 2")
+                self._warn(f"{exc}: segment {entry.segment_id} is restored from Tier 2")
                 continue
             copies.record(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
             return
@@ -386,15 +418,17 @@ class Tiers:
     def _tier2(self) -> RemoteCopies:
         if self._remote is None:
             raise JournalError(
-                "a segment is in Tier 2, and no object store is named",
-                hint="name it again: journal.objects in config.json, or --objects",
+                "a segment is in Tier 2, and no object store is configured",
+                hint="set journal.objects in config.json, or use --objects",
             )
         return self._remote
 
 
 def lower_priority() -> None:
-    """Let everything else on the machine go before the calling thread; for an executor's
-    ``initializer``. Linux alone has priorities of threads: elsewhere nothing happens."""
+    """Lower the priority of the calling thread; for an executor's ``initializer``.
+
+    Only Linux has priorities of threads: elsewhere nothing happens.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WORKER_NICE)
@@ -410,7 +444,7 @@ class TierWorker:
         clock: Clock,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``wake``: called, from the thread of the tiers, when a step is done."""
+        """``wake``: called from the thread of the tiers when a step is done."""
         self._tiers = tiers
         self._executor = executor
         self._clock = clock
@@ -418,9 +452,9 @@ class TierWorker:
         self._running: Future[str | None] | None = None
 
     def poll(self, *, start: bool = True) -> str | None:
-        """Start a step when one is due and none runs; what the last one did, once it is done.
+        """Start a step if one is due and none runs; the line of the last one, once it is done.
 
-        Takes no time. ``start`` False: the owner is about to end, no other step begins.
+        Never blocks. ``start`` False: no further step begins, because the owner ends.
         """
         done = None
         if self._running is not None:
@@ -433,15 +467,15 @@ class TierWorker:
         return done
 
     def waiting(self) -> tuple[str, ...]:
-        """As of the tiers."""
+        """See ``Tiers.waiting``."""
         return self._tiers.waiting()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the step that runs, so long at most; True when none runs any more."""
+        """Wait for the running step up to ``seconds``; True when none runs any more."""
         if self._running is None:
             return True
         return bool(wait([self._running], timeout=seconds).done)
 
     def due_ns(self) -> int | None:
-        """When to poll next; None while a step runs (it is done when it is done)."""
+        """The time to poll next; None while a step runs, which calls ``wake``."""
         return None if self._running is not None else self._tiers.due_ns()

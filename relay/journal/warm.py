@@ -1,24 +1,27 @@
-"""Tier 1: a sealed segment as zstd frames, each of at most 64 KiB of it.
+"""Tier 1: a sealed segment as zstd frames of at most 64 KiB each, and their dictionaries.
 
-So one record is read by inflating one frame, or two. There is no index beside: the frames'
-headers say how long each is, and walking 64 MiB of them takes some ten milliseconds, once a
-file. Each frame carries its size and a checksum; the whole carries the segment's own crc64, and
-nothing counts as compressed before it was read back and found to be the segment, byte for byte.
+One record is read by decompressing one or two frames. There is no index: each frame's header has
+its length, and walking the frames of 64 MiB takes some ten milliseconds, once per file. Each frame
+has its size and a checksum. A segment counts as compressed once the file was read back and equals
+the segment, byte for byte.
 
-    warm/{segment_id:020d}.seg.zst     frame · frame · …   (`zstd -d` inflates it)
+    warm/{segment_id:020d}.seg.zst     frame · frame · …   (`zstd -d` decompresses it)
     warm/dict-{id:010d}.zdict          where one makes the files smaller   (`zstd -d -D`)
+
+A dictionary is trained from one segment, never changed or overwritten, and kept while a segment
+needs it; its id is in each frame that was compressed with it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from relay.base.errors import FormatError, IntegrityError
-from relay.journal.dictionaries import LEAST_GAIN, SAMPLE_BYTES, Dictionaries, train_dictionary
-from relay.journal.files import NewFile, SegmentCheck, open_read
+from relay.journal.files import NewFile, SegmentCheck, open_read, pieces
 
 if TYPE_CHECKING:
     from backports import zstd
@@ -27,6 +30,95 @@ else:
         from compression import zstd
     except ImportError:
         from backports import zstd
+
+DICTIONARY_BYTES = 64 << 10  # a larger one gains nothing measurable on frames of 64 KiB
+SAMPLE_BYTES = 4 << 10  # of records as they lie in the segment, headers included
+LEAST_GAIN = 0.03  # of the file's size: what a file more to look after has to be worth
+
+_NAME = re.compile(r"dict-([0-9]{10})\.zdict")
+
+
+def dictionary_name(dictionary_id: int) -> str:
+    """``dict-0123456789.zdict``."""
+    return f"dict-{dictionary_id:010d}.zdict"
+
+
+class Dictionaries:
+    """The dictionaries of one ``warm`` folder, loaded when they are first needed."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._loaded: dict[int, zstd.ZstdDict] = {}
+
+    def path(self, dictionary_id: int) -> str:
+        """Where the dictionary lies, or would."""
+        return os.path.join(self.folder, dictionary_name(dictionary_id))
+
+    def ids(self) -> list[int]:
+        """Of the dictionaries there are; the newest last."""
+        with os.scandir(self.folder) as entries:
+            found = [
+                (entry.stat().st_mtime_ns, int(match[1]))
+                for entry in entries
+                if (match := _NAME.fullmatch(entry.name))
+            ]
+        return [dictionary_id for _, dictionary_id in sorted(found)]
+
+    def get(self, dictionary_id: int, needed_by: str) -> zstd.ZstdDict:
+        """A dictionary; ``needed_by``: the file that names it.
+
+        Errors: FormatError when it is missing, or is not the one that its name says.
+        """
+        known = self._loaded.get(dictionary_id)
+        if known is not None:
+            return known
+        path = self.path(dictionary_id)
+        try:
+            content = b"".join(pieces(path))
+        except FileNotFoundError:
+            expected = f"its dictionary {dictionary_id} as {path}"
+            raise FormatError(needed_by, 0, expected, "no such file") from None
+        loaded = decode_dictionary(content, path)
+        if loaded.dict_id != dictionary_id:
+            raise FormatError(path, 4, f"dictionary {dictionary_id}", loaded.dict_id)
+        self._loaded[dictionary_id] = loaded
+        return loaded
+
+    def add(self, dictionary: zstd.ZstdDict) -> None:
+        """Keep a new one, durably: a segment may need it once this returns."""
+        if dictionary.dict_id not in self._loaded:
+            with NewFile(self.path(dictionary.dict_id)) as file:
+                file.write(dictionary.dict_content)
+                file.commit()
+            self._loaded[dictionary.dict_id] = dictionary
+
+    def newest(self) -> zstd.ZstdDict | None:
+        """The one made last: what the next segment most likely looks like.
+
+        None when there is none, or it is damaged: those who need it will say so.
+        """
+        ids = self.ids()
+        try:
+            return self.get(ids[-1], self.folder) if ids else None
+        except FormatError:
+            return None
+
+
+def decode_dictionary(content: bytes, path: str) -> zstd.ZstdDict:
+    """The dictionary in a file's bytes. Errors: FormatError."""
+    try:
+        return zstd.ZstdDict(content)
+    except ValueError as exc:
+        raise FormatError(path, 0, "a zstd dictionary", str(exc)) from exc
+
+
+def train_dictionary(samples: Sequence[bytes]) -> zstd.ZstdDict | None:
+    """A dictionary of what the samples share; None when there is too little to learn from."""
+    try:
+        return zstd.train_dict(samples, DICTIONARY_BYTES)
+    except (zstd.ZstdError, ValueError):
+        return None
+
 
 FRAME_BYTES = 64 << 10  # of the segment: what must be inflated for one record
 LEVEL = 3

@@ -1,33 +1,30 @@
-"""Layer 2: the ledger: what became of every file, in SQLite. Schema: schema.sql."""
+"""Layer 2: the ledger, the status of every file and delivery in SQLite. Schema: schema.sql."""
 
-from relay.ledger.file import open_readonly, undelivered
-from relay.ledger.ledger import (
-    SCHEMA_VERSION,
-    WAL_KEPT_BYTES,
-    Delivery,
+from relay.ledger.deliveries import (
     DeliveryFacts,
-    DutyFacts,
-    FileFacts,
-    Held,
-    Ledger,
-    Read,
-    Row,
-    Written,
-    schema_sql,
+    DeliveryRow,
+    HeldDelivery,
+    ObligationFacts,
+    ReadDelivery,
+    WrittenDelivery,
+    undelivered,
 )
+from relay.ledger.file import open_readonly
+from relay.ledger.ledger import FileFacts, Ledger, MessageRow
+from relay.ledger.schema import SCHEMA_VERSION, WAL_KEPT_BYTES, schema_sql
 
 __all__ = [
     "SCHEMA_VERSION",
     "WAL_KEPT_BYTES",
-    "Delivery",
     "DeliveryFacts",
-    "DutyFacts",
+    "DeliveryRow",
     "FileFacts",
-    "Held",
+    "HeldDelivery",
     "Ledger",
-    "Read",
-    "Row",
-    "Written",
+    "MessageRow",
+    "ObligationFacts",
+    "ReadDelivery",
+    "WrittenDelivery",
     "open_readonly",
     "schema_sql",
     "undelivered",

@@ -2,10 +2,10 @@
 
     archive/{date}.tar.zst.tmp   written, synced, read back and compared file by file
     archive/{date}.tar.zst       renamed into place, durable; only then
-    archive/{date}/              goes, in slices, each file compared with its copy
+    archive/{date}/              removed in slices, each file compared with its copy
 
-Killed anywhere every file is in the folder or in the pack; the next run goes on. What comes into
-the folder of a packed day later is packed with the rest. The ledger keeps the path that a file had:
+Killed anywhere, every file is in the folder or in the pack, and the next run goes on. Files that
+enter the folder of a packed day later are added to the pack. The ledger keeps the path a file had:
 ``read`` finds it in either place. Any tar with zstd reads a pack: `tar --zstd -tf`.
 """
 
@@ -33,15 +33,15 @@ else:
 SUFFIX = ".tar.zst"
 PRUNED = "pruned"
 LEVEL = 9  # text to a fifth; 30 MB/s, in a thread of low priority
-SLICE_FILES = 16  # two milliseconds of the interpreter, which the loop may wait for
-SLICE_NAMES = 200  # the same, where they are only listed
+SLICE_FILES = 16  # files between pauses: two milliseconds, which the loop may wait for
+SLICE_NAMES = 200  # the same, when files are only listed
 DAY_NS = 86_400 * 10**9
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
-_MOST_FILE = 64 << 20  # a larger one, which no message is, stays as it is
+_MOST_FILE = 64 << 20  # a larger file is not a message and is not packed
 
 
-class Packed(NamedTuple):
-    """What became of one day."""
+class PackedDay(NamedTuple):
+    """The result of packing one day."""
 
     day: str
     files: int
@@ -69,11 +69,11 @@ def before_yesterday(now_ns: int) -> str:
     return iso_date(now_ns - DAY_NS)
 
 
-def pack(home: Home, day: str) -> Iterator[Packed | None]:
-    """Pack one day; None after each slice, so that the caller can pause, and then what was done.
+def pack(home: Home, day: str) -> Iterator[PackedDay | None]:
+    """Pack one day; yields None after each slice, so that the caller can pause, then the result.
 
-    The caller holds the home's lock, or is the relay. Errors: FormatError when what is read back
-    is not what was written: nothing is removed then; UnsafePath, OSError.
+    The caller holds the home's lock. Errors: FormatError when the pack is not read back as it was
+    written, and nothing is removed; UnsafePath, OSError.
     """
     target = home.path("archive", day + SUFFIX)
     n_bytes = 0
@@ -93,14 +93,14 @@ def pack(home: Home, day: str) -> Iterator[Packed | None]:
             if number % SLICE_FILES == SLICE_FILES - 1:
                 yield None
     remove_empty(home, "archive", day)
-    yield Packed(day, len(files), n_bytes, os.path.getsize(target) if files else 0)
+    yield PackedDay(day, len(files), n_bytes, os.path.getsize(target) if files else 0)
 
 
 def read(dirs: Dirs, path: str) -> bytes | None:
-    """The bytes of an archived file by the path it was filed under, from its day's pack.
+    """The bytes of an archived file, by its path in the archive, from the pack of its day.
 
-    None when there is no such pack, or it has no such file. Reads the pack up to the file.
-    Errors: FormatError for a damaged one; OSError, UnsafePath for one that cannot be read.
+    None if there is no such pack or no such file in it. Reads the pack up to the file.
+    Errors: FormatError for a damaged pack; OSError, UnsafePath for an unreadable one.
     """
     parts = path.split("/")
     if len(parts) < 3 or parts[0] != "archive" or not is_day(parts[1]):
@@ -120,8 +120,8 @@ def read(dirs: Dirs, path: str) -> bytes | None:
     return None
 
 
-def place(home: Home, path: str) -> str:
-    """Where an archived file is: its own path, its pack, or "pruned" when it is in neither."""
+def locate(home: Home, path: str) -> str:
+    """The location of an archived file: its own path, its pack, or "pruned" if it is in neither."""
     with home.dirs() as dirs:
         pack_path = "/".join(path.split("/")[:2]) + SUFFIX
         try:
@@ -131,7 +131,7 @@ def place(home: Home, path: str) -> str:
         except FormatError:
             return f"{pack_path}, damaged"
         except (OSError, UnsafePath) as exc:
-            return f"{path}, or {pack_path}, which cannot be looked at: {exc}"
+            return f"{path}, or {pack_path}, which cannot be read: {exc}"
 
 
 def _files(dirs: Dirs, day: str) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _read_file(dirs: Dirs, path: str) -> bytes:
 
 
 def _write(dirs: Dirs, target: str, files: list[str]) -> Iterator[None]:
-    """Write the pack with what the one before had, compare it, give it its name."""
+    """Write a pack with the files of the previous one and these, verify it, rename it."""
     temp = target + ".tmp"
     fsio.fault("create", temp)
     with contextlib.suppress(FileNotFoundError):
@@ -198,23 +198,23 @@ def _fill(dirs: Dirs, tar: tarfile.TarFile, target: str, files: list[str]) -> It
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes, at_s: int) -> None:
-    """Put a file into a pack that is written: its path below the home, mode 600."""
+    """Add a file to an open pack: its path below the home, mode 600."""
     facts = tarfile.TarInfo(name)
     facts.size, facts.mtime, facts.mode = len(data), at_s, fsio.FILE_MODE
     tar.addfile(facts, io.BytesIO(data))
 
 
 def _compare(dirs: Dirs, temp: str, files: list[str]) -> Iterator[None]:
-    """Errors: FormatError when a file is not in the pack as it is in the folder."""
+    """Verify that every file is in the pack. Errors: FormatError."""
     same = yield from _same(dirs, temp, files)
     missing = set(files) - same
     if missing:
         expected = f"{min(missing)} as it was written"
-        raise FormatError(temp, 0, expected, "something else, or nothing")
+        raise FormatError(temp, 0, expected, "other content, or no such file")
 
 
 def _same(dirs: Dirs, path: str, files: list[str]) -> Generator[None, None, set[str]]:
-    """Of these files, those that the pack has to the byte; None after each slice."""
+    """Those of these files that are in the pack with the same bytes; yields None after slices."""
     wanted, same = set(files), set[str]()
     if not wanted:
         return same
@@ -228,7 +228,7 @@ def _same(dirs: Dirs, path: str, files: list[str]) -> Generator[None, None, set[
 
 
 def _members(stack: contextlib.ExitStack, path: str) -> Iterator[tuple[str, bytes, int]]:
-    """(name, bytes, mtime in seconds) of each file in a pack, in order; none without one."""
+    """(name, bytes, mtime in seconds) of each file in a pack, in order; none if it is missing."""
     try:
         file = stack.enter_context(open(path, "rb"))
     except FileNotFoundError:
@@ -248,7 +248,7 @@ def _walk(file: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes, int]
 
 
 def remove_empty(home: Home, *parts: str) -> None:
-    """Remove a folder of the archive and those below it, as far as they are empty."""
+    """Remove a folder of the archive and its subfolders, as far as they are empty."""
     with home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
         with os.scandir(dirs.get(*parts)) as found:
             names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]

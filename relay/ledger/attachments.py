@@ -1,10 +1,10 @@
 """The attachment store: ``attachments/{2 hex}/{sha256}``, addressed by content.
 
     attachments/{2 hex}/{sha256}       content whose SHA-256 is its name
-    attachments/{2 hex}/{sha256}.bad   what had other content, or was no file of ours: set aside
+    attachments/{2 hex}/{sha256}.bad   other content, or not a regular file: set aside
 
-Senders put files there before they name them; a message is taken once the relay has read each of
-them and found that it is what its name says. What no message names for a while is collected.
+Senders store files there before they refer to them; a message is accepted once the relay has
+verified the SHA-256 of each. Attachments that no message refers to for a while are removed.
 Source: relay-file-system.txt 3.4, FORMATS 1, header ATTACHMENT.
 """
 
@@ -32,25 +32,25 @@ FOLDER = "attachments"
 BAD = ".bad"
 AT_ONCE_BYTES = 1 << 20  # hashed within a batch: under a millisecond
 PIECE_BYTES = 1 << 20
-TURN_PIECES = 8  # then it is the next agent's turn: some ten milliseconds
-MOST_OPEN = 4  # of one agent, being read
-SLICE = 200  # files looked at: a millisecond of the interpreter, which the loop may wait for
-REMOVAL = 12  # and a removal counts for so many: ext4 avoids inodes freed just now
-MOST_KNOWN = 10_000  # results that are remembered
+TURN_PIECES = 8  # before the next agent's turn: some ten milliseconds
+MOST_OPEN = 4  # files of one agent that are read at a time
+SLICE = 200  # files examined between pauses: a millisecond, which the loop may wait for
+REMOVAL = 12  # the cost of a removal, in examined files: ext4 avoids inodes freed just now
+MOST_KNOWN = 10_000  # results in the cache
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 
-Version = tuple[int, int, int]  # inode, size, mtime: another file, or changed, is read again
-Key = tuple[str, Version]  # its name, and which file of that name
+Version = tuple[int, int, int]  # inode, size, mtime: a changed file is read again
+Key = tuple[str, Version]  # its SHA-256 by name, and the version of the file
 
 
-class Wrong(NamedTuple):
-    """An attachment that is not what it must be, or not there."""
+class AttachmentProblem(NamedTuple):
+    """An attachment that is missing, too large, or has other content."""
 
     reason: str
-    kind: IncidentKind | None = None  # None: it is missing, which is no incident
+    kind: IncidentKind | None = None  # None: missing or too large, which is not an incident
 
 
-class _Reading:
+class _LargeFile:
     """A large file that is read piece by piece."""
 
     def __init__(self, fd: int) -> None:
@@ -59,7 +59,7 @@ class _Reading:
         self.offset = 0
 
     def go_on(self) -> bool:
-        """Read on for one turn; True at the end. The lock of the interpreter is free meanwhile."""
+        """Read for one turn; True at the end of the file. Hashing releases the GIL."""
         for _ in range(TURN_PIECES):
             piece = os.pread(self.fd, PIECE_BYTES, self.offset)
             if not piece:
@@ -69,40 +69,44 @@ class _Reading:
         return False
 
 
-class Verifier:
-    """Reads attachments and remembers what they are. Owned by the loop; large ones are read by a
-    thread of its own, which ends when nothing is left to read. There the agents that wait take
-    turns: one that names many gigabytes does not hold up the others."""
+class AttachmentVerifier:
+    """Verifies attachments and caches the results. Owned by the loop; a thread of its own reads
+    large ones, and ends when nothing is left. Agents that wait take turns there, so that one with
+    many gigabytes does not delay the others."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self._most_mib = limits.max_attachment_mib
         self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
-        self._reading: dict[Key, _Reading] = {}
-        self._turns: dict[str, dict[Key, None]] = {}  # agent -> what it waits for, oldest first
+        self._reading: dict[Key, _LargeFile] = {}
+        self._turns: dict[
+            str, dict[Key, None]
+        ] = {}  # agent -> attachments that it waits for, oldest first
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def check(self, dirs: Dirs, reference: str, agent: str) -> Wrong | bool:
-        """True: it is what its name says. False: a large one is being read, ask again.
+    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool:
+        """True: verified. False: a large one is still being read, ask again.
 
-        ``agent``: who named it, and waits.
+        ``agent``: the sender that refers to it, and waits.
         """
         digest = reference.removeprefix(SHA256_PREFIX)
         try:
             fd = fsio.open_own(digest, dirs.get(FOLDER, digest[:2]))
         except FileNotFoundError:
-            return Wrong(
-                f"ATTACHMENT {reference} is not in the attachment store: put it there first"
+            return AttachmentProblem(
+                f"ATTACHMENT {reference} is not in the attachment store: store it first"
             )
         except UnsafePath as exc:
-            return Wrong(f"ATTACHMENT {reference}: {exc}", IncidentKind.ATTACHMENT_UNSAFE)
+            return AttachmentProblem(
+                f"ATTACHMENT {reference}: {exc}", IncidentKind.ATTACHMENT_UNSAFE
+            )
         key = (digest, _version(fd))
         size = key[1][1]
         if size > self._most_mib << 20:
             os.close(fd)
-            return Wrong(
+            return AttachmentProblem(
                 f"ATTACHMENT {reference} is {size >> 20} MiB, at most {self._most_mib} "
-                "(limits.max_attachment_mib): send it in parts, or say where it is"
+                "(limits.max_attachment_mib): send it in parts, or send its location"
             )
         with self._lock:
             found = self._known.get(key)
@@ -117,22 +121,22 @@ class Verifier:
             os.close(fd)
         if found == digest:
             return True
-        return Wrong(
-            f"ATTACHMENT {reference}: what is stored there has the SHA-256 {found}; "
-            "it was set aside, put the right one there and send again",
+        return AttachmentProblem(
+            f"ATTACHMENT {reference}: the stored file has the SHA-256 {found}; "
+            "it was set aside, store the right one and send again",
             IncidentKind.ATTACHMENT_MISMATCH,
         )
 
     def _begin(self, key: Key, fd: int, agent: str) -> None:
-        """Have the thread read it, in the turns of this agent; the lock is held.
+        """Have the thread read it, in the turns of this agent; called with the lock held.
 
-        An agent that has enough open asks again: descriptors are everybody's.
+        An agent that has MOST_OPEN files open asks again: descriptors are shared by all.
         """
         mine = self._turns.setdefault(agent, {})
         if key in self._reading or len(mine) >= MOST_OPEN:
             os.close(fd)
         else:
-            self._reading[key] = _Reading(fd)
+            self._reading[key] = _LargeFile(fd)
         if key in self._reading:
             mine[key] = None
         if self._thread is None:
@@ -140,19 +144,19 @@ class Verifier:
             self._thread.start()
 
     def _next(self) -> Key | None:
-        """Pop the attachment to read next; its agent goes to the end. The lock is held."""
+        """Pop the attachment to read next; its agent goes to the end. Called with the lock held."""
         while self._turns:
             agent = next(iter(self._turns))
             waiting = self._turns.pop(agent)
             for key in [key for key in waiting if key not in self._reading]:
-                del waiting[key]  # it was read in the turns of another
+                del waiting[key]  # it was read in another agent's turn
             if waiting:
                 self._turns[agent] = waiting
                 return next(iter(waiting))
         return None
 
     def _read_all(self) -> None:
-        """The thread: a turn after the other, until nothing is left."""
+        """Run the thread: one turn after another, until nothing is left."""
         while True:
             with self._lock:
                 key = self._next()
@@ -166,7 +170,7 @@ class Verifier:
                     continue
                 found = reading.total.hexdigest()
             except OSError:
-                pass  # a disk that fails: it is asked for again
+                pass  # a failing disk: the loop asks again
             with self._lock:
                 os.close(self._reading.pop(key).fd)
             if found:
@@ -180,7 +184,7 @@ class Verifier:
 
 
 def set_aside(dirs: Dirs, reference: str) -> None:
-    """Rename what is not what its name says; done again it changes nothing. Errors: OSError."""
+    """Rename an attachment whose content does not match; idempotent. Errors: OSError."""
     digest = reference.removeprefix(SHA256_PREFIX)
     with contextlib.suppress(FileNotFoundError):
         folder = dirs.get(FOLDER, digest[:2])
@@ -191,18 +195,17 @@ def set_aside(dirs: Dirs, reference: str) -> None:
         fsio.rename(digest, folder, aside, folder)
 
 
-def collecting(
+def remove_unreferenced(
     home: Home, ledger: Ledger, older_than_ns: int, *, dry_run: bool = False
 ) -> Iterator[str | None]:
-    """Remove what nobody needs any more; each path, relative to the home, and now and then None,
-    so that the caller can pause.
+    """Remove attachments that are no longer needed; yields each path, relative to the home, and
+    None from time to time, so that the caller can pause.
 
-    That is a file last written, and last named by a message, before ``older_than_ns`` (Unix ns):
-    who attaches what is there already writes its time anew. What a message names that somebody is
-    still to get or to read stays. Killed in between, the next call goes on. ``dry_run``: nothing
-    is removed. Errors: OSError.
+    These were last written, and last referred to, before ``older_than_ns`` (Unix ns); a sender
+    that attaches an existing file updates its mtime. Attachments of undelivered or unread messages
+    stay. After a kill the next call goes on. ``dry_run``: nothing is removed. Errors: OSError.
     """
-    needed = ledger.registry.needs_attachment
+    needed = ledger.agents.needs_attachment
     kept: set[str] = set()
     cost = 0
     with home.dirs() as dirs:
@@ -219,24 +222,24 @@ def collecting(
                 if cost >= SLICE:
                     yield None
                     cost = 0
-    # also of files that were gone before: killed here, the next one finds them so
+    # files that were gone before, too: after a kill here, the next call finds them missing
     if not dry_run:
-        named = ledger.registry.last_references()
+        named = ledger.agents.last_references()
         stale = [name for name, at in named.items() if at < older_than_ns and name not in kept]
         gone = [name for name in stale if not needed(name, older_than_ns)]
         if gone:
             with ledger.transaction():
-                ledger.registry.forget_references(gone)
+                ledger.agents.remove_references(gone)
 
 
 def _old(dirs: Dirs, prefix: str, older_than_ns: int, kept: set[str]) -> Iterator[str]:
-    """Names of the old files of a folder, "" for each other; those are ``kept``."""
+    """Yield the names of a folder's old files, and "" for others, which are added to ``kept``."""
     try:
         names = sorted(os.listdir(dirs.get(FOLDER, prefix)))
     except UnsafePath:
-        return  # a link, or no directory: nothing of ours is behind it
+        return  # a link, or not a directory
     for name in names:
-        with contextlib.suppress(FileNotFoundError):  # set aside just now
+        with contextlib.suppress(FileNotFoundError):  # set aside meanwhile
             status = os.stat(name, dir_fd=dirs.get(FOLDER, prefix), follow_symlinks=False)
             if status.st_mtime_ns >= older_than_ns or stat.S_ISDIR(status.st_mode):
                 kept.add(name)
@@ -251,7 +254,7 @@ def _version(fd: int) -> Version:
 
 
 def _hash(fd: int) -> str:
-    """The SHA-256 of a whole file; the lock of the interpreter is free meanwhile."""
+    """The SHA-256 of a whole file; hashing releases the GIL."""
     total, offset = hashlib.sha256(), 0
     while piece := os.pread(fd, PIECE_BYTES, offset):
         total.update(piece)

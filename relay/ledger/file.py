@@ -1,13 +1,12 @@
-"""The ledger as a file: read by others, copied while it is written, compared with its copy.
+"""The ledger as a file: connections, checks, and copies made while it is written.
 
-A copy is complete, checked and durable before it has its name: a crash leaves `NAME.tmp` at
-most, which the next copy begins anew. Nobody is held up by one: it reads a snapshot.
+A copy is complete, checked and durable before it gets its name: a crash leaves at most `NAME.tmp`,
+which the next copy replaces. Copying reads a snapshot and blocks no writer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import time
@@ -18,22 +17,19 @@ from relay.base import fsio, owners
 from relay.base.errors import FormatError, LedgerBusy, LedgerDamaged, LedgerError
 
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
-PAUSE_S = 0.002  # between two slices the disk is the writer's
-UNREADABLE = (
-    "name a ledger's backup; where it is ledger.db, `relay ledger rebuild` makes it again from the"
-    " journal"
-)
+PAUSE_S = 0.002  # between two slices, so that the writer gets the disk
+UNREADABLE = "name a ledger's backup; `relay ledger rebuild` rebuilds ledger.db from the journal"
 EARLIER = (
-    "`relay ledger check` says whether it is damaged; one that an earlier agent-relay made is"
-    " brought to the present schema by the next `relay up`"
+    "`relay ledger check` reports damage; a ledger of an earlier agent-relay is migrated to the"
+    " current schema by the next `relay up`"
 )
-LEFTOVERS = ("-journal", "-wal", "-shm")  # what SQLite puts beside a file
-AT_ONCE = 256  # rows, where one after the other is asked for
+LEFTOVERS = ("-journal", "-wal", "-shm")  # files that SQLite puts beside the database
+AT_ONCE = 256  # rows fetched at once when iterating
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 
 
-class Content(NamedTuple):
-    """What is in a ledger: enough to see that two are the same."""
+class LedgerContent(NamedTuple):
+    """The schema version and row counts of a ledger, to compare it with a copy."""
 
     version: int
     counts: dict[str, int]  # rows by table, in the order of their names
@@ -44,17 +40,17 @@ class Content(NamedTuple):
 
 
 @contextlib.contextmanager
-def translated(path: str) -> Iterator[None]:
-    """sqlite3's errors become ours, once, here."""
+def translated_errors(path: str) -> Iterator[None]:
+    """Translate sqlite3's errors into LedgerError and its subclasses."""
     try:
         yield
     except sqlite3.Error as exc:
-        raise _ours(path, exc) from exc
+        raise _translate(path, exc) from exc
 
 
-def _ours(path: str, exc: sqlite3.Error) -> LedgerError:
-    """The error to raise in the place of one of sqlite3's."""
-    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the module's own errors have none
+def _translate(path: str, exc: sqlite3.Error) -> LedgerError:
+    """The LedgerError for an error of sqlite3."""
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # errors of the Python module have none
     if code in DAMAGE:
         return LedgerDamaged(path, str(exc))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -65,50 +61,50 @@ def _ours(path: str, exc: sqlite3.Error) -> LedgerError:
     if "no such " in str(exc):  # table, column
         hint = EARLIER
     if "unable to open" in str(exc) and _is_read_only(path):
-        hint = "its folder cannot be written, and SQLite has to: look at a copy of the home"
+        hint = "SQLite needs to write to its folder, and cannot: use a copy of the home"
     return LedgerError(f"{path}: {exc}", hint=hint)
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose errors are ours, wherever rows are asked for, read or written.
+    """A connection that raises LedgerError, when it executes and when it fetches rows.
 
     Made by ``connect``.
     """
 
     path = ""
 
-    def execute(self, sql: str, values: Any = ()) -> _Cursor:
+    def execute(self, sql: str, values: Any = ()) -> _LedgerCursor:
         """Run one statement."""
-        return self.cursor(_Cursor).execute(sql, values)
+        return self.cursor(_LedgerCursor).execute(sql, values)
 
-    def executemany(self, sql: str, rows: Any) -> _Cursor:
-        """Run one statement for each of these."""
-        return self.cursor(_Cursor).executemany(sql, rows)
+    def executemany(self, sql: str, rows: Any) -> _LedgerCursor:
+        """Run one statement for each row."""
+        return self.cursor(_LedgerCursor).executemany(sql, rows)
 
-    def executescript(self, script: str) -> _Cursor:
+    def executescript(self, script: str) -> _LedgerCursor:
         """Run several statements."""
-        return self.cursor(_Cursor).executescript(script)
+        return self.cursor(_LedgerCursor).executescript(script)
 
 
-class _Cursor(sqlite3.Cursor):
-    """A cursor whose errors are ours: an unreadable row is noticed when it is fetched."""
+class _LedgerCursor(sqlite3.Cursor):
+    """A cursor that raises LedgerError, also for an unreadable row when it is fetched."""
 
     connection: Connection
 
-    def execute(self, sql: str, values: Any = ()) -> _Cursor:
+    def execute(self, sql: str, values: Any = ()) -> _LedgerCursor:
         try:
             super().execute(sql, values)
         except sqlite3.Error as exc:
-            raise _ours(self.connection.path, exc) from exc
+            raise _translate(self.connection.path, exc) from exc
         return self
 
-    def executemany(self, sql: str, rows: Any) -> _Cursor:
-        with translated(self.connection.path):
+    def executemany(self, sql: str, rows: Any) -> _LedgerCursor:
+        with translated_errors(self.connection.path):
             super().executemany(sql, rows)
         return self
 
-    def executescript(self, script: str) -> _Cursor:
-        with translated(self.connection.path):
+    def executescript(self, script: str) -> _LedgerCursor:
+        with translated_errors(self.connection.path):
             super().executescript(script)
         return self
 
@@ -120,23 +116,23 @@ class _Cursor(sqlite3.Cursor):
         try:
             return super().fetchone()
         except sqlite3.Error as exc:
-            raise _ours(self.connection.path, exc) from exc
+            raise _translate(self.connection.path, exc) from exc
 
     def fetchmany(self, size: int | None = 1) -> list[Any]:
-        with translated(self.connection.path):
+        with translated_errors(self.connection.path):
             return super().fetchmany(size)
 
     def fetchall(self) -> list[Any]:
-        with translated(self.connection.path):
+        with translated_errors(self.connection.path):
             return super().fetchall()
 
 
 def connect(path: str, *, timeout_s: float = 5, uri: str = "", cached: int = 128) -> Connection:
-    """A connection to the ledger at ``path``; transactions are the caller's. Errors: LedgerError.
+    """Connect to the ledger at ``path``; the caller manages transactions. Errors: LedgerError.
 
-    ``uri``: how to open it, where the path alone does not say.
+    ``uri``: SQLite's URI of the file, where it needs options.
     """
-    with translated(path):
+    with translated_errors(path):
         connection = sqlite3.connect(
             uri or path,
             uri=bool(uri),
@@ -150,26 +146,24 @@ def connect(path: str, *, timeout_s: float = 5, uri: str = "", cached: int = 128
 
 
 def connect_readonly(path: str) -> Connection:
-    """A connection that cannot write, whose transactions the caller begins and ends.
+    """Connect without the right to write; the caller manages transactions.
 
-    SQLite makes a -shm beside a ledger to read it. Where it may not, and there is no -wal, nobody
-    has the ledger open, and it is read as it stands.
+    SQLite creates a -shm beside a ledger to read it. Where it cannot, and there is no -wal, no
+    process has the ledger open, and it is opened as immutable.
     """
     quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    is_still = _is_read_only(path) and not os.path.exists(path + "-wal")
-    mode = "mode=ro&immutable=1" if is_still else "mode=ro"
+    is_immutable = _is_read_only(path) and not os.path.exists(path + "-wal")
+    mode = "mode=ro&immutable=1" if is_immutable else "mode=ro"
     return connect(path, uri=f"file:{quoted}?{mode}")
 
 
 def open_readonly(path: str) -> Connection:
-    """A reader's connection; it never blocks the relay and cannot write.
+    """Open a ledger for reading; never blocks the relay.
 
-    Errors: LedgerError when there is none or it is damaged, LedgerBusy.
+    Errors: LedgerError when it is missing or damaged, LedgerBusy.
     """
     if not os.path.exists(path):
-        hint = (
-            "`relay up` makes it, of the journal where there is one; a relay that runs does so too"
-        )
+        hint = "`relay up` creates it, from the journal if there is one; so does a running relay"
         raise LedgerError(f"there is no ledger at {path}", hint=hint)
     connection = connect_readonly(path)
     connection.row_factory = sqlite3.Row
@@ -182,12 +176,12 @@ def open_readonly(path: str) -> Connection:
 
 
 def _is_read_only(path: str) -> bool:
-    """True where nothing can be made beside a file: another's folder, a disk mounted to be read."""
+    """True if no file can be created beside it: another user's folder, a read-only disk."""
     return not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK)
 
 
-def content(db: sqlite3.Connection) -> Content:
-    """Version and counts, of one snapshot when the caller is in a transaction."""
+def content(db: sqlite3.Connection) -> LedgerContent:
+    """Schema version and row counts, of one snapshot if the caller is in a transaction."""
     tables = [
         name
         for (name,) in db.execute(
@@ -196,14 +190,14 @@ def content(db: sqlite3.Connection) -> Content:
         )
     ]
     counts = {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
-    return Content(db.execute("PRAGMA user_version").fetchone()[0], counts)
+    return LedgerContent(db.execute("PRAGMA user_version").fetchone()[0], counts)
 
 
-def damage(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -> str:
-    """The first problems that SQLite finds in a database's pages; empty when there are none.
+def quick_check(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -> str:
+    """The first problems that SQLite finds in a database's pages; empty if it finds none.
 
-    Faster than ``problems``, which looks into every index, too: 5 ms a MiB. ``goes_on`` is asked
-    before each table.
+    Faster than ``integrity_problems``, which reads every index, too: 5 ms a MiB. Ends early when
+    ``goes_on``, called before each table, returns False.
     """
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     for table in ("sqlite_master", *tables):
@@ -215,37 +209,39 @@ def damage(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -
     return ""
 
 
-def problems(db: sqlite3.Connection) -> list[str]:
-    """What SQLite finds wrong with a database, a line each; none when it is sound."""
+def integrity_problems(db: sqlite3.Connection) -> list[str]:
+    """The problems that SQLite finds in a database, a line each."""
     found = [str(row[0]) for row in db.execute("PRAGMA integrity_check(20)")]
     wrong = [] if found == ["ok"] else found
     for table, rowid, parent, _ in db.execute("PRAGMA foreign_key_check").fetchall()[:20]:
-        wrong.append(f"row {rowid} of {table} names none of {parent}")
+        wrong.append(f"row {rowid} of {table} refers to a missing row of {parent}")
     return wrong
 
 
-def verify(path: str) -> Content:
-    """What a ledger's file has, once all of it is found to be sound.
+def verify(path: str) -> LedgerContent:
+    """Check a ledger's file completely; its content.
 
-    Errors: FormatError for a damaged one, LedgerError for what is no ledger at all.
+    Errors: FormatError for a damaged one, LedgerError for a file that is not a ledger.
     """
     try:
-        with contextlib.closing(_sound(path)) as db:
+        with contextlib.closing(_connect_existing(path)) as db:
             db.execute("BEGIN")
-            wrong = problems(db)
+            wrong = integrity_problems(db)
             if wrong:
                 raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
             found = content(db)
     except LedgerError as exc:
         if exc.hint not in (LedgerError.hint, LedgerDamaged.hint):
             raise
-        raise LedgerError(exc.message, hint=UNREADABLE) from exc  # it was checked just now
+        raise LedgerError(
+            exc.message, hint=UNREADABLE
+        ) from exc  # the default hint says to check it
     if found.version < 1 or "messages" not in found.counts:
-        raise LedgerError(f"{path} is a database, and no ledger", hint="name a ledger's backup")
+        raise LedgerError(f"{path} is a database, but not a ledger", hint="name a ledger's backup")
     return found
 
 
-def _sound(path: str) -> Connection:
+def _connect_existing(path: str) -> Connection:
     if not os.path.exists(path):
         raise LedgerError(f"there is no file {path}", hint="name a ledger's backup")
     if not os.path.isfile(path):
@@ -254,16 +250,16 @@ def _sound(path: str) -> Connection:
 
 
 @contextlib.contextmanager
-def copied(source: str, target: str) -> Iterator[tuple[str, Content]]:
-    """A copy of a ledger as it is now: (its path ``target.tmp``, what it has), for the block.
+def temporary_copy(source: str, target: str) -> Iterator[tuple[str, LedgerContent]]:
+    """Copy a ledger to ``target.tmp``, for the block: (path of the copy, its content).
 
-    It is whole and sound; the caller gives it its name, or changes it first. Written in slices,
-    from one snapshot: its writer waits for nothing. What still is ``target.tmp`` at the end of the
-    block is removed. Errors: LedgerError, FormatError; OSError for a full disk.
+    The copy is checked; the caller may change it, and gives it its name with ``install_copy``. It
+    is written in slices from one snapshot, and its writer never waits. A copy that was not
+    installed is removed at the end of the block. Errors: LedgerError, FormatError, OSError.
     """
     temp = target + ".tmp"
     fsio.fault("create", temp)
-    with _alone(temp) as held:
+    with _locked_copy(temp) as held:
         try:
             os.ftruncate(held, 0)
             remove(temp, *LEFTOVERS)
@@ -278,37 +274,37 @@ def copied(source: str, target: str) -> Iterator[tuple[str, Content]]:
 
 
 @contextlib.contextmanager
-def _alone(temp: str) -> Iterator[int]:
-    """Hold the unfinished copy, so that no second one is written under its name."""
+def _locked_copy(temp: str) -> Iterator[int]:
+    """Lock the unfinished copy, so that no second one is written under its name."""
     with contextlib.ExitStack() as stack:
         try:
             held = stack.enter_context(fsio.locked(temp))
         except BlockingIOError as exc:
             hint = "wait for it to end"
-            raise LedgerBusy(f"{temp}: another process writes it", hint=hint) from exc
+            raise LedgerBusy(f"{temp}: being written by another process", hint=hint) from exc
         yield held
 
 
-def _copy(source: str, temp: str) -> Content:
+def _copy(source: str, temp: str) -> LedgerContent:
     def pause(status: int, remaining: int, total: int) -> None:
         fsio.fault("write", temp)
         if remaining:
             time.sleep(PAUSE_S)
 
     with (
-        translated(source),  # of ``backup`` and of what the copy says
+        translated_errors(source),  # errors of ``backup`` and of the copy
         contextlib.closing(connect_readonly(source)) as db,
         contextlib.closing(connect(temp)) as copy,
     ):
-        db.execute("BEGIN")  # one snapshot: a copy that followed the writer would never end
+        db.execute("BEGIN")  # one snapshot: a copy that follows the writer may never end
         expected = content(db)
         db.backup(copy, pages=SLICE_PAGES, progress=pause)
-        copy.execute("PRAGMA journal_mode = DELETE")  # one file, whoever opens it
+        copy.execute("PRAGMA journal_mode = DELETE")  # a single file, without -wal and -shm
     return expected
 
 
-def place(temp: str, target: str, *, replace: bool) -> None:
-    """Give a finished copy its name, durably. Errors: LedgerError when the name is taken."""
+def install_copy(temp: str, target: str, *, replace: bool) -> None:
+    """Rename a finished copy to its name, durably. Errors: LedgerError when the name is taken."""
     fd = fsio.open_rw(temp)
     try:
         fsio.sync_data(fd, temp)
@@ -322,14 +318,14 @@ def place(temp: str, target: str, *, replace: bool) -> None:
             os.link(temp, target)
         except FileExistsError:
             raise LedgerError(
-                f"{target} is there already", hint="name another file, or say --force"
+                f"{target} exists already", hint="name another file, or use --force"
             ) from None
         os.unlink(temp)
     fsio.sync_dir(os.path.dirname(os.path.abspath(target)))
 
 
 def same_bytes(one: str, other: str) -> bool:
-    """True when two files are the same to the byte; False where one is missing."""
+    """True if two files have the same bytes; False if one is missing."""
     try:
         with open(one, "rb") as first, open(other, "rb") as second:
             while block := first.read(1 << 20):
@@ -341,11 +337,11 @@ def same_bytes(one: str, other: str) -> bool:
 
 
 def holders(path: str) -> dict[int, str]:
-    """Who has this file, or what SQLite keeps beside it, open: pid -> name of its program.
+    """The processes that have the ledger or its -wal or -shm open: pid -> program name.
 
     Processes of other users are not seen. Takes some milliseconds for a hundred processes.
     """
-    import psutil  # here: who only reads a ledger does without
+    import psutil  # here: most readers of a ledger do not need it
 
     names = {os.path.realpath(path) + suffix for suffix in ("", "-wal", "-shm")}
     found = {}
@@ -354,22 +350,12 @@ def holders(path: str) -> dict[int, str]:
             if any(file.path in names for file in process.open_files()):
                 found[process.pid] = str(process.info["name"])
         except (psutil.Error, OSError):
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
     return found
 
 
 def remove(path: str, *suffixes: str) -> None:
-    """Remove the files of these suffixes; what is gone already is fine."""
+    """Remove the files of these suffixes; missing ones are ignored."""
     for suffix in suffixes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
-
-
-def undelivered(db: sqlite3.Connection, recipient: str, message_ids: set[str]) -> set[str]:
-    """Those of these ids that no row of deliveries has for this recipient."""
-    found = db.execute(
-        "SELECT value FROM json_each(?) WHERE NOT EXISTS "
-        "(SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)",
-        (json.dumps(sorted(message_ids)), recipient),
-    )
-    return {row[0] for row in found}

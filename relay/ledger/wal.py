@@ -1,8 +1,8 @@
-"""How long the ledger's WAL is, who keeps it long, and what is done about it.
+"""Monitoring of the ledger's WAL: its size, the readers that hold it, checkpoints, and pauses.
 
-SQLite begins the WAL anew once all of it is in the database and nobody reads an older state. A
-reader that never ends its transaction keeps it growing: it is named, and before the disk is full
-nothing more is taken in. When he ends, the WAL is folded into the database and cut.
+SQLite reuses the WAL once all of it is in the database and no reader needs an older state. A
+reader that never ends its transaction lets it grow: the reader is named in the log, and intake
+pauses before the disk is full. When the reader ends, the WAL is checkpointed and truncated.
 """
 
 from __future__ import annotations
@@ -21,61 +21,61 @@ from relay.ledger import WAL_KEPT_BYTES, Ledger
 from relay.ledger import file as ledger_file
 
 CHECK_NS = NS_PER_S  # one stat
-AGAIN_NS = 30 * NS_PER_S  # who holds it is asked again so often: it may be another one by then
-UNSEEN = 0  # in the place of a pid: it was looked for, and nobody was found
+AGAIN_NS = 30 * NS_PER_S  # how often the readers are looked up again
+UNSEEN = 0  # instead of a pid: no reader was found, so it is another user's
 _MIB = 1 << 20
 
 
-class State(StrEnum):
-    """What the length means."""
+class WalState(StrEnum):
+    """The size of the WAL, compared with the limits in the settings."""
 
     OK = "ok"
-    ALERT = "alert"  # longer than ledger.wal_alert_mib: somebody reads, and does not end
-    FULL = "full"  # longer than ledger.wal_most_mib: nothing is taken in
+    ALERT = "alert"  # larger than ledger.wal_alert_mib: a reader does not end
+    FULL = "full"  # larger than ledger.wal_most_mib: intake pauses
 
 
-class Length(NamedTuple):
-    """The WAL at one moment."""
+class WalSize(NamedTuple):
+    """The size of the WAL at one moment."""
 
-    state: State
+    state: WalState
     n_bytes: int
 
     def sentence(self, holders: dict[int, str]) -> str:
-        """What is wrong and whom to end, in a line; empty when nothing is."""
-        if self.state is State.OK:
+        """The problem and the processes to end, in one line; empty if there is none."""
+        if self.state is WalState.OK:
             return ""
         seen = {pid: name for pid, name in holders.items() if pid != UNSEEN}
         who = ", ".join(f"pid {pid} ({name})" for pid, name in sorted(seen.items()))
         return (
-            f"ledger.db-wal has {self.n_bytes // _MIB} MiB, for somebody reads the ledger and does "
-            f"not end: {who or 'a process that we cannot see'}"
+            f"ledger.db-wal has {self.n_bytes // _MIB} MiB, because a reader keeps its transaction "
+            f"open: {who or 'a process of another user'}"
         )
 
 
-def look(path: str, settings: Settings) -> Length:
-    """How long the WAL of the ledger at ``path`` is; for anybody, it is one stat."""
-    size = n_bytes(path)
+def measure_wal(path: str, settings: Settings) -> WalSize:
+    """Measure the WAL of the ledger at ``path``; one stat, from any thread."""
+    size = wal_bytes(path)
     if size >= settings.wal_most_mib * _MIB:
-        return Length(State.FULL, size)
-    return Length(State.ALERT if size >= settings.wal_alert_mib * _MIB else State.OK, size)
+        return WalSize(WalState.FULL, size)
+    return WalSize(WalState.ALERT if size >= settings.wal_alert_mib * _MIB else WalState.OK, size)
 
 
-def n_bytes(path: str) -> int:
-    """The size of the WAL of the ledger at ``path``; 0 where there is none."""
+def wal_bytes(path: str) -> int:
+    """The size of the WAL of the ledger at ``path``; 0 if it does not exist."""
     try:
         return os.stat(path + "-wal").st_size
     except FileNotFoundError:
         return 0
 
 
-def others(path: str) -> dict[int, str]:
-    """Who else has the ledger open: pid -> program."""
+def wal_readers(path: str) -> dict[int, str]:
+    """The other processes that have the ledger open: pid -> program name."""
     mine = os.getpid()
     return {pid: name for pid, name in ledger_file.holders(path).items() if pid != mine}
 
 
 class WalWatch:
-    """Looks once a second. Owned by the loop; what takes long is done in ``executor``."""
+    """Checks the WAL once a second. Owned by the loop; slow work runs in ``executor``."""
 
     def __init__(
         self,
@@ -92,84 +92,86 @@ class WalWatch:
         self._clock = clock
         self._executor = executor
         self._log = log
-        self.length = Length(State.OK, 0)
+        self.size = WalSize(WalState.OK, 0)
         self.holders: dict[int, str] = {}
-        self.paused = ""  # why nothing is taken in
-        self._told = State.OK
+        self.paused = ""  # why intake is paused; empty if it is not
+        self._reported = WalState.OK
         self._asked_ns = 0
         self._job: Future[tuple[bool, dict[int, str] | None]] | None = None
         self._next_ns = 0
 
     def poll(self, *, idle: bool) -> int:
-        """Look, when it is time; when to look again (monotonic ns).
+        """Check the WAL when it is due; the time of the next check (monotonic ns).
 
-        ``idle``: no batch waits, so that a fold may take its time.
+        ``idle``: no batch waits, so that a checkpoint may take its time.
         """
         now = self._clock.monotonic_ns()
         if now < self._next_ns:
             return self._next_ns
         self._next_ns = now + CHECK_NS
         self._take_result()
-        self.length = look(self._path, self._settings)
-        state = self.length.state
-        if state is State.OK:
+        self.size = measure_wal(self._path, self._settings)
+        state = self.size.state
+        if state is WalState.OK:
             self._end_episode()
-        elif state is not self._told and self.holders:
-            self._tell()
-        long = self.length.n_bytes > WAL_KEPT_BYTES
-        if self._job is None and (state is not State.OK or (long and idle)):
-            ask = state is not State.OK and (not self.holders or now - self._asked_ns >= AGAIN_NS)
-            if ask:
+        elif state is not self._reported and self.holders:
+            self._report()
+        is_long = self.size.n_bytes > WAL_KEPT_BYTES
+        if self._job is None and (state is not WalState.OK or (is_long and idle)):
+            find_readers = state is not WalState.OK and (
+                not self.holders or now - self._asked_ns >= AGAIN_NS
+            )
+            if find_readers:
                 self._asked_ns = now
-            self._job = self._executor.submit(_fold, self._path, ask)
-        self.paused = self._pause_reason() if state is State.FULL else ""
+            self._job = self._executor.submit(_checkpoint, self._path, find_readers)
+        self.paused = self._pause_reason() if state is WalState.FULL else ""
         return self._next_ns
 
     def _pause_reason(self) -> str:
         return (
-            f"intake is paused: {self.length.sentence(self.holders)}; end it: files wait in their "
-            "outboxes, and it goes on by itself"
+            f"intake is paused: {self.size.sentence(self.holders)}; end that process: files "
+            "wait in their outboxes until then"
         )
 
     def _take_result(self) -> None:
-        """The job that is done: who holds it; and where all is in the database, the WAL is cut."""
+        """Take the readers from a finished job; truncate the WAL if it was fully checkpointed."""
         if self._job is None or not self._job.done():
             return
         job, self._job = self._job, None
         try:
             complete, holders = job.result()
         except (OSError, LedgerError):
-            return  # the next look tries again
+            return  # the next check tries again
         if holders is not None:
             self.holders = holders or {UNSEEN: ""}
         if complete:
-            with contextlib.suppress(LedgerError):  # somebody began to read just now
-                self._ledger.fold()
+            with contextlib.suppress(LedgerError):  # a reader began just now
+                self._ledger.checkpoint_wal()
 
-    def _tell(self) -> None:
-        """Once for each worse state of an episode."""
-        text = self.length.sentence(self.holders)
-        if self.length.state is State.FULL:
-            text += "; nothing is taken in until it does"
-        elif self._told is State.FULL:
-            text += "; messages are taken in again"
+    def _report(self) -> None:
+        """Log each change of state of an episode once."""
+        text = self.size.sentence(self.holders)
+        if self.size.state is WalState.FULL:
+            text += "; intake is paused until it ends"
+        elif self._reported is WalState.FULL:
+            text += "; intake goes on"
         self._log(
             text, action="wal_long", level="warning", pids=sorted(self.holders.keys() - {UNSEEN})
         )
-        self._told = self.length.state
+        self._reported = self.size.state
 
     def _end_episode(self) -> None:
         self.holders, self._asked_ns = {}, 0
-        if self._told is not State.OK:
-            self._told = State.OK
+        if self._reported is not WalState.OK:
+            self._reported = WalState.OK
             self._log("ledger.db-wal is short again", action="wal_short")
 
 
-def _fold(path: str, ask: bool) -> tuple[bool, dict[int, str] | None]:
-    """Copy what may be copied into the database; (all of it?, who has it open where asked).
+def _checkpoint(path: str, find_readers: bool) -> tuple[bool, dict[int, str] | None]:
+    """Checkpoint the WAL as far as possible: (complete?, the readers if asked for).
 
-    A passive checkpoint waits for nobody and holds nobody up, the writer neither.
+    A passive checkpoint neither waits nor blocks a reader or the writer.
     """
     with contextlib.closing(ledger_file.connect(path, timeout_s=0)) as db:
         busy, frames, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    return not busy and frames == copied, others(path) if ask else None
+    return not busy and frames == copied, wal_readers(path) if find_readers else None

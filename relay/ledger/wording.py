@@ -21,7 +21,7 @@ from typing import Any
 
 from relay.base.clock import elapsed
 from relay.base.names import ORCHESTRATOR
-from relay.ledger.values import REMOVED
+from relay.ledger.deliveries import REMOVED
 
 Fields = Mapping[str, Any]  # a row by the names of its columns
 Row = Fields | sqlite3.Row  # of ``messages``

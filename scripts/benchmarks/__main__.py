@@ -1,4 +1,4 @@
-"""``scripts/bench``: every case, or those named."""
+"""Run the benchmarks: all cases, or those named."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ CASES = ("audit", "drain", "engine", "idle", "journal", "latency")
 
 
 def main() -> None:
-    """Run the cases asked for; one JSON line each."""
+    """Run the requested cases; print one JSON line each."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     known = ", ".join(CASES + AUDITS)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{known} [all]")
-    parser.add_argument("--dir", help="where the fresh directories are made [the system's]")
-    parser.add_argument("--large", action="store_true", help="audit: five million messages as well")
+    parser.add_argument("--dir", help="parent of the temporary directories [the system's]")
+    parser.add_argument("--large", action="store_true", help="audit: also five million messages")
     arguments = parser.parse_args()
     cases = arguments.cases or CASES
     unknown = set(cases) - {*CASES, *AUDITS}
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def run_audits(cases: Sequence[str], base: str | None, *, large: bool) -> None:
-    """The sources one by one, then whole runs. Spark is imported for these alone."""
+    """Benchmark the sources one by one, then whole runs. Only these import Spark."""
     if "audit_acomm" in cases:
         audit_acomm.run(base)
     if "audit_ledger" in cases:

@@ -84,7 +84,7 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
 
 
 def _scanned_in_turn(frames: dict[str, DataFrame]) -> dict[str, float]:
-    """The best time of each, in seconds: what else runs on the machine only ever adds."""
+    """Best time of each, in seconds: other load on the machine can only add to it."""
     seconds: dict[str, list[float]] = {kind: [] for kind in frames}
     for number in range(ROUNDS + WARMING):
         for kind, frame in frames.items():
@@ -95,7 +95,7 @@ def _scanned_in_turn(frames: dict[str, DataFrame]) -> dict[str, float]:
 
 
 def write_archives(folder: str, messages: int) -> None:
-    """Archives of that many messages, a day each."""
+    """Write archives with so many messages, one day each."""
     chance = random.Random(1)
     names = [f"{chance.choice(_SYLLABLES)}{chance.choice(_SYLLABLES)}-{n}" for n in range(AGENTS)]
     channels = _channels(names)
@@ -133,7 +133,7 @@ def _channels(names: list[str]) -> dict[tuple[str, str], Channel]:
 
 
 class _Talk(NamedTuple):
-    """Who talks, where, and in what words."""
+    """Generator of the messages: senders, channels and contents."""
 
     chance: random.Random
     names: list[str]
@@ -141,7 +141,7 @@ class _Talk(NamedTuple):
     pool: list[str]  # of words, in the frequency of a language
 
     def message(self, number: int) -> Message:
-        """One of some length; each third is a query, in a thread, and answered."""
+        """Create a message; every third one is an answered query in a thread."""
         chance = self.chance
         sender, to = chance.sample(self.names, 2)
         created_ns = START_NS + number * 800_000_000 + chance.randrange(700_000_000)

@@ -31,7 +31,7 @@ from relay.ledger import FileFacts, Ledger
 ledger, number = Ledger.open(sys.argv[1]), 0
 while True:
     with ledger.transaction():
-        ledger.record(
+        ledger.add(
             [FileFacts(f"w-{number}-{n}", "a", "x", 1, 1, None, "c", "text", "b", 1)
              for n in range(10)])
     if not number:
@@ -90,7 +90,7 @@ def _row(number: int) -> tuple[object, ...]:
 
 
 def _measure_snapshot(ledger: Path, target: Path) -> str:
-    """Take one with a writer at work; its path."""
+    """Take a snapshot while a writer works; returns its path."""
     command = [sys.executable, "-c", _WRITER, str(ledger)]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

@@ -1,4 +1,4 @@
-"""``audit live``: what a relay's deliveries pay for an audit of its home beside them.
+"""``audit live``: latency of deliveries while an audit of the home runs.
 
 One message every 10 ms, rename in the outbox -> visible in the inbox, in short windows that take
 turns: `relay audit run` beside it goes on in every other one, and stands still (SIGSTOP) in those
@@ -61,7 +61,7 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
 
 
 def _facts(alone: list[list[float]], beside: list[list[float]]) -> dict[str, float]:
-    """Percentiles over all windows of a kind, and the ratio of the two kinds."""
+    """Percentiles over all windows of each kind, and their ratio."""
     facts: dict[str, float] = {}
     for share, name in ((0.5, "p50"), (0.99, "p99")):
         both = [
@@ -79,7 +79,7 @@ def _facts(alone: list[list[float]], beside: list[list[float]]) -> dict[str, flo
 
 
 class _Audits:
-    """Audits of a home, one after the other."""
+    """Repeated audits of a home."""
 
     def __init__(self, home: Home) -> None:
         audit = f"{sys.executable} -m relay.cli --home '{home.root}' audit run"
@@ -88,11 +88,11 @@ class _Audits:
         self._cpu_s: dict[tuple[int, float], float] = {}
 
     def go_on(self, going: bool) -> None:
-        """Let them work, or stand still, with all that they started."""
+        """Resume or pause them and all their child processes."""
         self._signal(signal.SIGCONT if going else signal.SIGSTOP)
 
     def cpu_s(self) -> float:
-        """Seconds of processors that they had since they began; of what has gone, what was seen."""
+        """CPU seconds used since the start; for ended processes, the last measured value."""
         for one in self._family():
             with contextlib.suppress(psutil.Error):
                 times = one.cpu_times()
@@ -100,7 +100,7 @@ class _Audits:
         return sum(self._cpu_s.values())
 
     def end(self) -> None:
-        """Of the loop, and the audit in it, with its JVM."""
+        """End the loop and the current audit with its JVM."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 

@@ -1,4 +1,4 @@
-"""``audit_runs``: the whole run of all jobs, beside reading what they read once.
+"""``audit_runs``: a run of all jobs, compared with reading its input once.
 
 For each size a history is made (50 agents, ``scripts/make-history``), and one process with one
 session of two threads does, in this order:
@@ -51,7 +51,7 @@ SECTIONS = ("messages,dead_letters,archive", "channels", "subscriptions", "deliv
 
 
 def run(base: str | None, *, large: bool = False) -> None:
-    """Run every size and print its line, and one about all of them."""
+    """Run every size and print one line each, and a summary."""
     root = fresh_root(base)
     sizes = (*SIZES, FIVE_MILLION) if large else SIZES
     rates: dict[int, float] = {}
@@ -81,7 +81,7 @@ def run(base: str | None, *, large: bool = False) -> None:
 
 
 def _measure(home: Path, out: Path) -> dict[str, float]:
-    """In a process of its own: seconds, and the megabytes of the largest worker."""
+    """Measure in a separate process: seconds, and megabytes of the largest worker."""
     command = [sys.executable, "-m", "scripts.benchmarks.audit_runs", str(home), str(out)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     facts: dict[str, float] = json.loads(done.stdout)
@@ -126,7 +126,7 @@ def measure(home: str, out: str) -> dict[str, float]:
 
 
 def _read(spark: SparkSession, gathered: HomeSnapshot, without: frozenset[str]) -> None:
-    """Each section and each table once, all of its rows, to nowhere."""
+    """Read all rows of each section and table once, and discard them."""
     from relay.audit.inputs import store_columns
     from relay.audit.schemas.formats import LEDGER
     from relay.audit.sources import acomm_source, ledger_source
@@ -139,7 +139,7 @@ def _read(spark: SparkSession, gathered: HomeSnapshot, without: frozenset[str]) 
 
 
 def _read_rest(spark: SparkSession, gathered: HomeSnapshot) -> None:
-    """The journal, the originals, and whether every file is sound, to nowhere."""
+    """Read journal and originals and verify every file; discard the result."""
     from relay.audit.schemas.formats import JOURNAL, KEPT_FILE, ORIGINAL
     from relay.audit.sources import files_source, journal_source, originals_source
 
@@ -156,7 +156,7 @@ def _discard(frame: DataFrame) -> None:
 
 
 class _Watch:
-    """The most memory that one Python worker below this process has, while the block runs."""
+    """Peak memory of one Python worker of this process during the block."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -183,7 +183,7 @@ class _Watch:
 
 
 def main() -> None:
-    """Measure one home; its line of JSON on stdout."""
+    """Measure one home; print one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("home")
     parser.add_argument("out")

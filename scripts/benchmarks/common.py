@@ -1,4 +1,4 @@
-"""What the benchmarks share: fresh homes, message files, the plain loops they are measured against.
+"""Shared parts of the benchmarks: fresh homes, message files, timing and reports.
 
 A ratio is taken against a floor of the same run, on the same disk, in fresh directories:
 ext4 avoids inodes freed in the last minutes, so nothing is removed between runs.
@@ -27,7 +27,7 @@ def fresh_root(base: str | None) -> Path:
 
 
 def make_home(root: Path, agents: int) -> tuple[Home, list[str]]:
-    """A home with that many agents, its directories made."""
+    """Create a home with so many agents."""
     home = Home.create(str(root / "home"), config.encode(config.Config()))
     names = [f"agent{number:04d}" for number in range(agents)]
     for name in names:
@@ -36,12 +36,12 @@ def make_home(root: Path, agents: int) -> tuple[Home, list[str]]:
 
 
 def message(to: str) -> bytes:
-    """A message file with a body of 1 KiB."""
+    """Content of a message file with a body of 1 KiB."""
     return f"TO: {to}\n\n".encode() + b"x" * BODY_BYTES
 
 
 def fill(home: Home, names: list[str], files: int) -> list[tuple[str, str]]:
-    """Put ``files`` messages into the outboxes, each for the next agent; (agent, file name)."""
+    """Put ``files`` messages into the outboxes, each to the next agent; (agent, file name)."""
     made = []
     for number in range(files):
         agent = names[number % len(names)]
@@ -53,13 +53,13 @@ def fill(home: Home, names: list[str], files: int) -> list[tuple[str, str]]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which ``share`` of them lie."""
+    """The value below which ``share`` of the values are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def report(**facts: object) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(facts), flush=True)
 
 
@@ -71,10 +71,10 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def note(text: str) -> None:
-    """What goes on, on stderr."""
+    """Print progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def sync() -> None:
-    """Let earlier writes reach the disk before anything is timed."""
+    """Flush earlier writes to the disk before timing."""
     os.sync()

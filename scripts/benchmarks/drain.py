@@ -115,7 +115,7 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
 
 
 def _old_rows(home: Home, rows: int) -> None:
-    """A ledger with a history, in the order in which it would have come."""
+    """Fill a ledger with a history, in order of time."""
     ledger = Ledger.open(home.path(LEDGER))
     db = ledger._db
     for first in range(0, rows, LEDGER_ROWS_BATCH):
@@ -138,7 +138,7 @@ def _old_rows(home: Home, rows: int) -> None:
 
 
 def _check(home: Home, names: list[str], files: int) -> None:
-    """A figure counts only when the work was done."""
+    """Check that the measured work was really done."""
     inboxes = sum(len(os.listdir(home.path("agents", n, "inbox"))) - 2 for n in names)
     outboxes = sum(len(os.listdir(home.path("agents", n, "outbox"))) - 1 for n in names)
     if (inboxes, outboxes) != (files, 0):
@@ -146,4 +146,4 @@ def _check(home: Home, names: list[str], files: int) -> None:
 
 
 def _silent(*_: object, **__: object) -> None:
-    """No log: the floor has none either."""
+    """Discard log lines, as the floor has none."""

@@ -53,7 +53,7 @@ WORDS = (
 
 
 class _Steps(Clock):
-    """Time that goes on by a step with each message."""
+    """Clock that advances with each message."""
 
     def __init__(self) -> None:
         self.at_ns = START_NS
@@ -76,7 +76,7 @@ def run(base: str | None, *, messages: int) -> None:
 
 
 def _contents(count: int) -> list[bytes]:
-    """Words as agents write them; the same each time."""
+    """Typical message contents; the same each time."""
     dice = random.Random(1)
     return [" ".join(dice.choices(WORDS, k=60)).encode()[:CONTENT_BYTES] for _ in range(count)]
 
@@ -112,7 +112,7 @@ def _sent(contents: list[bytes]) -> CommStore:
 
 
 def _kept(made: list[Message]) -> int:
-    """The floor of sending: an object for each message, in a list and by its number."""
+    """Floor of sending: one object per message, in a list and a dict."""
     kept, by_number = [], {}
     for one in made:
         message = Message(
@@ -214,7 +214,7 @@ def _publish() -> None:
 
 
 def _publish_to(subscriptions: int) -> float:
-    """Seconds for PUBLISHED messages; each reaches one subscriber, however many there are."""
+    """Seconds for PUBLISHED messages; each reaches one of the subscribers."""
     store = CommStore(_Steps())
     channel = store.create_channel("ci", ChannelType.PUB_SUB, "builder")
     for number in range(subscriptions):
@@ -241,7 +241,7 @@ def _ratio(ours_s: float, floor_s: float) -> dict[str, float]:
 
 
 def _peak_of_opening(path: str) -> int:
-    """Bytes by which the high-water mark of a fresh process rises when it opens the file."""
+    """Rise of the high-water mark, in bytes, when a fresh process opens the file."""
     done = subprocess.run(
         [sys.executable, "-m", "scripts.benchmarks.engine", path],
         stdout=subprocess.PIPE,

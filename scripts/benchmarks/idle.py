@@ -1,4 +1,4 @@
-"""``idle``: what a relay costs that has a thousand agents and nothing to do.
+"""``idle``: cost of an idle relay with a thousand agents.
 
 Its CPU time by the kernel's count over ``SECONDS`` that hold two scans, its memory, and its
 inotify watches; then the same while 20 of the agents send a message a second each.
@@ -45,7 +45,7 @@ def run(base: str | None, *, agents: int) -> None:
 
 
 def _share(daemon: psutil.Process, seconds: int, step: Callable[[], object]) -> float:
-    """The share of a core that it takes while ``step``, a second long, is done again and again."""
+    """Share of a core used while ``step``, one second long, is repeated."""
     began, before = time.monotonic(), sum(daemon.cpu_times()[:2])
     while time.monotonic() - began < seconds:
         step()
@@ -53,7 +53,7 @@ def _share(daemon: psutil.Process, seconds: int, step: Callable[[], object]) -> 
 
 
 def _send(root: str, names: list[str]) -> None:
-    """One message of each of these, spread over a second."""
+    """Send one message from each of these agents, spread over a second."""
     for number, name in enumerate(names):
         outbox = Path(root, "agents", name, "outbox")
         file_name = new_message_id(time.time_ns()) + ".msg"
@@ -64,7 +64,7 @@ def _send(root: str, names: list[str]) -> None:
 
 
 def watches_of(pid: int) -> int:
-    """The inotify watches that a process holds, by /proc."""
+    """Number of inotify watches of a process, from /proc."""
     count = 0
     for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
         try:

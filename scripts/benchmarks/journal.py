@@ -20,13 +20,12 @@ from pathlib import Path
 from isal.isal_zlib import crc32
 
 from relay.base.clock import Clock
-from relay.journal.dictionaries import Dictionaries
 from relay.journal.format import RECORD
-from relay.journal.journal import Append, Journal, SegmentPolicy
+from relay.journal.journal import Append, Journal
 from relay.journal.plan import JobKind, TierJob, TierPolicy
-from relay.journal.segment import FIRST_RECORD, segment_path
+from relay.journal.segment import FIRST_RECORD, SegmentPolicy, segment_path
 from relay.journal.tiers import Tiers
-from relay.journal.warm import WarmSegment
+from relay.journal.warm import Dictionaries, WarmSegment
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
 
 BATCH = 256
@@ -90,7 +89,7 @@ def _commit(root: Path, batch: int, commits: int) -> None:
 
 
 class _Plain:
-    """The floor: the same bytes, one pwrite and one fdatasync, into a file of zeros."""
+    """Floor: the same bytes, one pwrite and one fdatasync, into a file of zeros."""
 
     def __init__(self, path: Path, total: int, size: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -28,7 +28,7 @@ from relay.daemon.opening import open_store, stream_dir
 from relay.engine.event_codec import VERSION, EventCodec, Frame, Start
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append
-from relay.journal.manifest import read_manifest
+from relay.journal.replay import read_manifest
 from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report, sync
 
 PACE_S = 0.010
@@ -66,7 +66,7 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
 
 
 def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
-    """Latency while the tiers work, beside latency while they have nothing to do."""
+    """Measure latency while the tiers work and while they are idle."""
     root = fresh_root(base)
     note(f"latency with tiers: {messages} messages, {agents} agents, {BACKLOG} MiB in {root}")
     taken: list[list[float]] = []
@@ -101,7 +101,7 @@ def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
 
 
 def _prepare(home: Home, segments: int) -> None:
-    """Sealed segments that a relay finds: records that say nothing, of bytes half of which pack."""
+    """Create sealed segments with meaningless records that compress to half."""
     log = open_store(home, Clock(), TIERED, None, note).log
     codec = EventCodec()
     for number in range(segments):
@@ -116,7 +116,7 @@ def _prepare(home: Home, segments: int) -> None:
 
 
 def _moved(home: Home) -> tuple[int, int]:
-    """How many segments are compressed, and how many uploaded."""
+    """Number of compressed segments, and of uploaded ones."""
     entries = read_manifest(stream_dir(home), note).catalog.entries.values()
     compressed = sum(bool(one.residency & Residency.TIER1) for one in entries)
     return compressed, sum(bool(one.residency & Residency.TIER2) for one in entries)
@@ -127,7 +127,7 @@ def _ms(taken: list[float], share: float) -> float:
 
 
 class Relay:
-    """The daemon in a process of its own, for the time of the block; gives its pid."""
+    """Run the daemon in a separate process during the block; gives its pid."""
 
     def __init__(self, home: Home) -> None:
         self._root = home.root
@@ -192,7 +192,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _eyes(folder: str) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Wait until something is renamed into ``folder``; and end the watch."""
+    """Wait until a file is renamed into ``folder``; and end the watch."""
     inotify = InotifyFD()
     inotify.add_callback(os.fsencode(folder), InotifyConstants.IN_MOVED_TO, inotify, 0)  # type: ignore[arg-type]
     poll = select.poll()
@@ -211,7 +211,7 @@ def _eyes(folder: str) -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def _bare_loop(outbox: str, inbox: str) -> None:
-    """The floor's process: inotify, read, create, rename; nothing is recorded."""
+    """Process of the floor: inotify, read, create, rename, without any records."""
     inotify = InotifyFD()
     inotify.add_callback(os.fsencode(outbox), InotifyConstants.IN_MOVED_TO, inotify, 0)  # type: ignore[arg-type]
     print("ready", flush=True)

@@ -1,1 +1,1 @@
-"""A real Spark cluster on loopback, and the audits on it; see ``scripts/cluster-demo``."""
+"""A Spark cluster on loopback that runs the audits; see ``scripts/cluster-demo``."""

@@ -1,4 +1,4 @@
-"""``scripts/cluster-demo``: all jobs on a cluster and on this machine alone, compared."""
+"""Run all audits on a cluster and locally, and compare the results."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ AGE_NS = 300 * 10**9
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="scripts/cluster-demo", description=__doc__)
     parser.add_argument("--home", type=Path, help="a relay's home [a history with faults]")
-    parser.add_argument("--messages", type=int, default=MESSAGES, help="of that history")
+    parser.add_argument("--messages", type=int, default=MESSAGES, help="messages of that history")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kill", action="store_true", help="kill an executor while it reads")
-    parser.add_argument("--dir", help="where the fresh directory is made [the system's]")
+    parser.add_argument("--dir", help="parent of the temporary directory [the system's]")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     root = Path(tempfile.mkdtemp(prefix="agent-relay-cluster-", dir=given.dir))
@@ -89,7 +89,7 @@ def demo(root: Path, home: Path, *, workers: int = 2, kill: bool = False) -> int
 
 
 def run(home: Path, out: Path, master: str, now_ns: int, *jobs: str) -> None:
-    """All jobs, or those named, in a process of their own. Errors: RuntimeError when one could
+    """Run all jobs, or those named, in a separate process. Errors: RuntimeError if one could
     not run."""
     began = time.monotonic()
     command = [sys.executable, "-m", "scripts.cluster.one_run"]
@@ -108,7 +108,7 @@ def run(home: Path, out: Path, master: str, now_ns: int, *jobs: str) -> None:
 
 @contextlib.contextmanager
 def killing(cluster: Standalone) -> Iterator[None]:
-    """Kill one executor, once it has Python of ours at work, in the block.
+    """During the block, kill one executor as soon as it runs our Python code.
 
     Errors: RuntimeError when none ever had.
     """

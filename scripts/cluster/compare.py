@@ -1,4 +1,4 @@
-"""Two runs' tables, row by row: the same rows as often, in whatever order.
+"""Compare the tables of two runs row by row, in any order.
 
 Percentiles are approximate in Spark, and depend on how rows were divided: numbers with a point
 may differ by one in a hundred. How full the disk is, each run saw at a time of its own. Everything
@@ -21,7 +21,7 @@ OF_THE_MOMENT = frozenset(("free_bytes", "full_in_days", "full_in_days_kept"))
 
 
 class Compared(NamedTuple):
-    """One table of both."""
+    """Comparison of one table."""
 
     table: str
     rows: int
@@ -29,19 +29,19 @@ class Compared(NamedTuple):
 
 
 def tables(out: Path) -> list[str]:
-    """The tables of a run, by their folders."""
+    """Tables of a run, by their folders."""
     return sorted({str(p.parent.relative_to(out)) for p in out.rglob("*.parquet")})
 
 
 def compare(ours: Path, theirs: Path) -> Iterator[Compared]:
-    """Every table that either has."""
+    """Compare every table that either run has."""
     for name in sorted({*tables(ours), *tables(theirs)}):
         first, second = (_rows(out / name) for out in (ours, theirs))
         yield Compared(name, len(first), list(_differences(first, second)))
 
 
 def _rows(folder: Path) -> list[tuple[object, ...]]:
-    """The rows of a table, in an order that hangs on no number with a point."""
+    """Rows of a table, in an order that does not depend on floating-point numbers."""
     if not folder.is_dir():
         return []
     table = ds.dataset(folder, format="parquet").to_table()

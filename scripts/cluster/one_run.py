@@ -14,18 +14,18 @@ from relay.base.errors import RelayError
 
 
 class StandingClock(Clock):
-    """A clock on the wall that stands."""
+    """A clock whose wall time stands still."""
 
     def __init__(self, at_ns: int) -> None:
         self._at_ns = at_ns
 
     def now_ns(self) -> int:
-        """When it stood still."""
+        """The fixed time."""
         return self._at_ns
 
 
 def main() -> int:
-    """One run; its summary on stdout, and the exit code of ``relay audit run``."""
+    """Run once; print the summary, return the exit code of ``relay audit run``."""
     home, out, master, now_ns, *jobs = sys.argv[1:]
     request = RunRequest(home, tuple(jobs), out=out, master=master)
     try:

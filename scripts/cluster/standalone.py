@@ -35,7 +35,7 @@ _REGISTERED = "Successfully registered with master"
 
 
 class Daemon:
-    """A master or a worker, in a process of its own."""
+    """A master or a worker in its own process."""
 
     def __init__(self, folder: Path, name: str, *arguments: str) -> None:
         self.name = name
@@ -66,11 +66,11 @@ class Daemon:
         )
 
     def said(self) -> str:
-        """What it said so far."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, pattern: str) -> str:
-        """What it says when it is ready: the first group, or all of the match.
+        """Wait for its ready message; returns the first group, or the whole match.
 
         Errors: RuntimeError with its last line when it ends, or does not say so in time.
         """
@@ -86,7 +86,7 @@ class Daemon:
         raise RuntimeError(f"{self.name} did not start: {last}")
 
     def executors(self) -> list[psutil.Process]:
-        """The processes that it started for applications."""
+        """Processes that it started for applications."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -94,7 +94,7 @@ class Daemon:
         return [one for one in children if any(EXECUTOR in word for word in _command(one))]
 
     def end(self) -> None:
-        """End it and all that it started; a second time is harmless."""
+        """End it and all that it started; idempotent."""
         with contextlib.suppress(psutil.NoSuchProcess):
             mine = psutil.Process(self.process.pid)
             family = [mine, *mine.children(recursive=True)]
@@ -117,7 +117,7 @@ class Standalone:
         self.workers = workers
 
     def executors_at_work(self) -> list[psutil.Process]:
-        """Executors that run Python of ours at this moment."""
+        """Executors that run our Python code now."""
         found = [one for worker in self.workers for one in worker.executors()]
         return [one for one in found if _has_python(one)]
 
@@ -126,7 +126,7 @@ class Standalone:
 def standalone(
     folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g"
 ) -> Iterator[Standalone]:
-    """A cluster for the block. Errors: RuntimeError when a part of it does not start."""
+    """Run a cluster during the block. Errors: RuntimeError if a part does not start."""
     with contextlib.ExitStack() as stack:
         master = Daemon(
             folder, "master", MASTER, "--host", HOST, "--port", "0", "--webui-port", "0"
@@ -147,7 +147,7 @@ def standalone(
 
 
 def _end_with_parent() -> None:
-    """On Linux a daemon is told to end when whoever started it is gone, however it went."""
+    """Ask Linux to end a daemon when its parent process has ended in any way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -1,1 +1,1 @@
-"""Homes as a relay leaves them after months, made in minutes; see ``scripts/make-history``."""
+"""Homes as after months of operation, generated in minutes; see ``scripts/make-history``."""

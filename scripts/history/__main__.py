@@ -1,4 +1,4 @@
-"""``scripts/make-history``: a home as a relay leaves it, with what is wrong with it known."""
+"""Generate a home as after weeks of operation, optionally with known faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARGIN_NS = 5 * 60 * NS_PER_S  # older than what an audit calls recent
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     given = _arguments()
     began = time.monotonic()
     home = Path(given.home).absolute()
@@ -44,23 +44,23 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    """What was given; what makes no sense ends the process with a word on stderr."""
+    """Parsed arguments; invalid ones end the process with an error on stderr."""
     parser = argparse.ArgumentParser(prog="scripts/make-history", description=__doc__)
-    parser.add_argument("home", metavar="HOME", help="a directory that is not there yet")
+    parser.add_argument("home", metavar="HOME", help="a directory that does not exist yet")
     parser.add_argument("--messages", type=int, default=100_000, metavar="N")
     parser.add_argument("--agents", type=int, default=20, metavar="M", help="at least 4 [20]")
     parser.add_argument("--days", type=float, default=7, metavar="D")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--end", help="when it ends, ISO 8601 in UTC [five minutes ago]")
+    parser.add_argument("--end", help="end of the history, ISO 8601 in UTC [five minutes ago]")
     parser.add_argument(
         "--faults",
         nargs="?",
         const="all",
         metavar="NAMES",
-        help=f"plant faults: all, {', '.join(GROUPS)}, or names divided by commas [all]",
+        help=f"plant faults: all, {', '.join(GROUPS)}, or names separated by commas [all]",
     )
     parser.add_argument(
-        "--faults-list", metavar="FILE", help="what was planted [HOME/../faults.json]"
+        "--faults-list", metavar="FILE", help="list of the planted faults [HOME/../faults.json]"
     )
     given = parser.parse_args()
     if given.messages < 1 or given.agents < 4 or given.days < 0.25:
@@ -71,7 +71,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def make_faulty(home: Path, given: Given, names: set[str]) -> list[Planted]:
-    """A history with the faults of these names; every one that was planted."""
+    """Generate a history with these faults; returns the planted ones."""
     history = FaultyHistory(str(home), given, names)
     history.make()
     return history.planted + spoil(home, history.planted, names)

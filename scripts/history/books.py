@@ -1,4 +1,4 @@
-"""The ledger's side of a history: rows in bulk, with the times of the history.
+"""The ledger of a history: rows in bulk, with the times of the history.
 
 The triggers of the schema stamp what the clock on the wall says, so they are put aside while rows
 are written, and ``audit_log`` is written here as they would have: the same words, a row for each
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_MS
 from relay.ledger import FileFacts, Ledger
-from relay.ledger.processes import Process
+from relay.ledger.processes import ProcessRow
 
 BATCH = 20_000  # rows that wait before they are written
 
@@ -40,7 +40,7 @@ class Delivered(NamedTuple):
 
 
 class Books:
-    """A new ledger. ``close`` puts the triggers back: from then on it is the relay's."""
+    """A new ledger. ``close`` restores the triggers, so that a relay can use it."""
 
     def __init__(self, path: str) -> None:
         Ledger.open(path).close()
@@ -61,7 +61,7 @@ class Books:
     def message(
         self, facts: FileFacts, status: str, processed_at: int | None, last_error: str | None = None
     ) -> None:
-        """A row at its end, the next in order of discovery."""
+        """Add a finished row, in order of discovery."""
         self.messages += 1
         head, rest = facts[:2], facts[2:7]
         self._put(
@@ -80,7 +80,7 @@ class Books:
         )
 
     def delivery(self, row: Delivered) -> None:
-        """A row of one recipient, as it stands at the end."""
+        """Add a recipient's row in its final state."""
         self._put("deliveries", row)
 
     def moved(
@@ -92,33 +92,33 @@ class Books:
         attempt: int | None = None,
         before: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        """A line of the audit log; in order of time, as nearly as the relay has it."""
+        """Add a row of the audit log, in the order of time of a real relay."""
         at_ns -= at_ns % NS_PER_MS
         self._put("audit_log", (None, at_ns, what, old, new, self.writer, attempt, *before))
 
     def security(self, at_ns: int, kind: str, agent: str | None, path: str, detail: str) -> None:
-        """A line of the security events."""
+        """Add a security event."""
         self._put("security_events", (None, at_ns, kind, agent, path, detail))
 
     def agent(self, name: str, registered_at: int, seen_at: int | None) -> None:
-        """An agent, active."""
+        """Add an active agent."""
         row = (name, registered_at, seen_at, None, "active", None, None, None, None, None)
         self._put("agents", row)
 
-    def process(self, row: Process) -> None:
-        """A process, as it stands at the end."""
+    def process(self, row: ProcessRow) -> None:
+        """Add a process in its final state."""
         self._put("processes", row)
 
     def refer(self, digest: str, message_id: str, at_ns: int) -> None:
-        """A message names an attachment."""
+        """Record that a message refers to an attachment."""
         self._put("attachment_refs", (digest, message_id, at_ns))
 
     def reject(self, row: tuple[object, ...]) -> None:
-        """A file that got no row."""
+        """Record a refused file without a row in ``messages``."""
         self._put("rejections", row)
 
     def state(self, values: Iterable[tuple[str, object]], at_ns: int) -> None:
-        """What the daemon keeps for its next start."""
+        """Set a value that the relay reads on its next start."""
         for key, value in values:
             self._put("orchestrator_state", (key, str(value), at_ns))
 
@@ -135,7 +135,7 @@ class Books:
         self._rows, self._waiting = {}, 0
 
     def close(self) -> None:
-        """Write what waits; the ledger is whole then."""
+        """Write pending rows and restore the triggers."""
         self._write()
         self._db.execute("COMMIT")
         for sql in self._triggers.values():

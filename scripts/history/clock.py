@@ -1,4 +1,4 @@
-"""A clock that stands where the history is."""
+"""A clock that follows the history."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from relay.base.clock import Clock
 
 
 class HistoryClock(Clock):
-    """Goes where it is told to, and never back."""
+    """Clock that is set explicitly, and only forward."""
 
     def __init__(self, at_ns: int) -> None:
         self._at_ns = at_ns
 
     def now_ns(self) -> int:
-        """Where the history is."""
+        """Current time of the history."""
         return self._at_ns
 
     def monotonic_ns(self) -> int:
-        """The same: nothing jumps in it."""
+        """The same, because the clock never jumps."""
         return self._at_ns
 
     def go_to(self, at_ns: int) -> None:
-        """Later, or as it is."""
+        """Set the time; earlier times are ignored."""
         self._at_ns = max(self._at_ns, at_ns)

@@ -1,4 +1,4 @@
-"""Faults of files, planted once a history is whole: what somebody, or the disk, did to them."""
+"""Faults of files, planted in a finished history, as by a person or a bad disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.history.faults import Planted, planted
 
 
 def spoil(root: Path, found: Iterable[Planted], names: set[str]) -> list[Planted]:
-    """Do to the files what the faults say; those that concern no message are in the result.
+    """Plant the file faults; returns those that concern no message.
 
     Errors: RelayError where the history is too small to have such a file.
     """
@@ -37,7 +37,7 @@ def _flip_first(root: Path, name: str, pattern: str) -> Planted:
 
 
 def _flip(path: Path) -> None:
-    """Turn the bits of the byte in the middle; size and times stay as they were."""
+    """Invert the byte in the middle; size and times stay the same."""
     data, facts = bytearray(path.read_bytes()), path.stat()
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)

@@ -33,7 +33,7 @@ ENDS = ("completed", "failed")
 
 
 class Sent(NamedTuple):
-    """A message that the engine took."""
+    """A message accepted by the engine."""
 
     number: int
     recipients: tuple[str, ...]
@@ -58,16 +58,16 @@ class Engine:
 
     @property
     def position(self) -> int:
-        """Where the journal ends."""
+        """End of the journal."""
         return self._log.journal.durable
 
     def begin(self, epoch: int) -> None:
-        """A relay starts."""
+        """Start a relay."""
         self._flush()
         self._log.begin(epoch)
 
     def gather(self, cast: Cast) -> None:
-        """Make the channels that have names."""
+        """Create the named channels."""
         store = self._store
         for name, members in cast.teams.items():
             team = store.create_channel(name, ChannelType.GROUP, members[0])
@@ -92,7 +92,7 @@ class Engine:
         origin: Origin | None,
         recipients: tuple[str, ...] | None,
     ) -> Sent:
-        """Number a message and route it; ``recipients`` None: as its channel says."""
+        """Number and route a message; ``recipients`` None: all of its channel."""
         store = self._store
         message = store.accept(
             self._channel(sender, to),
@@ -111,7 +111,7 @@ class Engine:
         return Sent(message.id, tuple(store.state.deliveries[message.id]))
 
     def force(self, sender: str, to: str, fields: EngineFields, content: bytes) -> Sent:
-        """Take a message to one recipient that ``accept`` would refuse."""
+        """Accept a message to a recipient that ``accept`` would refuse."""
         number = self._store.state.next_message
         message = Message(
             number,
@@ -144,24 +144,24 @@ class Engine:
         return channel.id
 
     def find(self, relay_id: str) -> Message | None:
-        """A message that is still in the store."""
+        """Return a message that is still in the store."""
         return self._store.by_relay_id(relay_id)
 
     def stage(self, sent: Sent, attempt: int = 1) -> None:
-        """Its files are ready: it is accepted."""
+        """Record that its files are staged and the message accepted."""
         self._store.stage((sent.number, recipient, attempt) for recipient in sent.recipients)
 
     def deliver(self, sent: Sent, attempt: int = 0) -> None:
-        """They stand in the inboxes."""
+        """Record that its files are in the inboxes."""
         self._store.deliver(sent.number, sent.recipients, attempt)
 
     def overdue(self, sent: Sent) -> Overdue | None:
-        """What is to be done about a message whose acknowledgment is overdue, if anything."""
+        """Return the retry decision for an overdue acknowledgment, if any."""
         found = self._store.due(self._clock.now_ns())
         return next((one for one in found if one.message.id == sent.number), None)
 
     def next_due_ns(self) -> int:
-        """When an acknowledgment is overdue next."""
+        """Time of the next overdue acknowledgment."""
         due_ms = self._store.next_due_ms()
         assert due_ms is not None
         return due_ms * NS_PER_MS
@@ -171,31 +171,31 @@ class Engine:
         return recipient in self._store.state.owed.get(sent.number, {})
 
     def deliver_again(self, sent: Sent) -> None:
-        """The same word once more, for a delivery that was made: what must never be."""
+        """Record the same delivery twice, which must never happen."""
         moved = events.DeliveriesMoved(
             sent.number, sent.recipients, DeliveryState.DELIVERED, self._seconds()
         )
         self._store.apply(moved)
 
     def read(self, number: int, recipient: str) -> None:
-        """The file left the inbox; what was rolled out by then is noted in the ledger alone."""
+        """Record a read; of archived messages only the ledger knows it."""
         self._store.receive(number, recipient)
 
     def acknowledge(self, number: int, recipient: str, said: str, answer: tuple[str, str]) -> None:
-        """An answer came: its id and its first line."""
+        """Record an answer: its id and its first line."""
         message = self._store.get_message(number)
         assert message is not None
         self._store.hear_answer(message, recipient, said, ends=said in ENDS, answer=answer)
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
-        """It is a dead letter."""
+        """Make it a dead letter."""
         self._store.give_up(number, [recipient], reason)
 
     def _seconds(self) -> int:
         return self._clock.now_ns() // NS_PER_S
 
     def tick(self) -> None:
-        """What happened goes into the journal, with the time that it is now."""
+        """Append pending events to the journal, with the current time."""
         fresh = self._store.fresh_events
         if fresh:
             sequence, offset = self._store.sequence - len(fresh), self._log.journal.end
@@ -218,7 +218,7 @@ class Engine:
         self._written = 0
 
     def roll(self) -> None:
-        """What is final and old moves into archives."""
+        """Move old, final messages into archives."""
         self._flush()
         self._roller.step()
         while (due := self._roller.due_ns()) is None or due <= self._clock.monotonic_ns():
@@ -226,7 +226,7 @@ class Engine:
             self._log.commit()
 
     def checkpoint(self) -> None:
-        """The store's file is written, and the journal's segments move on by their age."""
+        """Write the store's file, and move segments between tiers by age."""
         self._flush()
         self._log.journal.roll_if_due()
         self._flusher.flush()
@@ -235,7 +235,7 @@ class Engine:
             pass
 
     def close(self) -> None:
-        """Everything is durable, and the files are let go."""
+        """Sync and close all files."""
         self.checkpoint()
         self._log.close()
 

@@ -95,9 +95,9 @@ class Planted(NamedTuple):
 
 
 def chosen(text: str) -> set[str]:
-    """The names that ``all``, a group, or names divided by commas stand for.
+    """Names meant by ``all``, a group, or names separated by commas.
 
-    Errors: RelayError for one that is none.
+    Errors: RelayError for an unknown name.
     """
     found: set[str] = set()
     for word in text.split(","):
@@ -110,11 +110,11 @@ def chosen(text: str) -> set[str]:
 
 
 def planted(name: str, **facts: str | None) -> Planted:
-    """A fault of that name, where it is."""
+    """Create a fault of that name with its place."""
     fault = BY_NAME[name]
     return Planted(name, fault.checks, fault.also, fault.explains, **facts)
 
 
 def listed(found: Iterable[Planted]) -> list[dict[str, object]]:
-    """As the list of faults has them."""
+    """Convert to the entries of the list of faults."""
     return [one._asdict() for one in found]

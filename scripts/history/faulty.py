@@ -1,4 +1,4 @@
-"""A history in which known things went wrong; ``planted`` is the list of them.
+"""A history with known faults, listed in ``planted``.
 
 Each stands in the books as it would if the relay had done it: what a fault does not touch is
 consistent. Faults begin at a tenth of the history and end a day before its end.
@@ -16,7 +16,7 @@ from relay.base.message import Kind
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import engine_fields
 from relay.engine.acks import Verdict
-from relay.ledger.processes import STUCK, Process
+from relay.ledger.processes import STUCK, ProcessRow
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
 from scripts.history.faults import Planted, planted
@@ -42,7 +42,7 @@ AS_USUAL = ("overdue", "unanswered")  # sent like any other, and never answered
 
 
 class FaultyHistory(History):
-    """One home in the making, with the faults of these names."""
+    """A home being generated with these faults."""
 
     def __init__(self, root: str, given: Given, names: set[str]) -> None:
         super().__init__(root, given)
@@ -70,7 +70,7 @@ class FaultyHistory(History):
     # -- when ------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """One after the other, so far apart that none touches another."""
+        """Schedule the faults far enough apart to be independent."""
         span = self.given.end_ns - self.begin_ns
         first, last = self.begin_ns + span // 10, self.given.end_ns - DAY_NS
         named = sorted(self._names - set(OUTSIDE))
@@ -128,7 +128,7 @@ class FaultyHistory(History):
         ]
 
     def send(self, post: Post) -> None:
-        """As it should be, or as its fault has it."""
+        """Send a message correctly, or with its fault."""
         handler = self._handlers.get(post.fault)
         if handler is not None:
             handler(post)
@@ -139,7 +139,7 @@ class FaultyHistory(History):
         self.record(draft, self.carry(draft))
 
     def staging_ns(self) -> int:
-        """From discovery to the commit: long, in the slow hour."""
+        """Time from discovery to commit; long in the slow hour."""
         usual = super().staging_ns()
         begin, end = self._slow
         return usual * SLOW_FACTOR if begin <= self.clock.now_ns() < end else usual
@@ -185,7 +185,7 @@ class FaultyHistory(History):
         self._told(post, draft)
 
     def _double(self, post: Post) -> None:
-        """The same attempt stands in the inbox twice: journal and audit log both say so."""
+        """Deliver the same attempt twice, in journal and audit log."""
         draft = self.draft(post)
         sent, staged_at = self.carry(draft)
         self.engine.deliver_again(sent)
@@ -204,7 +204,7 @@ class FaultyHistory(History):
         self._told(post, draft)
 
     def _answer_nobody(self, post: Post) -> None:
-        """The relay would bounce it."""
+        """Answer an agent that does not exist, which a relay would bounce."""
         draft = self.draft(post)
         sent = self._force(draft, uuid4_of(post.headers["RE"]))
         self.record(draft, (sent, self.clock.now_ns()))
@@ -220,7 +220,7 @@ class FaultyHistory(History):
         return sent
 
     def _invert(self, post: Post) -> None:
-        """It stands ready for seconds, while another of the same two goes by."""
+        """Delay a staged message so that a later one of the same pair overtakes it."""
         draft = self.draft(post)
         sent, staged_at = self.carry(draft, is_delivered=False)
         self.note_row(draft, self.clock.now_ns())
@@ -244,7 +244,7 @@ class FaultyHistory(History):
         self._told(post, draft)
 
     def _give_up(self, post: Post) -> None:
-        """A command that nobody answers: delivered four times, and then a dead letter."""
+        """Leave a command unanswered: delivered four times, then a dead letter."""
         draft = self.draft(post)
         sent, staged_at = self.carry(draft)
         written_at = self.clock.now_ns()
@@ -256,7 +256,7 @@ class FaultyHistory(History):
             self.planted.append(planted(post.fault, agent=post.sender, route=post.to))
 
     def _chase(self, sent: Sent, row: Delivered) -> None:
-        """What the relay does when an acknowledgment is overdue."""
+        """Do what the relay does when an acknowledgment is overdue."""
         found, now = self.engine.overdue(sent), self.clock.now_ns()
         what = f"{row.message_id} > {row.recipient}"
         if found is not None and found.verdict is Verdict.AGAIN:
@@ -275,7 +275,7 @@ class FaultyHistory(History):
     # -- agents ----------------------------------------------------------------------------
 
     def await_reader(self, one: Underway) -> None:
-        """The sleeper takes nothing; what names a lost attachment is not read yet, either."""
+        """Skip the sleeping agent, and messages that refer to a lost attachment."""
         recipient = one.row.recipient
         if recipient != SLEEPER and one.draft.post.fault != "attachment_gone":
             super().await_reader(one)
@@ -292,7 +292,7 @@ class FaultyHistory(History):
         os.chmod(path, 0o600)
 
     def note_rest(self, end_ns: int) -> None:
-        """What stands in no message: agents, processes, security events, refusals."""
+        """Record agents, processes, security events and refusals."""
         super().note_rest(end_ns)
         at_ns = end_ns - 30 * HOUR_NS
         _, second, third, fourth, *_ = self.cast.agents
@@ -315,7 +315,7 @@ class FaultyHistory(History):
             self.planted.append(planted("refused", agent=second))
 
     def _note_stuck(self, agent: str, at_ns: int, end_ns: int) -> None:
-        process = Process(
+        process = ProcessRow(
             agent, STUCK, 4_194_300, "1", "claude", "/srv/work", "never", LEAD,
             self._new_id(at_ns), 0, "[]", at_ns, at_ns + HOUR_NS,
             idle_s=int((end_ns - at_ns) / NS_PER_S),
@@ -353,12 +353,12 @@ class FaultyHistory(History):
         self._told(post, draft, path=draft.facts.file_path)
 
     def file_original(self, draft: Draft) -> None:
-        """Unless it is lost."""
+        """Archive the original unless it is to be lost."""
         if draft.data:
             super().file_original(draft)
 
     def choose_attachment(self, post: Post) -> str:
-        """One that is spoiled later is named at least once."""
+        """Choose an attachment; those damaged later are referred to at least once."""
         if post.fault not in SPOILED:
             return super().choose_attachment(post)
         digest = self.attachments[SPOILED.index(post.fault)]
@@ -367,7 +367,7 @@ class FaultyHistory(History):
         return digest
 
     def set_up(self) -> None:
-        """The sleeper has a mailbox, too."""
+        """Set up agents, including the sleeping one."""
         super().set_up()
         if "silent" in self._names:
             self.home.make_agent(SLEEPER)

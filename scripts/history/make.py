@@ -21,7 +21,7 @@ from relay.base.message import ANSWERS, MessageFile, render
 from relay.base.names import EVERYONE, OPERATOR
 from relay.delivery.router import answer_status, engine_fields
 from relay.ledger import FileFacts
-from relay.ledger.processes import EXITED, RELEASED, Process
+from relay.ledger.processes import EXITED, RELEASED, ProcessRow
 from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
 from scripts.history.engine import ENDS, ROLL_MESSAGES, Engine, Sent
@@ -36,7 +36,7 @@ FIRST_INODE = 1_000_000
 
 
 class Given(NamedTuple):
-    """What a history is made from: the same gives the same."""
+    """Parameters of a history; equal parameters give equal histories."""
 
     messages: int
     agents: int
@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A message as its file has it, found by the relay."""
+    """A message as in its file, found by the relay."""
 
     post: Post
     message_id: str
@@ -56,7 +56,7 @@ class Draft(NamedTuple):
 
 
 class Underway(NamedTuple):
-    """A delivery that is not at its end."""
+    """An unfinished delivery."""
 
     draft: Draft
     number: int | None  # the engine's; None where it has none
@@ -64,7 +64,7 @@ class Underway(NamedTuple):
 
 
 class History:
-    """One home in the making."""
+    """A home being generated."""
 
     def __init__(self, root: str, given: Given) -> None:
         self.given = given
@@ -86,7 +86,7 @@ class History:
         self._epoch = 0
 
     def make(self) -> None:
-        """The whole of it."""
+        """Generate the whole history."""
         self.set_up()
         restarts = self._restarts()
         day = self.begin_ns // DAY_NS
@@ -106,7 +106,7 @@ class History:
         self._finish()
 
     def at(self, at_ns: int, do: Callable[[], None]) -> None:
-        """Have something done then."""
+        """Schedule an action at a time."""
         self._count += 1
         heapq.heappush(self._heap, (at_ns, self._count, do))
 
@@ -120,7 +120,7 @@ class History:
     # -- begin and end ---------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """What is there before the first message."""
+        """Set up what exists before the first message."""
         for name in self.cast.agents:
             self.home.make_agent(name)
         fsio.write_atomic(self.home.path("agents", LEAD, META), b'{"role": "lead"}\n')
@@ -134,7 +134,7 @@ class History:
         self.engine.gather(self.cast)
 
     def _begin(self) -> None:
-        """The relay starts, for the first time or once more."""
+        """Start the relay, for the first time or again."""
         self._epoch += 1
         self.books.writer = f"daemon {self._epoch}"
         self.engine.begin(self._epoch)
@@ -180,7 +180,7 @@ class History:
             again = sorted(started + self.rng.randrange(1, span) for _ in range(restarts))
             last = again[-1] if again else started
             state, code = (EXITED, 0) if place % 2 else (RELEASED, -15)
-            row = Process(
+            row = ProcessRow(
                 name, state, None, None, "claude", "/srv/work", "on-failure", LEAD,
                 f"{started - NS_PER_S}-{self.rng.getrandbits(64):016x}", restarts,
                 str(again[-1:]), last, end_ns, end_ns, code,
@@ -190,12 +190,12 @@ class History:
     # -- one message -----------------------------------------------------------------------
 
     def send(self, post: Post) -> None:
-        """The relay finds a file, and carries it out."""
+        """Process a file as the relay does."""
         draft = self.draft(post)
         self.record(draft, self.carry(draft))
 
     def carry(self, draft: Draft, is_delivered: bool = True) -> tuple[Sent, int]:
-        """The engine takes it, and its files reach the inboxes; (what it took, when)."""
+        """Accept and deliver a message; (accepted message, time of delivery)."""
         sent = self.accept(draft)
         self._go_on(self.staging_ns())
         staged_at = self.clock.now_ns()
@@ -207,14 +207,14 @@ class History:
         return sent, staged_at
 
     def staging_ns(self) -> int:
-        """From discovery to the commit."""
+        """Time from discovery to commit."""
         return latency_ns(self.rng, 0.002, 0.4, 0.5)
 
     def _go_on(self, by_ns: int) -> None:
         self.clock.go_to(self.clock.now_ns() + by_ns)
 
     def draft(self, post: Post, dated_ns: int = 0) -> Draft:
-        """The file of a post, found now; ``dated_ns``: how wrong its sender's clock is."""
+        """Create the file of a post; ``dated_ns``: error of its sender's clock."""
         found_ns = self.clock.now_ns()
         mtime_ns = found_ns - self.rng.randrange(NS_PER_MS // 4, 4 * NS_PER_MS) + dated_ns
         message_id = f"{mtime_ns - 90_000}-{self.rng.getrandbits(64):016x}"
@@ -240,11 +240,11 @@ class History:
         return Draft(post, message_id, file, data, facts)
 
     def choose_attachment(self, post: Post) -> str:
-        """One of those there are."""
+        """Choose one of the attachments."""
         return self.rng.choice(self.attachments)
 
     def accept(self, draft: Draft) -> Sent:
-        """The engine's word on it; what it answers is acknowledged."""
+        """Accept a message in the engine; acknowledge the one that it answers."""
         post, facts = draft.post, draft.facts
         answers = None
         if post.kind in ANSWERS:
@@ -268,13 +268,13 @@ class History:
         return sent
 
     def find(self, message_id: str) -> Message:
-        """What the engine keeps of a message that is underway."""
+        """Return the engine's record of an unfinished message."""
         found = self.engine.find(message_id)
         assert found is not None, f"{message_id} is answered, and not in the store"
         return found
 
     def record(self, draft: Draft, carried: tuple[Sent | None, int]) -> list[Underway]:
-        """What the ledger says of a message that was delivered; its readers are due."""
+        """Record a delivered message in the ledger, and schedule its readers."""
         sent, staged_at = carried
         written_at = self.clock.now_ns()
         self._go_on(40_000)
@@ -302,7 +302,7 @@ class History:
         return found
 
     def note_row(self, draft: Draft, done_ns: int) -> None:
-        """Its row, archived, and how it came to that."""
+        """Record its archived row and the audit log of its states."""
         message_id, found_ns = draft.message_id, draft.facts.discovered_at
         self.books.message(draft.facts, "archived", done_ns)
         self.books.moved(found_ns, message_id, None, "pending")
@@ -311,19 +311,19 @@ class History:
         self.books.moved(done_ns + NS_PER_MS, message_id, "completed", "archived")
 
     def file_original(self, draft: Draft) -> None:
-        """The file leaves the outbox for the archive."""
+        """Move the file to the archive."""
         facts = draft.facts
         self.originals.put(facts.file_path, draft.data, facts.file_mtime_ns)
 
     def await_reader(self, one: Underway) -> None:
-        """Its recipient will take it."""
+        """Schedule the recipient's read."""
         is_person = one.row.recipient == OPERATOR
         median_s, most_s = (60, 600) if is_person else (2, 25)
         at_ns = self.clock.now_ns() + latency_ns(self.rng, median_s, 0.8, most_s)
         self.at(at_ns, lambda: self._read(one))
 
     def _read(self, one: Underway) -> None:
-        """The recipient takes it, and writes what it has to say."""
+        """Read a message as its recipient, and send its answers."""
         now, reader = self.clock.now_ns(), one.row.recipient
         draft, post = one.draft, one.draft.post
         if one.number is not None:

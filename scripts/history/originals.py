@@ -1,4 +1,4 @@
-"""The archive of originals: a file each for the last days, the days before packed."""
+"""The archive of originals: single files for the last days, earlier days packed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relay.ledger.archive_pack import zstd
 
 
 class Originals:
-    """Files them by day and agent, in order of time. ``loose_from``: the first day not packed."""
+    """Archive by day and agent. ``loose_from``: the first day that is not packed."""
 
     def __init__(self, home: Home, loose_from: str) -> None:
         self._home = home
@@ -25,7 +25,7 @@ class Originals:
         self._made: set[str] = set()
 
     def put(self, path: str, data: bytes, at_ns: int) -> None:
-        """File one below ``archive/``; its name begins with its day."""
+        """Write an original below ``archive/``; its name begins with its day."""
         day = path.split("/")[1]
         if day >= self._loose_from:
             self._write(path, data, at_ns)
@@ -57,7 +57,7 @@ class Originals:
         self._day = day
 
     def close(self) -> None:
-        """The last pack is whole."""
+        """Finish the last pack."""
         self._packing.close()
 
 
@@ -66,10 +66,10 @@ def _private(path: str, flags: int) -> int:
 
 
 def loose_from(end_ns: int) -> str:
-    """The first day that a relay would not pack yet."""
+    """First day that a relay would not pack yet."""
     return archive_pack.before_yesterday(end_ns)
 
 
 def path_of(agent: str, message_id: str, at_ns: int) -> str:
-    """Where an original lies, or would if its day were not packed."""
+    """Path of an original, as if its day were not packed."""
     return f"archive/{iso_date(at_ns)}/{agent}/{message_id}.msg"

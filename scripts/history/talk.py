@@ -1,4 +1,4 @@
-"""Who says what to whom, and when: conversations over the hours of working days.
+"""Conversations of agents over the hours of working days.
 
 A conversation begins with a post; what it causes (an ack, a response, the next word of a thread)
 is a post of its own, due some time after its recipient has read. Pure: the seed decides all.
@@ -36,14 +36,14 @@ BROADCASTS = 100  # one in so many, or fewer where there are many agents
 
 
 class Follow(NamedTuple):
-    """What the recipient does once it has read."""
+    """Reaction of a recipient after reading."""
 
     what: str  # "ack", "response", "thread"
     left: int = 1  # posts that are still to come
 
 
 class Post(NamedTuple):
-    """One message to be written."""
+    """A message to be sent."""
 
     at_ns: int  # when the relay finds it
     sender: str
@@ -57,7 +57,7 @@ class Post(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """Who there is."""
+    """Agents and teams of a history."""
 
     agents: tuple[str, ...]  # without the operator
     peers: dict[str, tuple[str, ...]]
@@ -66,7 +66,7 @@ class Cast(NamedTuple):
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """All that get a broadcast, in the order in which the relay names them."""
+        """Recipients of a broadcast, in the relay's order."""
         return tuple(sorted((*self.agents, OPERATOR)))
 
 
@@ -75,7 +75,7 @@ BRANCHES = ("build.main", "build.release", "build.main.flaky", "deploy.staging")
 
 
 def make_cast(rng: random.Random, count: int) -> Cast:
-    """So many agents, their teams, and whom each talks to."""
+    """Create so many agents, their teams, and partners."""
     names = [LEAD]
     while len(names) < count:
         round_, role = divmod(len(names) - 1, len(ROLES))
@@ -96,7 +96,7 @@ def make_cast(rng: random.Random, count: int) -> Cast:
 
 
 class Talk:
-    """The conversations of a history, hour by hour; ``messages`` posts in all."""
+    """Conversations of a history, hour by hour, with ``messages`` posts in total."""
 
     def __init__(
         self, rng: random.Random, cast: Cast, messages: int, begin_ns: int, end_ns: int
@@ -113,7 +113,7 @@ class Talk:
         self._weights.append(sum(self._weights) / max(BROADCASTS, 2 * len(cast.agents)))
 
     def hours(self) -> Iterator[tuple[int, list[Post]]]:
-        """(when the hour ends, what begins in it, in order of time)."""
+        """(End of the hour, its first posts in order of time)."""
         weights = list(self._hour_weights())
         total = sum(weight for _, _, weight in weights)
         passed, planned = 0.0, 0
@@ -139,7 +139,7 @@ class Talk:
             at_ns = end_ns
 
     def _begin(self, at_ns: int, left: int) -> tuple[Post, int]:
-        """The first post of a conversation, and how many it will have."""
+        """First post of a conversation, and its number of posts."""
         rng, cast = self._rng, self._cast
         name = rng.choices(list(self._kinds), self._weights)[0]
         count = rng.randint(2, THREAD_MOST) if name == "thread" else self._kinds[name]
@@ -167,7 +167,7 @@ class Talk:
         return post._replace(attach=rng.random() < ATTACHED), count
 
     def next_post(self, post: Post, message_id: str, reader: str, read_ns: int) -> Post | None:
-        """What ``reader`` writes once it has read ``post``; None where it writes nothing."""
+        """Message that ``reader`` writes after reading ``post``, or None."""
         follow = post.follow
         if follow is None:
             return None
@@ -186,5 +186,5 @@ class Talk:
 
 
 def latency_ns(rng: random.Random, median_s: float, spread: float, most_s: float) -> int:
-    """A log-normal time: half are below the median, none above ``most_s``."""
+    """Log-normal duration: half are below the median, none above ``most_s``."""
     return int(min(rng.lognormvariate(0, spread) * median_s, most_s) * NS_PER_S)

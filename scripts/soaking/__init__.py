@@ -1,1 +1,1 @@
-"""The soak: a relay and its agents under random harm, and what must be so afterwards."""
+"""Soak test: a relay and its agents under random failures, and a check afterwards."""

@@ -1,4 +1,4 @@
-"""``scripts/soak``: harm at random, then the check."""
+"""Run the soak test: random failures, then the check."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPEN = "status IN ('pending', 'processing', 'completed')"
 
 
 class Soak:
-    """One relay, its agents, and the harm done to them."""
+    """One relay with its agents, and the failures injected."""
 
     def __init__(self, root: Path, agents: int, seed: int) -> None:
         self.home, self.books = root / "home", root / "books"
@@ -69,7 +69,7 @@ class Soak:
             raise SystemExit(f"soak: the relay did not start: {said.decode()}")
 
     def end(self, number: int) -> None:
-        """End the relay by a signal."""
+        """End the relay with a signal."""
         assert self._daemon is not None
         self.rss.append(psutil.Process(self._daemon.pid).memory_info().rss)
         self._daemon.send_signal(number)
@@ -78,7 +78,7 @@ class Soak:
     # -- the agents ------------------------------------------------------------------------
 
     def ask(self, me: Agent, kind: Kind, name: str) -> None:
-        """Ask for a process, or for its end; what comes of it is counted at the end."""
+        """Request a process or its end; the results are counted at the end."""
         lines = [f"NAME: {name}"]
         if kind is Kind.SPAWN:
             lines += ["CLI: worker", "PROMPT: talk", f"WORKING_DIR: {self.books}"]
@@ -86,7 +86,7 @@ class Soak:
         self.did[f"asked_{kind}"] += 1
 
     def harm(self, me: Agent) -> None:
-        """One thing at random."""
+        """Inject one random failure."""
         name = self._rng.choice(self.names)
         what = self._rng.choice(["kill", "kill", "kill", "release", "spawn", "spawn"])
         if what == "kill":
@@ -97,7 +97,7 @@ class Soak:
             self.ask(me, Kind.SPAWN if what == "spawn" else Kind.RELEASE, name)
 
     def pids(self, name: str) -> list[int]:
-        """The processes of an agent, by their command line; more than one is written down."""
+        """Processes of an agent by command line; more than one is recorded as a fault."""
         found = [
             process.pid
             for process in psutil.process_iter(["cmdline", "status"])
@@ -111,7 +111,7 @@ class Soak:
     # -- the whole -------------------------------------------------------------------------
 
     def run(self, seconds: float, kill_every_s: float) -> None:
-        """Do harm for so long, then let everything come to its end."""
+        """Inject failures for so long, then wait until everything is finished."""
         self.start()
         with Agent("operator", self.home) as me:
             for name in self.names:
@@ -160,13 +160,13 @@ class Soak:
 
 
 def _gist(text: str) -> str:
-    """Two words of what the relay says of an agent: `was_started`, `does_not`, `ended_with`."""
+    """Two words of the relay's message about an agent: `was_started`, `does_not`, `ended_with`."""
     words = [word for word in text.split() if not word.startswith(("agent", "completed"))]
     return "_".join(words[:2]).strip(":,;")
 
 
 def _ailments(home: Path) -> list[str]:
-    """What the doctor finds, but for what an agent had not sent yet when it was killed."""
+    """Findings of the doctor, except messages that a killed agent had not sent yet."""
     done = subprocess.run(
         [sys.executable, "-m", "relay.cli", "--home", str(home), "doctor", "--json"],
         capture_output=True,
@@ -183,7 +183,7 @@ def _ailments(home: Path) -> list[str]:
 def soak(
     root: Path, *, seconds: float, agents: int, kill_every_s: float, seed: int
 ) -> dict[str, object]:
-    """Run one soak in ``root``; what happened, and every fault found."""
+    """Run one soak test in ``root``; returns counts and every fault found."""
     one = Soak(root, agents, seed)
     try:
         one.run(seconds, kill_every_s)
@@ -205,13 +205,13 @@ def soak(
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--agents", type=int, default=50)
     parser.add_argument("--kill-every", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dir", help="where the fresh directory is made [the system's]")
+    parser.add_argument("--dir", help="parent of the temporary directory [the system's]")
     given = parser.parse_args()
     if given.dir is not None and not Path(given.dir).is_dir():
         parser.error(f"--dir: {given.dir} is not a directory; make it first")

@@ -1,4 +1,4 @@
-"""What must be so after a soak: every message has an end, its sender knows, nothing came twice."""
+"""Check after a soak test: every message has a final state known to its sender, none twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDED_BADLY = ("bounced", "expired", "dead")
 
 
 def faults(home: Path, books: Path) -> Iterator[str]:
-    """Every fault, one line each; none when all is well."""
+    """Faults, one line each; empty if there are none."""
     for path in sorted(books.glob("*.twice")):
         yield f"two processes of {path.stem} lived at once: pid {path.read_text().strip()}"
     for path in sorted(books.glob("*.got")):
@@ -28,13 +28,13 @@ def faults(home: Path, books: Path) -> Iterator[str]:
 
 
 def sent(books: Path) -> dict[str, tuple[str, str]]:
-    """Message id -> (sender, recipient), as the senders' books have it."""
+    """Message id -> (sender, recipient), from the senders' records."""
     lines = [(path.stem, *line.split()) for path in books.glob("*.sent") for line in _lines(path)]
     return {message_id: (name, to) for name, message_id, to in lines}
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines: the writer may have been killed within the last one."""
+    """Complete lines; the writer may have been killed within the last one."""
     return [line for line in path.read_text().split("\n")[:-1] if len(line.split()) == 2]
 
 
@@ -64,7 +64,7 @@ def _messages(home: Path, books: Path, db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _place(home: Path, message_id: str, recipient: str, state: str) -> str:
-    """Why the file of a delivery does not lie where its state says, or nothing."""
+    """Reason why the file of a delivery is not where its state says, or nothing."""
     inbox = home / "agents" / recipient / "inbox"
     name = f"{message_id}.msg"
     if recipient == ORCHESTRATOR or state not in ("written", "read", "acked"):

@@ -1,4 +1,4 @@
-"""One agent of the soak: talks to the others at random, and keeps a book of it.
+"""An agent of the soak test: sends random messages to the others and records them.
 
 python worker.py NAME BOOKS OTHER...
 
@@ -24,7 +24,7 @@ CRASH_EVERY = 150  # so many turns, about; so restarts are tried, too
 
 
 def main() -> None:
-    """Talk until ended."""
+    """Send and receive until ended."""
     name, books, *others = sys.argv[1:]
     folder = Path(books)
     lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def answer(me: Agent, got: TextIO, seconds: float) -> None:
-    """Take what comes for so long, and acknowledge the commands."""
+    """Receive messages for so long, and acknowledge the commands."""
     ends = time.monotonic() + seconds
     while (left := ends - time.monotonic()) > 0:
         message = me.receive(left)

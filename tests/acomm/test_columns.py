@@ -30,6 +30,8 @@ from tests.acomm.support import (
     small_store,
 )
 
+pytestmark = pytest.mark.shows("audit 1.6")
+
 
 def section(*messages: Message) -> bytes:
     """Section 257 of these messages, no channel among them."""
@@ -154,6 +156,7 @@ def test_a_section_257_that_does_not_add_up_is_a_fault(body: bytes, expected: st
     assert codec.decode(data, warn=pytest.fail).messages == ()  # an aid keeps nobody from reading
 
 
+@pytest.mark.shows("audit 1.8")
 def test_who_does_not_know_a_section_warns_and_skips_it() -> None:
     warnings: list[str] = []
     codec.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)

@@ -14,6 +14,8 @@ from relay.acomm.verify import verify
 from relay.base.errors import FormatError, VersionError
 from tests.acomm.support import assemble, message, messages_body, patch, small_store
 
+pytestmark = pytest.mark.shows("engine 8.2", "engine 8.3", "engine 8.10")
+
 EMPTY = bytes(8)
 
 

@@ -20,6 +20,8 @@ from relay.engine import ChannelType, CommStore, MessageType
 from tests.acomm.support import FIXTURES, STEADY, STORES, golden, message, small_store
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 6.14")
+
 SEALED = FIXTURES.parent / "sealed"
 KEY = (SEALED / "key").read_bytes()
 OTHER_KEY = bytes(32)

@@ -39,6 +39,7 @@ def tables(heading: str) -> list[list[list[str]]]:
     ]
 
 
+@pytest.mark.shows("engine 8.1")
 @pytest.mark.parametrize(
     ("heading", "struct", "fields"),
     [

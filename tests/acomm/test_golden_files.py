@@ -11,6 +11,8 @@ from relay.acomm.verify import verify
 from relay.base.errors import FormatError, IntegrityError
 from tests.acomm.support import BAD, FIXTURES, GOOD
 
+pytestmark = pytest.mark.shows("engine 8.1", "engine 8.5", "engine 8.10")
+
 EXPECTED = [json.loads(line) for line in (FIXTURES / "expected.jsonl").read_text().splitlines()]
 REASONS: dict[str, str] = json.loads((FIXTURES / "bad" / "expected.json").read_text())
 
@@ -33,6 +35,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.shows("engine 8.3")
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_file_holds_what_stands_beside_it(name: str) -> None:
     warnings: list[str] = []

@@ -18,6 +18,8 @@ from relay.acomm.verify import verify
 from relay.base.errors import FormatError
 from tests.acomm.support import MESSAGES, STEADY, golden, message, patch, small_store
 
+pytestmark = pytest.mark.shows("engine 8.4")
+
 
 def index(kind: int, data: bytes) -> bytes:
     return struct.pack("<IQ", kind, len(data)) + data

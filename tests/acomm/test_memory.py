@@ -22,6 +22,8 @@ from relay.acomm.verify import verify
 from relay.base.errors import FormatError
 from tests.acomm.support import FIXTURES, golden, message, reseal
 
+pytestmark = pytest.mark.shows("engine 8.12")
+
 MOST = 4
 ROOM = 128 * 1024
 COPIES = 10

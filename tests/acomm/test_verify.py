@@ -76,6 +76,7 @@ SMALL = small_store()
 LOST = replace(message(7), channel_id=9)
 
 
+@pytest.mark.shows("engine 6.12")
 @pytest.mark.parametrize(
     ("store", "told"),
     [

@@ -101,7 +101,7 @@ class ScriptedWake:
 
 def script(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
     """From now on agents wait by doing ``steps``."""
-    monkeypatch.setattr("agent_sdk.inbox.open_wake", lambda path: ScriptedWake(*steps))
+    monkeypatch.setattr("agent_sdk.inbox.open_waiter", lambda path: ScriptedWake(*steps))
 
 
 def open_fds() -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from watchdog.observers import inotify_c
 
-from agent_sdk import Agent, Kind, MessageError, wait
-from agent_sdk.wait import InotifyWake, PollWake, open_wake
+from agent_sdk import Agent, Kind, MessageError
+from agent_sdk.inbox import InboxWaiter, InotifyWaiter, PollWaiter, open_waiter
 from tests.agent_sdk.support import HandRelay, open_fds, script
 
 
@@ -75,7 +75,7 @@ def test_what_the_relay_stages_is_not_seen(relay: HandRelay, alice: Agent) -> No
     ("data", "says"),
     [
         (b"", "TO is missing"),
-        (b"hello", "no header line"),
+        (b"hello", "is not a header line"),
         (b"TO: alice\nKIND: shout\n\nx", "'shout' is not one of"),
         (b"TO: alice\n\n\xff", "not UTF-8"),
         (b"TO: alice\nATTEMPT: two\n\nx", "'two' is no number"),
@@ -99,7 +99,7 @@ def test_a_link_in_the_inbox_is_not_followed(
 ) -> None:
     (tmp_path / "secret").write_text("TO: alice\n\nsecret")
     (relay.box("alice", "inbox") / "1706123456-ab.msg").symlink_to(tmp_path / "secret")
-    with pytest.raises(MessageError, match="no regular file"):
+    with pytest.raises(MessageError, match="not a regular file"):
         alice.receive(timeout_s=0)
     assert alice.receive(timeout_s=0) is None
 
@@ -143,31 +143,31 @@ def unreadable(*_: object) -> int:
     return -1  # what watchdog answers, silently
 
 
-@pytest.mark.parametrize("kind", [InotifyWake, PollWake])
+@pytest.mark.parametrize("kind", [InotifyWaiter, PollWaiter])
 def test_what_comes_between_watch_and_listing_is_not_slept_through(
     relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
-    def watch_and_deliver(path: str) -> wait.Wake:
-        wake = open_wake(path)
+    def watch_and_deliver(path: str) -> InboxWaiter:
+        wake = open_waiter(path)
         assert isinstance(wake, kind)
         relay.deliver("alice", "in between")
         return wake
 
-    if kind is PollWake:
+    if kind is PollWaiter:
         monkeypatch.setattr(inotify_c.InotifyFD, "add_callback", unreadable)
-    monkeypatch.setattr("agent_sdk.inbox.open_wake", watch_and_deliver)
+    monkeypatch.setattr("agent_sdk.inbox.open_waiter", watch_and_deliver)
     assert alice.receive().body == "in between"
 
 
 def test_what_comes_between_listing_and_sleep_ends_the_sleep(
     relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class LateWake(InotifyWake):
+    class LateWake(InotifyWaiter):
         def wait(self, timeout_s: float) -> None:
             relay.deliver("alice", "late")
             super().wait(timeout_s)
 
-    monkeypatch.setattr("agent_sdk.inbox.open_wake", LateWake)
+    monkeypatch.setattr("agent_sdk.inbox.open_waiter", LateWake)
     assert alice.receive().body == "late"
 
 
@@ -196,7 +196,7 @@ def test_where_inotify_gives_nothing_the_inbox_is_polled(
 ) -> None:
     before = open_fds()
     monkeypatch.setattr(inotify_c.InotifyFD, name, what)
-    assert isinstance(open_wake(str(relay.box("alice", "inbox"))), PollWake)
+    assert isinstance(open_waiter(str(relay.box("alice", "inbox"))), PollWaiter)
     assert open_fds() == before
     with Agent("alice", relay.root) as alice:
         thread = threading.Timer(0.02, lambda: relay.deliver("alice", "polled"))
@@ -221,7 +221,7 @@ def test_no_descriptor_is_left_whether_the_watch_was_read_or_not(
 
 
 def test_children_do_not_inherit_the_watch(relay: HandRelay) -> None:
-    wake = InotifyWake(str(relay.box("alice", "inbox")))
+    wake = InotifyWaiter(str(relay.box("alice", "inbox")))
     try:
         assert not os.get_inheritable(wake._inotify._inotify_fd)
     finally:

@@ -21,6 +21,8 @@ from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
 from relay.base.message import parse
 from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds
 
+pytestmark = pytest.mark.shows("ready 1.1")
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -105,8 +107,8 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
 @pytest.mark.parametrize(
     ("to", "body", "options", "says"),
     [
-        ("b ob", "x", {}, "no address"),
-        ("", "x", {}, "no address"),
+        ("b ob", "x", {}, "is not an address"),
+        ("", "x", {}, "is not an address"),
         ("bob", "", {}, "the body is empty"),
         ("bob", b"\xff", {}, "not UTF-8"),
         ("bob", "\ud800", {}, "not Unicode text"),
@@ -119,7 +121,7 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
         ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
         ("bob", "x", {"headers": {"A": "\ud800"}}, "not Unicode text"),
-        ("bob", "x", {"headers": {"A B": "1"}}, "no header name"),
+        ("bob", "x", {"headers": {"A B": "1"}}, "is not a header name"),
         ("bob", "x", {"headers": {"From": "carol"}}, "only the relay writes it"),
         ("bob", "x", {"headers": {"KIND": "query"}}, "argument of its own"),
         ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "argument of its own"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 # Starting a JVM takes longer than a test may; ten times as long beside a whole suite.
 TIMEOUT_S = 240

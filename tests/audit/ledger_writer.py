@@ -19,10 +19,10 @@ def main(path: str) -> None:
     while True:
         ids = [f"{number}-{part}" for part in range(GROUP)]
         with ledger.transaction():
-            ledger.record(
+            ledger.add(
                 [FileFacts(i, "alice", "x", 1, 1, None, "c", "message", "bob", 1) for i in ids]
             )
-            ledger.stage((i, "bob", "staged", 1, None, None) for i in ids)
+            ledger.deliveries.stage((i, "bob", "staged", 1, None, None) for i in ids)
         if number == 0:
             print("writing", flush=True)
         number += 1

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState, MessageType
 from relay.audit.jobs import acks
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import Written
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.telling import Change, moved, run, tell
+from relay.ledger import WrittenDelivery
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import Change, moved, run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 OWED_S = 60
 
@@ -35,10 +38,10 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     home.write_store()
     at = START_NS + 25 * NS_PER_MS
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.acknowledge("1-unrequested", "bob", "received", at)
-        home.ledger.written([Written("1-late", "bob", 2, at, at)])
-    tell(
+        home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
+        home.ledger.deliveries.acknowledge("1-unrequested", "bob", "received", at)
+        home.ledger.deliveries.mark_written([WrittenDelivery("1-late", "bob", 2, at, at)])
+    write_journal(
         home,
         {
             "1-owed": delivered(1, due_s=3600),
@@ -51,7 +54,7 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     )
     with home.ledger.transaction():  # the relay was at work until then
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "run"))
+    tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"overdue": {"1-overdue"}, "unrequested": {"1-unrequested", "1-answer"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
     assert classes == {
@@ -76,16 +79,16 @@ def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
     home.write_store()
     at, due = START_NS + 25 * NS_PER_MS, START_NS + OWED_S * NS_PER_S
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-begun", "bob", "in_progress", at)
-        home.ledger.duties.owe("1-begun", "bob", "open", due)
-        home.ledger.duties.owe("1-silent", "bob", "open", due + 3600 * NS_PER_S)
-        home.ledger.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.duties.owe("1-done", "bob", "answered", None)
-        home.ledger.duties.owe("1-over", "bob", "given_up", None, 2)
-    tell(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
+        home.ledger.deliveries.acknowledge("1-begun", "bob", "in_progress", at)
+        home.ledger.deliveries.set_obligation("1-begun", "bob", "open", due)
+        home.ledger.deliveries.set_obligation("1-silent", "bob", "open", due + 3600 * NS_PER_S)
+        home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
+        home.ledger.deliveries.set_obligation("1-done", "bob", "answered", None)
+        home.ledger.deliveries.set_obligation("1-over", "bob", "given_up", None, 2)
+    write_journal(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "run"))
+    tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"overdue": {"1-begun"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
     assert classes == {"1-begun": "overdue", "1-silent": "owed"}
@@ -102,10 +105,10 @@ def test_without_a_journal_the_kind_says_what_is_owed(
     home.write_store()
     with home.ledger.transaction():  # a relay that ends before it is due owes nothing yet
         home.ledger.set_state("epoch", "1", START_NS + 30 * NS_PER_S)
-    tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "stopped"))
+    tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "stopped"))
     assert (checks, [row["class"] for row in tables["acks_owed"]]) == ({}, ["owed"])
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "2", START_NS + 100 * NS_PER_S)
-    assert run(acks.JOB, home.evidence(spark, tmp_path / "at work")).checks == {
+    assert run(acks.JOB, home.inputs(spark, tmp_path / "at work")).checks == {
         "overdue": {"1-command"}
     }

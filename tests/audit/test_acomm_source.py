@@ -36,7 +36,7 @@ from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import SECTIONS
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
-from tests.audit.homes import START_NS, START_S, stored_message
+from tests.audit.home_builder import START_NS, START_S, stored_message
 
 U64_MAX = 2**64 - 1
 START = datetime(2026, 1, 31, 9, 30)
@@ -184,6 +184,7 @@ def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: s
     assert (row["content_size"], row["checksum"]) == (0, sha256_hex(b""))
 
 
+@pytest.mark.shows("audit 1.1")
 def test_the_other_sections(read, path: str) -> None:
     dead = one(read(path, section="dead_letters"))
     assert (dead["section"], dead["relay_id"]) == ("dead_letters", "1-dead")
@@ -210,6 +211,7 @@ def test_the_other_sections(read, path: str) -> None:
     assert (subscription["match_mode"], subscription["active"]) == ("MultiLevel", False)
 
 
+@pytest.mark.shows("audit 1.2")
 def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
     reader = spark.read.format("acomm").schema("to string, id decimal(20,0) not null")
     assert sorted(map(tuple, reader.load(path).collect()), key=str) == [
@@ -218,6 +220,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
     ]
 
 
+@pytest.mark.shows("audit 1.1")
 def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
     other = tmp_path / "archive" / "2026-01-31" / "000001.acomm"
     other.parent.mkdir(parents=True)
@@ -249,20 +252,24 @@ def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
 
 
 def test_every_section_has_a_getter_for_every_column(path: str) -> None:
-    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, rows
+    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, section_rows
 
     for section, schema in SECTIONS.items():
         if section in MESSAGE_SECTIONS:
             continue  # they come as arrays: the test of every column has them all
-        assert set(rows(STORE, section, path).columns) == set(schema.names), section
+        assert set(section_rows(STORE, section, path).columns) == set(schema.names), section
 
 
 @pytest.mark.parametrize(
     ("options", "schema", "line"),
     [
-        ({"section": "letters"}, None, "section 'letters' is none of messages, "),
+        ({"section": "letters"}, None, "section: expected one of messages, "),
         ({"section": "messages,channels"}, None, "sections messages,channels have different"),
-        ({}, "sender string, colour string", "section messages has no column colour: it has file"),
+        (
+            {},
+            "sender string, colour string",
+            "unknown column colour of section messages: expected one of file",
+        ),
         ({}, "sender long", "column sender of section messages is string, not bigint"),
     ],
 )
@@ -275,6 +282,7 @@ def test_a_wrong_option_is_one_line(
     assert str(caught.value).startswith(line)
 
 
+@pytest.mark.shows("audit 1.5")
 def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: str) -> None:
     data = bytearray(Path(path).read_bytes())
     data[200] ^= 1
@@ -297,7 +305,7 @@ def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
 
 def test_missing_files_are_one_line(read, spark: SparkSession, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.acomm")
-    with pytest.raises(RelayError, match=f"^there is no file {gone}$"), explained():
+    with pytest.raises(RelayError, match=f"^{gone}: no such file$"), explained():
         read(gone).collect()
     with pytest.raises(RelayError, match="needs a path"), explained():
         spark.read.format("acomm").load().collect()

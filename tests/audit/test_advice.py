@@ -9,7 +9,7 @@ import pytest
 
 from relay.audit.jobs import JOBS
 from relay.audit.report.advice import ADVICE
-from relay.audit.summary import JobReport, counted
+from relay.audit.summary import JobReport, format_count
 from relay.cli import cli
 
 CHECKS = {f"{job.name}.{check}" for job in JOBS.values() for check in job.checks}
@@ -45,5 +45,5 @@ def test_the_commands_that_it_names_are_there(line: str) -> None:
     ],
 )
 def test_a_verdict_has_bytes_as_people_read_them(name: str, count: int, words: str) -> None:
-    assert counted(name, count) == words
+    assert format_count(name, count) == words
     assert JobReport("capacity", counts={name: count}).verdict == f"capacity: OK ({words})"

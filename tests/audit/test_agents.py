@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import agents
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR, answer_id
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.planting import (
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.ledger_rows import (
     DAY,
     END_NS,
     HOUR,
@@ -27,6 +28,8 @@ from tests.audit.planting import (
     message,
     process,
 )
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def unread(home: HomeBuilder, name: str, since_ns: int) -> None:
@@ -92,7 +95,7 @@ def test_each_fault_is_found_and_nothing_else(
     insert(home, "processes", [one.process for one in CAST if one.process is not None])
     for name in ("fine", "sleeper", "operator", "gone"):
         unread(home, name, DAY_AGO)
-    tables = made(agents.JOB, agents.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(agents.JOB, agents.make(home.inputs(spark, tmp_path / "run")))
     judged = {row["agent"]: row["class"] for row in tables["agents"].collect()}
     assert judged == {one.name: one.judged for one in CAST}
     assert checks(agents.JOB, tables) == [
@@ -125,7 +128,7 @@ def test_what_each_agent_did_and_how_long_it_was_silent(
     rows[0] = {**rows[0], "state": "read", "read_at": begin + HOUR}
     rows[1] = {**rows[1], "state": "read", "read_at": read}
     insert(home, "deliveries", rows)
-    table = agents.make(home.evidence(spark, tmp_path / "run"))["agents"]
+    table = agents.make(home.inputs(spark, tmp_path / "run"))["agents"]
     by_name = {row["agent"]: row for row in table.collect()}
     alice, bob = by_name["alice"], by_name["bob"]
     assert (alice["messages"], alice["saves"], alice["received"]) == (5, 1, 0)
@@ -134,7 +137,7 @@ def test_what_each_agent_did_and_how_long_it_was_silent(
     assert alice["longest_silence_s"] == (5 * 3600 - 600)
     assert bob["longest_silence_s"] == 5 * 3600
     assert bob["silent_s"] == (END_NS - read) // 10**9
-    assert alice["lived_s"] == (START_NS - (END_NS - 30 * DAY)) // 10**9
+    assert alice["lifetime_s"] == (START_NS - (END_NS - 30 * DAY)) // 10**9
 
 
 def test_what_is_younger_than_the_relays_last_sign_is_not_silence(
@@ -142,12 +145,12 @@ def test_what_is_younger_than_the_relays_last_sign_is_not_silence(
 ) -> None:
     insert(home, "agents", [agent("alice", START_NS), agent("bob", START_NS - HOUR)])
     unread(home, "bob", START_NS - HOUR)
-    evidence = home.evidence(spark, tmp_path / "run")
-    assert checks(agents.JOB, agents.make(evidence)) == []
+    inputs = home.inputs(spark, tmp_path / "run")
+    assert checks(agents.JOB, agents.make(inputs)) == []
     # A month later: the same, had a relay gone on running.
     for until, found in ((START_NS, []), (START_NS + 30 * DAY, ["agents.silent"])):
-        evidence.snapshot = evidence.snapshot._replace(observed_until_ns=until)
-        assert [one[0] for one in checks(agents.JOB, agents.make(evidence))] == found
+        inputs.snapshot = inputs.snapshot._replace(observed_until_ns=until)
+        assert [one[0] for one in checks(agents.JOB, agents.make(inputs))] == found
 
 
 def test_requests_for_processes_and_what_was_said_to_them(
@@ -178,7 +181,7 @@ def test_requests_for_processes_and_what_was_said_to_them(
     insert(home, "messages", [message(nack, START_NS, **own, message_type="nack")])
     insert(home, "messages", [message(ack, START_NS, **own, message_type="ack")])
     insert(home, "processes", [process("worker", "working", START_NS, request_id="1-done")])
-    tables = made(agents.JOB, agents.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(agents.JOB, agents.make(home.inputs(spark, tmp_path / "run")))
     rows = {row["message_id"]: row for row in tables["agents_spawns"].collect()}
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "1-done": "done",

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit.disk_usage import DiskUsage, PartUsage, RetentionLimit, TierSavings, measure
+from relay.audit.disk_usage import HomeUsage, PartUsage, RetentionLimit, TierSavings, measure
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import capacity
 from relay.base.config import Config, DiskSettings, RetentionSettings, encode
 from relay.base.errors import ConfigError
-from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
-from tests.audit.planting import DAY, checks, counted, details, insert, made, message
+from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
+from tests.audit.ledger_rows import DAY, checks, counted, details, insert, made, message
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 UNTIL = date(2026, 1, 31)
 MIB = 1 << 20
@@ -33,33 +35,33 @@ def sizes(
     free: int = 100 * GIB,
     limits: tuple[RetentionLimit, ...] = (),
     **of: object,
-) -> DiskUsage:
+) -> HomeUsage:
     """A disk of 200 GiB with a floor of 64 MiB."""
-    return DiskUsage(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
+    return HomeUsage(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
 
 
-def tables(evidence: Inputs, known: DiskUsage) -> dict[str, DataFrame]:
+def tables(inputs: Inputs, known: HomeUsage) -> dict[str, DataFrame]:
     """The job's tables over a ledger and a disk that is told."""
-    fresh = Inputs(SparkSession.active(), evidence.snapshot)  # it keeps what it made
-    fresh._once("sizes", lambda: known)  # as if they had been looked at
+    fresh = Inputs(SparkSession.active(), inputs.snapshot)  # it keeps what it made
+    fresh._cached("disk usage", lambda: known)  # as if they had been looked at
     return made(capacity.JOB, capacity.make(fresh))
 
 
 @pytest.fixture
-def evidence(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> Inputs:
+def inputs(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> Inputs:
     """Ten days with a hundred messages each, and the last with ten so far."""
     for before in range(11):
         at = START_NS - before * DAY
         insert(
             home, "messages", [message(f"{before}-{n}", at) for n in range(100 if before else 10)]
         )
-    return home.evidence(spark, tmp_path / "run")
+    return home.inputs(spark, tmp_path / "run")
 
 
-def test_growth_is_that_of_the_last_seven_whole_days(evidence: Inputs) -> None:
+def test_growth_is_that_of_the_last_seven_whole_days(inputs: Inputs) -> None:
     journal = [PartUsage("journal", day(n), 1, 70 * MIB if n <= 7 else GIB) for n in range(1, 11)]
     made = tables(
-        evidence,
+        inputs,
         sizes(
             *journal,
             PartUsage("journal", day(0), 1, GIB),  # today has only begun
@@ -88,44 +90,44 @@ def test_growth_is_that_of_the_last_seven_whole_days(evidence: Inputs) -> None:
 
 
 def test_a_disk_that_is_soon_full_is_found_unless_retention_keeps_it_free(
-    evidence: Inputs,
+    inputs: Inputs,
 ) -> None:
     archive = [PartUsage("archive", day(n), 1, GIB) for n in range(1, 11)]
-    soon = tables(evidence, sizes(*archive, free=20 * GIB))
+    soon = tables(inputs, sizes(*archive, free=20 * GIB))
     assert checks(capacity.JOB, soon) == [("capacity.full_soon", "warning", None, None)]
     (detail,) = details(capacity.JOB, soon, "capacity.full_soon")
     assert detail["full_in_days_kept"] == "20"
 
     for limit in (RetentionLimit("archive", 25, None), RetentionLimit("archive", 90, 25 * GIB)):
-        kept = tables(evidence, sizes(*archive, free=20 * GIB, limits=(limit,)))
+        kept = tables(inputs, sizes(*archive, free=20 * GIB, limits=(limit,)))
         (row,) = kept["capacity_forecast"].collect()
         assert (row["full_in_days"], row["full_in_days_kept"]) == (20, None)
         assert checks(capacity.JOB, kept) == []
     # Retention that comes too late is none.
     late = tables(
-        evidence, sizes(*archive, free=20 * GIB, limits=(RetentionLimit("archive", 90, None),))
+        inputs, sizes(*archive, free=20 * GIB, limits=(RetentionLimit("archive", 90, None),))
     )
     assert [one[0] for one in checks(capacity.JOB, late)] == ["capacity.full_soon"]
     # The 31st day is not soon.
-    month = tables(evidence, sizes(*archive, free=31 * GIB))
+    month = tables(inputs, sizes(*archive, free=31 * GIB))
     (row,) = month["capacity_forecast"].collect()
     assert (row["full_in_days"], checks(capacity.JOB, month)) == (31, [])
 
 
-def test_below_the_floor_is_an_error(evidence: Inputs) -> None:
-    below = tables(evidence, sizes(PartUsage("ledger", None, 1, MIB), free=63 * MIB))
+def test_below_the_floor_is_an_error(inputs: Inputs) -> None:
+    below = tables(inputs, sizes(PartUsage("ledger", None, 1, MIB), free=63 * MIB))
     assert checks(capacity.JOB, below) == [("capacity.below_floor", "error", None, None)]
-    at = tables(evidence, sizes(free=64 * MIB))
+    at = tables(inputs, sizes(free=64 * MIB))
     assert checks(capacity.JOB, at) == []
 
 
-def test_what_the_tiers_save(evidence: Inputs) -> None:
+def test_what_the_tiers_save(inputs: Inputs) -> None:
     known = sizes(
         PartUsage("archive", day(2), 1, 4096),
         tiers=TierSavings(10 * MIB, 3 * MIB, 2 * MIB),
         packs=((day(2), 4096), (day(3), 4096)),
     )
-    (row,) = tables(evidence, known)["capacity_forecast"].collect()
+    (row,) = tables(inputs, known)["capacity_forecast"].collect()
     names = ("warm_raw_bytes", "warm_bytes", "evicted_bytes", "packed_raw_bytes", "packed_bytes")
     assert [row[name] for name in names] == [
         10 * MIB,
@@ -139,14 +141,14 @@ def test_what_the_tiers_save(evidence: Inputs) -> None:
 def test_a_home_of_one_day_grows_as_on_that_day_and_an_empty_one_not(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    empty = home.evidence(spark, tmp_path / "empty")
+    empty = home.inputs(spark, tmp_path / "empty")
     nothing = tables(empty, sizes(PartUsage("ledger", None, 1, MIB)))
     (row,) = nothing["capacity_forecast"].collect()
     assert (row["bytes_per_day"], row["full_in_days"], row["home_bytes"]) == (0.0, None, MIB)
     assert nothing["capacity"].collect() == [] == checks(capacity.JOB, nothing)
     insert(home, "messages", [message("1-a", START_NS)])
     one_day = tables(
-        home.evidence(spark, tmp_path / "run"), sizes(PartUsage("journal", day(0), 1, MIB))
+        home.inputs(spark, tmp_path / "run"), sizes(PartUsage("journal", day(0), 1, MIB))
     )
     (row,) = one_day["capacity_forecast"].collect()
     assert row["bytes_per_day"] == MIB

@@ -23,11 +23,12 @@ from scripts.cluster.standalone import standalone
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import chosen
 from scripts.history.make import Given
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 JOBS = ("reconcile",)
 
 
+@pytest.mark.shows("audit 4.1")
 @pytest.mark.timeout(300)  # seven JVMs, on as few cores as there are
 def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
     spark: SparkSession, tmp_path: Path
@@ -93,6 +94,7 @@ def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == Path(again).read_bytes()
 
 
+@pytest.mark.shows("audit 4.2")
 def test_a_folder_that_workers_do_not_reach_is_told(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from relay.base.errors import EXIT_FAILED, EXIT_USAGE
 from relay.cli import run
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 
 def said(capsys: pytest.CaptureFixture[str], home: HomeBuilder, *arguments: str) -> tuple[int, str]:
@@ -61,7 +61,7 @@ def test_a_comparison_with_nothing(
     assert stderr.startswith(f"relay: there is no {nothing}/integrity_days to compare with; ")
     code, stderr = said(capsys, home, "traffic", "--compare", nothing)
     assert code == EXIT_FAILED
-    assert stderr.startswith("relay: none of the jobs traffic compares anything; ")
+    assert stderr.startswith("relay: --compare needs the job integrity; ")
 
 
 def test_a_disk_that_has_no_room_for_the_snapshot(
@@ -89,7 +89,7 @@ def test_a_disk_that_has_no_room_for_the_snapshot(
     monkeypatch.setattr(ledger_source, "open_readonly", lambda path: Full(opened(path)))
     code, stderr = said(capsys, home, "traffic")
     assert code == EXIT_FAILED
-    assert stderr.startswith(f"relay: no snapshot of {home.path}/ledger.db can be made in ")
+    assert stderr.startswith(f"relay: cannot make a snapshot of {home.path}/ledger.db in ")
     assert "full; free space there, or set TMPDIR" in stderr
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import dead_letters
 from relay.base.clock import NS_PER_S
-from relay.ledger import Written
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.telling import run
+from relay.ledger import WrittenDelivery
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import run
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_repeats_replays_and_what_was_let_go(
@@ -26,15 +29,19 @@ def test_repeats_replays_and_what_was_let_go(
         for number, name in enumerate(names[:-1]):
             to = "bob" if name in "abc" else "carol"
             reason = f"no acknowledgment within {60 + number} s"
-            home.ledger.end(f"1-{name}", to, "dead", reason if name in "abc" else name)
+            home.ledger.deliveries.give_up(
+                f"1-{name}", to, "dead", reason if name in "abc" else name
+            )
         for name in ("replayed", "again"):
-            home.ledger.written([Written(f"1-{name}", "carol", 2, START_NS, START_NS)])
-        home.ledger.end("1-again", "carol", "dead", "again")
+            home.ledger.deliveries.mark_written(
+                [WrittenDelivery(f"1-{name}", "carol", 2, START_NS, START_NS)]
+            )
+        home.ledger.deliveries.give_up("1-again", "carol", "dead", "again")
     home.stored = [m for m in home.stored if m.relay_id != "1-gone"]
     home.write_store()
     # audit_log has SQLite's clock, so the snapshot is of now
     now = FakeClock(time.time_ns() + NS_PER_S)
-    tables, checks = run(dead_letters.JOB, home.evidence(spark, tmp_path / "now", now))
+    tables, checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "now", now))
     assert {key for key in checks} == {"repeated", "again"}
     assert checks["again"] == {"1-again"} and checks["repeated"] <= {"1-a", "1-b", "1-c"}
     found = {row["message_id"]: (row["class"], row["times"]) for row in tables["dead_letters"]}
@@ -48,5 +55,5 @@ def test_repeats_replays_and_what_was_let_go(
     assert reasons["no acknowledgment within # s"] == 3
 
     later = FakeClock(time.time_ns() + 8 * 86_400 * NS_PER_S)
-    checks = run(dead_letters.JOB, home.evidence(spark, tmp_path / "later", later)).checks
+    checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "later", later)).checks
     assert checks["forgotten"] == {"1-a", "1-b", "1-c", "1-alone"}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import duplicates
 from relay.base.clock import NS_PER_S
-from relay.ledger import FileFacts, Held, Written
-from tests.audit.homes import START_NS, HomeBuilder, stored_message
-from tests.audit.telling import run, tell
+from relay.ledger import FileFacts, HeldDelivery, WrittenDelivery
+from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
+from tests.audit.home_journal import run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: str) -> None:
@@ -19,7 +22,7 @@ def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: 
     path = f"agents/alice/outbox/{message_id}.msg"
     facts = FileFacts(message_id, "alice", path, 100, at, 7, text, kind, "bob", at)
     with home.ledger.transaction():
-        home.ledger.record([facts])
+        home.ledger.add([facts])
         home.ledger.claim([message_id])
         home.ledger.complete([message_id], at)
 
@@ -37,9 +40,15 @@ def archive_one_twice(home: HomeBuilder) -> None:
 def deliver_more_than_once(home: HomeBuilder) -> None:
     """Two with a second attempt, as it should be; and one that was written again after reading."""
     with home.ledger.transaction():
-        home.ledger.written([Written("1-again", "bob", 2, START_NS, START_NS)])
-        home.ledger.hold([Held("1-held", "bob", 2, "inbox cannot be written", START_NS)])
-        home.ledger.written([Written("1-held", "bob", 2, START_NS, START_NS)])
+        home.ledger.deliveries.mark_written(
+            [WrittenDelivery("1-again", "bob", 2, START_NS, START_NS)]
+        )
+        home.ledger.deliveries.hold(
+            [HeldDelivery("1-held", "bob", 2, "inbox cannot be written", START_NS)]
+        )
+        home.ledger.deliveries.mark_written(
+            [WrittenDelivery("1-held", "bob", 2, START_NS, START_NS)]
+        )
         for state in ("read", "written"):
             home.ledger._db.execute(
                 "UPDATE deliveries SET state = ? WHERE message_id = '1-twice'", (state,)
@@ -62,8 +71,8 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     asked(home, "1-do later", "ab", after_s=300, kind="command")
     asked(home, "1-say", "cd", after_s=100, kind="message")
     asked(home, "1-say again", "cd", after_s=101, kind="message")
-    tell(home, {"1-recorded": lambda said: [said[0], *said]})
-    tables, checks = run(duplicates.JOB, home.evidence(spark, tmp_path / "run"))
+    write_journal(home, {"1-recorded": lambda said: [said[0], *said]})
+    tables, checks = run(duplicates.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {
         "archived_twice": {"1-archived"},
         "numbered_twice": {"1-numbered"},
@@ -73,4 +82,4 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
         "resent": {"1-do again"},
     }
     (resent,) = (row for row in tables["duplicates"] if row["class"] == "resent")
-    assert (resent["what"], resent["apart_ms"]) == ("1-do", 30_000)
+    assert (resent["what"], resent["interval_ms"]) == ("1-do", 30_000)

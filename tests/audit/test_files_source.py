@@ -8,23 +8,23 @@ from relay.acomm import codec
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveNote, StoreFile
 from relay.audit.sources import files_source
-from relay.audit.sources.files_source import Verified, verify
+from relay.audit.sources.files_source import VerifiedFile, verify
 from relay.journal.plan import JobKind
-from tests.audit.homes import START_S
-from tests.audit.journals import JournalBuilder, delivered, sent
+from tests.audit.home_builder import START_S
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 
 COMPRESS, UPLOAD = JobKind.COMPRESS, JobKind.UPLOAD
 EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1
 STREAM = f"{1:020d}"
 
 
-def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, Verified]:
+def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
     """Every row of a home, by its path."""
     units = files_source.plan(str(home), [str(file) for file in store_files], "/copies", objects)
     return {row.path: row for unit in units for row in verify(str(home), unit)}
 
 
-def wrong(found: dict[str, Verified]) -> dict[str, list[str]]:
+def wrong(found: dict[str, VerifiedFile]) -> dict[str, list[str]]:
     """Path -> problems, of those that have some."""
     return {path: row.problems for path, row in found.items() if row.problems}
 
@@ -47,14 +47,14 @@ def test_an_object_is_judged_by_what_its_store_says_of_it(tmp_path: Path) -> Non
         ("2026-01-31", f"{STREAM}/{number}") for number in range(3)
     ]
     not_asked = rows(builder.root)
-    assert all("was not asked for" in not_asked[key].warnings[0] for key in keys)
+    assert all("not checked" in not_asked[key].warnings[0] for key in keys)
 
     (tmp_path / "o" / keys[0]).unlink()
     short = tmp_path / "o" / keys[1]
     short.write_bytes(short.read_bytes()[:-1])
     found = wrong(rows(builder.root, objects=str(tmp_path / "o")))
     assert found.keys() == set(keys[:2])
-    assert found[keys[0]] == ["missing, and the manifest has it in Tier 2"]
+    assert found[keys[0]] == ["missing, but the manifest has it in Tier 2"]
     assert "expected size and ETag" in found[keys[1]][0]
 
 
@@ -89,8 +89,8 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     codec.write(str(store), StoreFile(START_S, START_S, engine_state=state))
     assert wrong(rows(tmp_path, store)) == {
         "store/relay.acomm": [
-            "store/archive/2026-01-30/000002.acomm: 4 bytes, and the store lists it with 5",
-            "store/archive/2026-01-30/000003.acomm: missing, and the store lists it",
+            "store/archive/2026-01-30/000002.acomm: expected 5 bytes, got 4",
+            "store/archive/2026-01-30/000003.acomm: missing, but the store lists it",
         ]
     }
 

@@ -27,6 +27,8 @@ from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
 from tests.procs import environment
 
+pytestmark = pytest.mark.shows("audit 2.2")
+
 MESSAGES, AGENTS, DAYS = 800, 8, 2
 IN_FAULTY = 3_000  # hours with enough in them to be judged
 PATIENCE_S = 500  # every job there is, where other things go on
@@ -91,6 +93,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lo
     return history
 
 
+@pytest.mark.shows("audit 3.5")
 @PATIENT
 def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path: Path) -> None:
     """In a process of its own, as somebody sees it on a terminal: Spark as it is, and compiled."""
@@ -131,6 +134,7 @@ def test_each_damaged_file_is_found(damaged: Looked, name: str) -> None:
     require_found(damaged, name)
 
 
+@pytest.mark.shows("audit 2.4")
 @PATIENT
 @pytest.mark.parametrize("of", ["faulty", "damaged"])
 def test_nothing_but_the_planted_faults_is_found(of: str, request: pytest.FixtureRequest) -> None:

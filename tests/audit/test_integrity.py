@@ -8,16 +8,19 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.journals import JournalBuilder, delivered, sent
-from tests.audit.telling import Outcome, run, tell
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import Outcome, run, write_journal
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 
@@ -37,7 +40,7 @@ def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Pat
     path.write_bytes(data)
     if message_id is not None:
         with home.ledger.transaction():
-            home.ledger.registry.refer([(f"sha256:{digest}", message_id, START_NS)])
+            home.ledger.agents.add_references([(f"sha256:{digest}", message_id, START_NS)])
     return path
 
 
@@ -57,8 +60,8 @@ def looked(
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
     gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
-    return run(integrity.JOB, evidence)
+    inputs = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
+    return run(integrity.JOB, inputs)
 
 
 def filled(home: HomeBuilder) -> JournalBuilder:
@@ -132,6 +135,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
     assert all(home.path not in line for lines in said.values() for line in lines)
 
 
+@pytest.mark.shows("audit 2.9")
 def test_a_day_that_is_not_what_it_was_is_found(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
@@ -161,10 +165,10 @@ def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
 ) -> None:
     home.sent("1-a")
     home.write_store()
-    tell(home)
+    write_journal(home)
     assert looked(spark, home, tmp_path / "sound").checks == {}
     with home.ledger.transaction():
-        home.ledger.note_position(10**9, START_NS)
+        home.ledger.set_position(10**9, START_NS)
     assert looked(spark, home, tmp_path / "behind").checks == {"damaged": {"journal"}}
     shutil.rmtree(home.root / "journal")
     assert looked(spark, home, tmp_path / "gone").checks == {"missing": {"journal"}}
@@ -177,10 +181,10 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     for number in range(4):
         home.sent(f"1-{number}")
         with home.ledger.transaction():
-            home.ledger.registry.security_event("unsigned", "alice", None, "", START_NS + number)
+            home.ledger.agents.add_security_event("unsigned", "alice", None, "", START_NS + number)
     home.write_store()
     with home.ledger.transaction():
-        gone = home.ledger.registry.forget(START_NS + 1, 100)
+        gone = home.ledger.agents.prune_log(START_NS + 1, 100)
     assert gone["security_events"] == 1
     assert damage(looked(spark, home, tmp_path / "kept"), "ledger") == []
 
@@ -194,6 +198,6 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     assert damage(outcome, "ledger") == [
         "audit_log lacks 5 of its rows 1 to 20",
         "security_events lacks 1 of its rows 2 to 4",
-        "its trigger audit_log_keeps_rows is gone",
-        "its trigger security_events_keeps_rows is gone",
+        "its trigger audit_log_keeps_rows is missing",
+        "its trigger security_events_keeps_rows is missing",
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import latency
 from relay.base.names import ORCHESTRATOR
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.planting import (
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.ledger_rows import (
     DAY,
     HOUR,
     MS,
@@ -23,6 +24,8 @@ from tests.audit.planting import (
     made,
     message,
 )
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 BEGIN = START_NS - 6 * HOUR + TICK  # 03:30 of that day
 
@@ -58,7 +61,7 @@ def test_each_stage_has_its_percentiles_by_hour_and_route(
         read = at + n * MS + 10 * S
         rows.append({**row, "state": "acked", "read_at": read, "acked_at": read + 7 * MS})
     insert(home, "deliveries", rows)
-    tables = made(latency.JOB, latency.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run")))
 
     hours = {row["stage"]: row for row in tables["latency"].collect()}
     assert set(hours) == set(latency.STAGES)
@@ -97,7 +100,7 @@ def test_a_slow_message_is_found_and_what_waited_for_a_reason_is_not(
     insert(home, "messages", [message("2-answer", at, agent_name=ORCHESTRATOR)])
     insert(home, "deliveries", [delivery("2-answer", at + 60 * S, 1)])
     send(home, "2-backwards", at, -50)
-    tables = made(latency.JOB, latency.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run")))
 
     assert checks(latency.JOB, tables) == [("latency.slow", "warning", "1-slower", "alice")]
     (detail,) = details(latency.JOB, tables, "latency.slow")
@@ -116,7 +119,7 @@ def test_an_hour_far_above_the_others_is_found(
         send_many(home, number, usual)
     send_many(home, 4, [5.0] * 98 + [400.0] * 2)
     send_many(home, 5, [5.0] * 9 + [4_000.0])  # too few to speak of an hour
-    tables = made(latency.JOB, latency.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run")))
     assert checks(latency.JOB, tables) == [("latency.slow_hour", "warning", None, None)]
     (detail,) = details(latency.JOB, tables, "latency.slow_hour")
     assert detail["hour"] == "2026-01-31 07:00:00"
@@ -129,4 +132,4 @@ def test_hours_that_are_all_alike_or_next_to_nothing_are_not(
     for number in range(4):
         send_many(home, number, [2.0] * 100)
     send_many(home, 4, [50.0] * 100)  # 25 times the others, and still quick
-    assert checks(latency.JOB, latency.make(home.evidence(spark, tmp_path / "run"))) == []
+    assert checks(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run"))) == []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import ordering
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import Held, Written
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.telling import run
+from relay.ledger import HeldDelivery, WrittenDelivery
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import run
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def named(after_s: float, tail: str) -> str:
@@ -33,11 +36,13 @@ def test_inversions_are_found_and_what_had_to_wait_is_none(
     late = sent(4, 1.5, "carol")
     with home.ledger.transaction():  # held, and let go when others were written
         home.ledger._db.execute("UPDATE deliveries SET state = 'staged' WHERE recipient = 'carol'")
-        home.ledger.hold([Held(late, "carol", 1, "inbox cannot be written", START_NS)])
+        home.ledger.deliveries.hold(
+            [HeldDelivery(late, "carol", 1, "inbox cannot be written", START_NS)]
+        )
         at = START_NS + 60 * NS_PER_S + NS_PER_MS
-        home.ledger.written([Written(late, "carol", 1, at, at)])
+        home.ledger.deliveries.mark_written([WrittenDelivery(late, "carol", 1, at, at)])
     sent(5, 1.5, "carol")
-    tables, checks = run(ordering.JOB, home.evidence(spark, tmp_path / "run"))
+    tables, checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"inversion": {early}}
     pairs = {row["recipient"]: row for row in tables["ordering"]}
     assert (pairs["bob"]["inversions"], pairs["bob"]["worst_ms"]) == (1, 5000.5 - 1001.5)
@@ -64,7 +69,7 @@ def test_clocks_that_are_wrong_are_told_and_explain_inversions(
             (60 * NS_PER_S, back),
         )
     home.sent(wrong, at_ns=START_NS + 7 * NS_PER_S, written_after_ms=-4000.5)
-    tables, checks = run(ordering.JOB, home.evidence(spark, tmp_path / "run"))
+    tables, checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {
         "clock_back": {back},
         "future_id": {future},

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.schemas import formats
 from relay.audit.sources import originals_source
-from relay.audit.sources.originals_source import Original, Unit, read_unit
+from relay.audit.sources.originals_source import ArchiveUnit, Original, read_unit
 from relay.base.checksums import sha256_hex
 from relay.base.config import Config, encode
 from relay.base.home import Home
@@ -110,9 +110,9 @@ def test_what_is_no_regular_file_is_a_row_and_stops_no_other(tmp_path: Path) -> 
     problems = {path.rpartition("/")[2]: row.problem for path, row in found.items()}
     assert problems == {
         f"{ID}.msg": None,
-        "link.msg": "no regular file",
-        "folder.msg": "no regular file",
-        "fifo.msg": "no regular file",
+        "link.msg": "not a regular file",
+        "folder.msg": "not a regular file",
+        "fifo.msg": "not a regular file",
         "no\\xfftext\\n.msg": None,
     }
     assert found[f"archive/{DAY}/alice/{ID}.msg"].checksum == sha256_hex(b"hello\n")
@@ -124,7 +124,7 @@ def test_a_day_that_is_packed_while_it_is_read_is_seen(tmp_path: Path) -> None:
     for path in paths:
         put(home, path.removeprefix("archive/"))
     units = [unit for part in originals_source.plan(str(home)) for unit in part]
-    assert units == [Unit(DAY, "alice", ""), Unit(DAY, "bob", "")]
+    assert units == [ArchiveUnit(DAY, "alice", ""), ArchiveUnit(DAY, "bob", "")]
     first = list(read_unit(str(home), units[0]))
     pack(home)
     second = list(read_unit(str(home), units[1]))

@@ -16,7 +16,7 @@ from relay.audit.output import out_folder
 from relay.audit.summary import JobReport, Report
 from relay.base import fsio
 from relay.base.errors import RelayError
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 from tests.audit.report_data import write_table
 from tests.audit.test_run import parquet, relay_audit
 from tests.integration.test_views import screens, shape
@@ -112,6 +112,7 @@ for step in ("unlink", "rename", "create", "sync"):
 """
 
 
+@pytest.mark.shows("audit 3.1")
 def test_killed_at_any_step_no_report_speaks_of_other_tables(tmp_path: Path) -> None:
     command_line = [sys.executable, "-c", KILLED, str(tmp_path)]
     done = subprocess.run(command_line, env=environment(), capture_output=True, text=True)
@@ -145,6 +146,7 @@ def test_what_a_killed_run_left_goes(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".lock", "report.html", "summary.json", "traffic"]
 
 
+@pytest.mark.shows("audit 2.5")
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     with out_folder(str(tmp_path)) as folder:
         with pytest.raises(RelayError, match=f"another run writes into {tmp_path}"):
@@ -184,7 +186,7 @@ def test_report_makes_the_page_again_without_spark(tmp_path: Path) -> None:
     with pytest.raises(RelayError, match=r"summary\.json cannot be read: No such file"):
         relay_audit("report", str(tmp_path / "nowhere"))
     (tmp_path / "summary.json").write_text('{"home": 5}')
-    with pytest.raises(RelayError, match=r"summary\.json is no summary of an audit: "):
+    with pytest.raises(RelayError, match=r"summary\.json is not a valid summary of an audit: "):
         relay_audit("report", str(tmp_path))
 
 

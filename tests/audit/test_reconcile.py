@@ -13,17 +13,19 @@ from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
-from relay.ledger import Held, Written
-from tests.audit.homes import START_NS, START_S, HomeBuilder, stored_message
+from relay.ledger import HeldDelivery, WrittenDelivery
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 
 
 def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object) -> dict[str, str]:
     """message_id -> class, of a run over the home."""
-    evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
-    table = reconcile.make(evidence)["reconcile"]
+    inputs = home.inputs(spark, folder, **how)  # type: ignore[arg-type]
+    table = reconcile.make(inputs)["reconcile"]
     assert table.columns == results.RECONCILED.names
     return {row["message_id"]: row["class"] for row in table.collect()}
 
@@ -38,8 +40,10 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.keep("1-extra", sender="mallory", to="bob")
     home.seen("1-held")
     home.deliver("1-held", ("bob", "carol"), written_after_ms=None)
-    home.ledger.hold([Held("1-held", "carol", 1, "inbox cannot be written", START_NS)])
-    home.ledger.written([Written("1-held", "bob", 1, START_NS, START_NS)])
+    home.ledger.deliveries.hold(
+        [HeldDelivery("1-held", "carol", 1, "inbox cannot be written", START_NS)]
+    )
+    home.ledger.deliveries.mark_written([WrittenDelivery("1-held", "bob", 1, START_NS, START_NS)])
     home.finish("1-held")
     home.keep("1-held")
     home.seen("1-staged")
@@ -54,13 +58,15 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.ledger.fail([("1-failed", "there is no agent zed")], START_NS)
     home.seen("1-returned", to="#team")
     home.ledger.claim(["1-returned"])
-    home.ledger.stage(
+    home.ledger.deliveries.stage(
         [
             ("1-returned", "bob", "staged", START_NS, None, None),
             ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),
         ]
     )
-    home.ledger.written([Written("1-returned", "bob", 1, START_NS, START_NS)])
+    home.ledger.deliveries.mark_written(
+        [WrittenDelivery("1-returned", "bob", 1, START_NS, START_NS)]
+    )
     home.finish("1-returned")
     home.keep("1-returned", to="#team")
     home.keep(None)  # sent through the engine alone: nobody's business here
@@ -89,7 +95,7 @@ def judged(
     root = tmp_path_factory.mktemp("judged")
     home = HomeBuilder(root / "home")
     plant_every_fault(home)
-    tables = reconcile.make(home.evidence(spark, root / "run"))
+    tables = reconcile.make(home.inputs(spark, root / "run"))
     yield {name: frame.persist() for name, frame in tables.items()}
     home.close()
 
@@ -153,7 +159,7 @@ def test_archives_count_and_a_message_in_two_files_is_one(
     home.write_store()
     home.stored = [stored_message(9, "1-altered", b"another")]
     home.write_store("store/archive/2026-01-31/000001.acomm")
-    table = reconcile.make(home.evidence(spark, tmp_path / "run"))["reconcile"].collect()
+    table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
     assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
         "1-old": ("delivered", 1),
         "1-both": ("delivered", 2),

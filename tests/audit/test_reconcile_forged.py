@@ -15,9 +15,11 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, Message, MessageType
 from relay.audit.jobs import ordering, reconcile
 from relay.base.clock import NS_PER_S, iso_date
-from tests.audit.homes import START_NS, START_S, HomeBuilder, file_of
-from tests.audit.telling import moved, run, tell
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of
+from tests.audit.home_journal import moved, run, write_journal
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.3")
 
 DAY = "archive/2026-01-31/alice"
 replace = msgspec.structs.replace
@@ -35,7 +37,7 @@ def make_findings(
     spark: SparkSession, home: HomeBuilder, folder: Path, clock: FakeClock | None = None
 ) -> dict[str, set[str]]:
     """Check -> message ids, of a run over the home."""
-    return run(reconcile.JOB, home.evidence(spark, folder, clock)).checks
+    return run(reconcile.JOB, home.inputs(spark, folder, clock)).checks
 
 
 def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
@@ -43,10 +45,12 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
     for name in names:
         home.sent(f"1-{name}", name.encode())
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-unacked", "bob", "received", home.stored[0].created_at)
+        home.ledger.deliveries.acknowledge(
+            "1-unacked", "bob", "received", home.stored[0].created_at
+        )
     home.write_store()
     again = moved(names.index("fewer") + 1, "bob", DeliveryState.DELIVERED, 2)
-    tell(home, {"1-fewer": lambda said: [*said, again]})
+    write_journal(home, {"1-fewer": lambda said: [*said, again]})
     write(
         home,
         "messages",
@@ -88,7 +92,7 @@ def test_headers_of_archived_originals(
     for name in (*heads, "longer"):
         home.sent(f"1-{name}")
     home.write_store()
-    tell(home)
+    write_journal(home)
     for name, head in heads.items():
         (home.root / DAY / f"1-{name}.msg").write_bytes(file_of(head, b"hello"))
     longer = home.root / DAY / "1-longer.msg"
@@ -119,7 +123,7 @@ def test_a_store_file_that_was_written_anew(
 ) -> None:
     for one in FORGED:
         home.sent(f"1-{one}")
-    tell(home)
+    write_journal(home)
     home.stored = [
         change(message) for message, change in zip(home.stored, FORGED.values(), strict=True)
     ]
@@ -141,8 +145,8 @@ def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
     write(home, "messages", dict.fromkeys(("undone", "killed"), "status = 'completed'"))
     assert (home.root / "archive" / iso_date(now) / "alice" / "1-undone.msg").exists()
     clock = FakeClock(now + 3600 * NS_PER_S)
-    evidence = home.evidence(spark, tmp_path / "run", clock)
-    assert run(reconcile.JOB, evidence).checks == {"status_differs": {"1-undone", "1-logged"}}
+    inputs = home.inputs(spark, tmp_path / "run", clock)
+    assert run(reconcile.JOB, inputs).checks == {"status_differs": {"1-undone", "1-logged"}}
 
 
 def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
@@ -154,7 +158,7 @@ def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
     number, hour_s = home.stored[0].id, 3600
     accepted = slice(0, 1)  # and no record of what became of it
     later = [moved(number, "bob", DeliveryState.DELIVERED)]
-    tell(home, {"1-killed": lambda said: said[accepted]}, later=later, after_s=hour_s)
+    write_journal(home, {"1-killed": lambda said: said[accepted]}, later=later, after_s=hour_s)
     clock = FakeClock(START_NS + 3 * hour_s * NS_PER_S)
     assert make_findings(spark, home, tmp_path / "run", clock) == {}
 
@@ -176,5 +180,5 @@ def test_times_of_deliveries_that_cannot_be(
             "acked": f"acked_at = written_at - {minute}",
         },
     )
-    checks = run(ordering.JOB, home.evidence(spark, tmp_path / "run")).checks
+    checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run")).checks
     assert checks == {"negative": {"1-staged", "1-written", "1-read", "1-acked"}}

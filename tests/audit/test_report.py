@@ -52,6 +52,7 @@ def report_of(*jobs: JobReport) -> Report:
     return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, 7.0, [], by_name)
 
 
+@pytest.mark.shows("audit 3.2")
 @pytest.mark.parametrize("width", [WIDE, NARROWEST])
 def test_a_browser_asks_for_nothing_but_the_file_and_complains_of_nothing(
     chromium: Page, page_of_a_full_run: Path, width: int
@@ -71,6 +72,7 @@ def test_a_browser_asks_for_nothing_but_the_file_and_complains_of_nothing(
     assert chromium.tells(f"Math.min(...{shown}.flatMap(svg => {texts}))") > 7
 
 
+@pytest.mark.shows("audit 3.2")
 def test_the_browser_would_tell(chromium: Page, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<!DOCTYPE html><img src='gone.png'><div style='width:9999px'>x</div>")
@@ -108,6 +110,7 @@ def test_dark_and_light_differ_and_can_be_read(chromium: Page, page_of_a_full_ru
     assert len(papers) == 2
 
 
+@pytest.mark.shows("audit 3.4")
 def test_every_link_leads_to_a_place_in_the_page(page_of_a_full_run: Path) -> None:
     root = parsed(page_of_a_full_run)
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
@@ -156,6 +159,7 @@ def test_findings_come_first_errors_before_warnings(page_of_a_full_run: Path) ->
     assert "50 more in <code>findings/job=reconcile/*.parquet</code>" in text
 
 
+@pytest.mark.shows("audit 3.3")
 def test_what_agents_wrote_is_text_wherever_it_stands(page_of_a_full_run: Path) -> None:
     text = page_of_a_full_run.read_text("utf-8")
     assert HOSTILE not in text and QUOTES not in text and "<img" not in text
@@ -181,7 +185,7 @@ def test_tables_without_rows_are_a_sentence_and_no_drawing(tmp_path: Path) -> No
         "Nothing is wrong.",
         "No check found anything.",
         "No message went through a stage.",
-        "Nobody wrote to anybody.",
+        "No agent wrote to another.",
         "There are no rows.",
     ):
         assert sentence in text
@@ -211,7 +215,7 @@ def test_whatever_time_a_chart_is_over_it_has_some_ticks_and_no_warning(narrow: 
     _, (axis,) = drawing.figure(size, 3)
     for minutes in (int(1.07**power) for power in range(10, 210)):  # up to two years
         moments = [begin, begin + timedelta(minutes=minutes)]
-        drawing.over_time(axis, moments, size)
+        drawing.time_axis(axis, moments, size)
         axis.set_xlim(*moments)  # type: ignore[arg-type]
         assert 1 <= len(axis.xaxis.get_majorticklocs()) <= (6 if narrow else 9), minutes
 
@@ -219,7 +223,7 @@ def test_whatever_time_a_chart_is_over_it_has_some_ticks_and_no_warning(narrow: 
 @pytest.mark.parametrize("only", [date(2026, 1, 31), datetime(2026, 1, 31, 9, tzinfo=UTC)])
 def test_one_moment_stands_in_the_middle(only: date) -> None:
     _, (axis,) = drawing.figure(drawing.Size(drawing.NARROW, True), 3)
-    drawing.over_time(axis, [only, only], drawing.Size(drawing.NARROW, True))
+    drawing.time_axis(axis, [only, only], drawing.Size(drawing.NARROW, True))
     low, high = axis.get_xlim()
     assert low < high and (low + high) / 2 == pytest.approx(date2num(only))
 

@@ -18,7 +18,7 @@ from relay.audit.jobs.job import Tables
 from relay.audit.schemas import results
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 from tests.audit.test_reconcile import EXPECTED, plant_every_fault
 
 
@@ -35,6 +35,7 @@ def parquet(folder: Path) -> list[dict[str, object]]:
     return ds.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
 
 
+@pytest.mark.shows("audit 2.8")
 def test_findings_are_printed_kept_and_exit_3(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def test_findings_are_printed_kept_and_exit_3(
     assert os.stat(out).st_mode & 0o077 == 0
 
 
+@pytest.mark.shows("audit 2.8")
 def test_a_clean_home_exits_0_and_a_second_run_replaces_the_first(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_json_is_all_of_stdout_and_the_commands_home_wins(
     assert summary["snapshot_at"].endswith("Z")
 
 
+@pytest.mark.shows("audit 2.8")
 def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
     spark: SparkSession, home: HomeBuilder
 ) -> None:
@@ -121,8 +124,8 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
 def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
     spark: SparkSession, home: HomeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(evidence: Inputs) -> Tables:
-        os.listdir(os.path.join(evidence.snapshot.home, "ledger.db"))
+    def make(inputs: Inputs) -> Tables:
+        os.listdir(os.path.join(inputs.snapshot.home, "ledger.db"))
         raise AssertionError
 
     home.sent("1-a")
@@ -151,9 +154,9 @@ def test_a_home_that_is_not_whole_is_one_line(home: HomeBuilder, tmp_path: Path)
     with pytest.raises(LedgerError, match=r"there is no ledger at .*/empty/ledger\.db$"):
         relay_audit("run", home=str(tmp_path / "empty"))
     (home.root / "store").rmdir()
-    with pytest.raises(RelayError, match=f"there is no store in {home.path}$"):
+    with pytest.raises(RelayError, match=f"{home.path} has no store$"):
         relay_audit("run", home=home.path)
-    with pytest.raises(RelayError, match="there is no job letters: there are reconcile, "):
+    with pytest.raises(RelayError, match="unknown job letters: expected one of reconcile, "):
         relay_audit("run", "letters", home=home.path)
 
 
@@ -165,6 +168,7 @@ def test_out_that_cannot_be_made_is_said_before_spark_starts(
         relay_audit("run", "--out", str(tmp_path / "file" / "out"), home=home.path)
 
 
+@pytest.mark.shows("audit 2.7")
 def test_list_names_every_job() -> None:
     lines = relay_audit("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(JOBS)
@@ -188,6 +192,7 @@ def test_the_command_line_is_there_before_spark_is() -> None:
     )
 
 
+@pytest.mark.shows("audit 1.16")
 def test_the_document_names_every_job_class_and_column() -> None:
     text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     tables = [schema for job in JOBS.values() for schema in job.tables.values()]

@@ -14,9 +14,11 @@ from relay.audit.jobs import security
 from relay.audit.snapshot import snapshot_home
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import ORCHESTRATOR
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.planting import DAY, END_NS, checks, counted, details, insert, made, message
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.ledger_rows import DAY, END_NS, checks, counted, details, insert, made, message
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_every_kind_of_incident_is_judged(
@@ -26,11 +28,11 @@ def test_every_kind_of_incident_is_judged(
     for kind in IncidentKind:
         incident = Incident(kind, "alice", f"agents/alice/{kind}", "why")
         with home.ledger.transaction():
-            home.ledger.registry.note_incidents([incident], START_NS)
-            home.ledger.registry.note_incidents([incident], START_NS - 8 * DAY)
+            home.ledger.agents.add_incidents([incident], START_NS)
+            home.ledger.agents.add_incidents([incident], START_NS - 8 * DAY)
     event = {"at": START_NS, "kind": "of_a_newer_relay", "agent": "bob", "detail": "?"}
     insert(home, "security_events", [event])
-    tables = made(security.JOB, security.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
     judged = {name: severity for name, severity in security.EVENTS.items() if severity}
     expected = [(f"security.{name}", severity, None, "alice") for name, severity in judged.items()]
     expected.append(("security.of_a_newer_relay", "warning", None, "bob"))
@@ -53,7 +55,7 @@ def test_incidents_are_one_finding_an_agent_and_kind(
         for n in range(0, 30_000_000_000_000, 10_000_000_000_000)
     ]
     insert(home, "security_events", rows)
-    tables = made(security.JOB, security.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
     assert len(checks(security.JOB, tables)) == 2
     detail = details(security.JOB, tables, "security.bad_signature")[0]
     assert (detail["events"], detail["path"]) == ("3", "p20000000000000")
@@ -104,9 +106,9 @@ def test_what_a_relay_refuses_is_told_by_kind(
     box.send("alice", f"TO: {ORCHESTRATOR}\nKIND: join\n\nnothing named")
     box.flush()
     (tmp_path / "run").mkdir()
-    evidence = Inputs(spark, snapshot_home(str(box.root), str(tmp_path / "run"), box.clock))
-    tables = made(security.JOB, security.make(evidence))
-    failed = security.failures(evidence.ledger("messages", *MESSAGE_COLUMNS)).collect()
+    inputs = Inputs(spark, snapshot_home(str(box.root), str(tmp_path / "run"), box.clock))
+    tables = made(security.JOB, security.make(inputs))
+    failed = security.failures(inputs.ledger("messages", *MESSAGE_COLUMNS)).collect()
     by_id = {row["message_id"]: row["kind"] for row in failed}
     assert {name: by_id.get(name) for name in kinds} == kinds
     counts = counted(security.JOB, tables)
@@ -159,6 +161,6 @@ def test_a_home_where_nothing_was_refused_is_clean(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     insert(home, "messages", [message("1-a", END_NS)])
-    tables = made(security.JOB, security.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
     assert checks(security.JOB, tables) == []
     assert counted(security.JOB, tables) == {}

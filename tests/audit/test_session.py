@@ -14,7 +14,9 @@ from pyspark.sql import SparkSession
 
 from relay.audit.session import _Jvm, find_java, wrap_java
 from relay.base.errors import RelayError
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
+
+pytestmark = pytest.mark.shows("audit 3.6")
 
 PATIENCE_S = 200  # of a JVM on a machine that has other things to do
 

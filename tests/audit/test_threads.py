@@ -6,13 +6,14 @@ from pathlib import Path
 from uuid import UUID
 
 import msgspec
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import MessageType
 from relay.audit.jobs import threads
 from relay.base.names import ORCHESTRATOR
-from tests.audit.homes import START_NS, HomeBuilder, stored_message
-from tests.audit.planting import (
+from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
+from tests.audit.ledger_rows import (
     DAY,
     END_NS,
     HOUR,
@@ -26,6 +27,8 @@ from tests.audit.planting import (
     made,
     message,
 )
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 LONG_AGO = START_NS - 2 * HOUR
 
@@ -71,7 +74,7 @@ def test_a_thread_has_length_depth_and_duration(
     home.keep("1-in-none")
     home.write_store()
     home.write_store("store/archive/2026-01-31/000001.acomm")  # in two files, and still one
-    tables = made(threads.JOB, threads.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(threads.JOB, threads.make(home.inputs(spark, tmp_path / "run")))
     rows = {row["thread"]: row for row in tables["threads"].collect()}
     assert set(rows) == {thread(1), thread(2)}
     names = ("messages", "participants", "turns", "duration_s")
@@ -101,7 +104,7 @@ def test_a_query_that_nobody_answers_is_found(
     ask(home, 11, "2-answered-by-another")
     say(home, 11, MessageType.RESPONSE, "mallory", LONG_AGO + S)
     home.write_store()
-    tables = made(threads.JOB, threads.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(threads.JOB, threads.make(home.inputs(spark, tmp_path / "run")))
     queries = {row["message_id"]: row for row in tables["threads_queries"].collect()}
     assert {name: row["class"] for name, row in queries.items()} == {
         "1-answered": "answered",
@@ -153,7 +156,7 @@ def test_two_that_cannot_stop_are_found_and_who_works_fast_is_not(
     exchange(home, "6-flood", [("ann", "fay")] * 45, START_NS)
     exchange(home, "7-few", [("ann", "gus"), ("gus", "ann")] * 15, START_NS)
     home.write_store()
-    tables = made(threads.JOB, threads.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(threads.JOB, threads.make(home.inputs(spark, tmp_path / "run")))
     assert checks(threads.JOB, tables) == [("threads.runaway", "warning", "1-run-031", "ann")]
     (detail,) = details(threads.JOB, tables, "threads.runaway")
     assert detail["messages"] == "32"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import traffic
 from relay.audit.schemas import results
-from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
-from tests.audit.planting import HOUR, MINUTE, delivery, insert, made, message
+from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
+from tests.audit.ledger_rows import HOUR, MINUTE, delivery, insert, made, message
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_pairs_are_counted_with_their_latencies(
@@ -20,7 +23,7 @@ def test_pairs_are_counted_with_their_latencies(
     home.sent("2-all", sender="bob", to="*", recipients=("alice", "carol"), written_after_ms=2.5)
     home.seen("3-waits", sender="carol")
     home.deliver("3-waits", written_after_ms=None)
-    tables = traffic.make(home.evidence(spark, tmp_path / "run"))
+    tables = traffic.make(home.inputs(spark, tmp_path / "run"))
     pairs = tables["traffic"]
     assert pairs.columns == results.TRAFFIC.names
     assert sorted(map(tuple, pairs.collect())) == [
@@ -35,7 +38,7 @@ def test_pairs_are_counted_with_their_latencies(
 
 def test_nothing_written_is_nothing(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
     home.seen("1-a", at_ns=START_NS)
-    tables = traffic.make(home.evidence(spark, tmp_path / "run"))
+    tables = traffic.make(home.inputs(spark, tmp_path / "run"))
     pairs = tables["traffic"]
     assert pairs.collect() == []
     counted = {row["name"]: row["count"] for row in traffic.counts(tables).collect()}
@@ -51,9 +54,9 @@ def test_the_graph_by_its_nodes_and_what_each_hour_carried(
     dead = delivery("2-dead", START_NS, 1, state="dead")  # written, and never acknowledged
     late = delivery("2-late", START_NS + 2 * HOUR, 1)
     insert(home, "deliveries", [dead, late])
-    tables = made(traffic.JOB, traffic.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(traffic.JOB, traffic.make(home.inputs(spark, tmp_path / "run")))
     agents = {row["agent"]: row for row in tables["traffic_agents"].collect()}
-    ends = ("writes_to", "hears_from", "sent", "received", "bytes_sent", "bytes_received")
+    ends = ("recipients", "senders", "sent", "received", "bytes_sent", "bytes_received")
     assert [agents["alice"][name] for name in ends] == [2, 0, 4, 0, 4 * FILE_SIZE, 0]
     assert [agents["bob"][name] for name in ends] == [1, 1, 1, 3, FILE_SIZE, 3 * FILE_SIZE]
     assert [agents["carol"][name] for name in ends] == [0, 2, 0, 2, 0, 2 * FILE_SIZE]
@@ -74,7 +77,7 @@ def test_minutes_far_above_the_median_are_bursts(
     loud = [message(f"3-{n}", START_NS + 40 * MINUTE, agent_name="bob") for n in range(500)]
     besides = [message(f"4-{n}", START_NS + 40 * MINUTE) for n in range(150)]
     insert(home, "messages", usual + lesser + loud + besides)
-    tables = made(traffic.JOB, traffic.make(home.evidence(spark, tmp_path / "run")))
+    tables = made(traffic.JOB, traffic.make(home.inputs(spark, tmp_path / "run")))
     (row,) = tables["traffic_bursts"].collect()
     assert (row["minute"].minute, row["messages"], row["times_median"]) == (10, 650, 650.0)
     assert (row["busiest"], row["busiest_messages"]) == ("bob", 500)

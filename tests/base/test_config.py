@@ -177,6 +177,7 @@ def test_every_setting_has_a_reason_beside_it() -> None:
         assert beside or above, f"{key(section, name)} has no reason"
 
 
+@pytest.mark.shows("ready 1.6")
 @pytest.mark.parametrize(
     ("attempts", "pause_s"), [(0, 1), (1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (10**6, 60)]
 )

@@ -17,6 +17,8 @@ from relay.base import fsio
 from relay.base.errors import ForeignOwner, HardLink, UnsafePath
 from tests.procs import no_room_above
 
+pytestmark = pytest.mark.shows("engine 8.7")
+
 UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
 
 
@@ -58,6 +60,7 @@ def mode(path: Path) -> int:
 # -- modes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("ready 4.1")
 @pytest.mark.parametrize("mask", UMASKS)
 def test_what_is_made_is_700_and_600_whatever_the_umask(
     mask: int, umask: Callable[[int], int], folder: int, tmp_path: Path
@@ -166,6 +169,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["f"]
 
 
+@pytest.mark.shows("ready 1.1")
 def test_the_bytes_are_durable_before_the_name_and_the_name_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +213,7 @@ def test_where_there_is_a_full_sync_it_is_used_and_else_the_plain_one(
         assert steps == ["full 51", "plain"]
 
 
+@pytest.mark.shows("ready 1.1")
 @pytest.mark.parametrize("operation", ["create", "write", "rename"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_the_old_file_survives_whatever_fails(

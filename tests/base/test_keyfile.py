@@ -35,7 +35,7 @@ def test_a_key_is_made_once_and_read_again(path: Path) -> None:
 
 def test_a_key_is_never_replaced(path: Path) -> None:
     key = keyfile.create(str(path))
-    with pytest.raises(KeyFileError, match="is there already"):
+    with pytest.raises(KeyFileError, match="exists, and a key"):
         keyfile.create(str(path))
     assert keyfile.load(str(path)) == key
     assert os.listdir(path.parent) == ["store.key"]
@@ -76,10 +76,10 @@ def test_what_is_no_regular_file_is_refused(path: Path, tmp_path: Path) -> None:
     assert refused(path) == "a link"
     path.unlink()
     os.mkfifo(path, 0o600)
-    assert refused(path) == "no regular file"
+    assert refused(path) == "not a regular file"
     path.unlink()
     path.mkdir(0o600)
-    assert refused(path) == "no regular file"
+    assert refused(path) == "not a regular file"
 
 
 def test_another_users_key_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def write(log: Log, first: int, last: int) -> None:
         log("A line of about a hundred bytes", action="test", n=number, fill="x" * 20)
 
 
+@pytest.mark.shows("ready 5.3")
 def test_full_files_move_on_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "relay.log"
     write(open_log(path), 0, 60)
@@ -106,6 +107,7 @@ def test_settings_change_while_it_runs(tmp_path: Path) -> None:
     assert numbers(path) == list(range(1, 41))
 
 
+@pytest.mark.shows("ready 5.3")
 def test_killed_in_the_middle_of_a_rotation_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "relay.log"
     write(open_log(path), 0, 10)

@@ -89,9 +89,9 @@ def test_a_command_is_fields_whatever_their_names() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("ACTION: x\nhello", "the body, line 2: 'hello' is no line `NAME: value`"),
-        (": x", "the body, line 1: ': x' is no line"),
-        ("a b: x", "the body, line 1: 'a b: x' is no line"),
+        ("ACTION: x\nhello", "the body, line 2: 'hello' is not a line `NAME: value`"),
+        (": x", "the body, line 1: ': x' is not a line"),
+        ("a b: x", "the body, line 1: 'a b: x' is not a line"),
         ("a: 1\n\nA: 2", "the body, line 3: A is given twice"),
     ],
 )

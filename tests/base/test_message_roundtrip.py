@@ -22,6 +22,8 @@ from relay.base.message import (
     render,
 )
 
+pytestmark = pytest.mark.shows("ready 6.4")
+
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg"
 FILES = sorted(path.read_bytes() for path in FIXTURES.glob("*/*.msg"))
 RULED = {"TO", "KIND", "ATTACHMENT", "THREAD", "RE", "PRIORITY", "TOPIC", "TTL"}
@@ -118,8 +120,14 @@ def test_no_value_can_stand_as_a_header_of_its_own(
     [
         (MessageFile("bob", Kind.MESSAGE, {"X": "1\n2"}, b"x"), "line break"),
         (MessageFile("bob", Kind.MESSAGE, {"X": "1\x002"}, b"x"), "control character"),
-        (MessageFile("bob", Kind.MESSAGE, {"x": "1"}, b"x"), "'x' is not a valid header name"),
-        (MessageFile("bob", Kind.MESSAGE, {"": "1"}, b"x"), "'' is not a valid header name"),
+        (
+            MessageFile("bob", Kind.MESSAGE, {"x": "1"}, b"x"),
+            "'x' is not a header name in upper case",
+        ),
+        (
+            MessageFile("bob", Kind.MESSAGE, {"": "1"}, b"x"),
+            "'' is not a header name in upper case",
+        ),
         (MessageFile("bob", Kind.MESSAGE, {"X": "\udcff"}, b"x"), "not Unicode text"),
     ],
 )

@@ -22,6 +22,8 @@ from relay.base.message import (
     parse_duration_ms,
 )
 
+pytestmark = pytest.mark.shows("ready 1.5")
+
 ID = "1706123456789012345-a1b2c3d4"
 SHA = "sha256:" + "ab" * 32
 SIGNATURE = "ed25519:" + base64.b64encode(bytes(64)).decode()
@@ -142,6 +144,7 @@ def test_4096_bytes_a_value_and_no_more() -> None:
     assert "4097 bytes, at most 4096" in error.rule
 
 
+@pytest.mark.shows("ready 2.3", "ready 4.6")
 def test_the_body_has_the_limit_it_is_given() -> None:
     assert parse(TO + b"\n" + b"x" * 10, max_body_bytes=10).body == b"x" * 10
     assert "11 bytes, at most 10" in refused(TO + b"\n" + b"x" * 11, max_body_bytes=10).rule
@@ -374,5 +377,5 @@ def test_a_duration_in_milliseconds(text: str, ms: int) -> None:
 
 
 def test_what_is_no_duration_is_shown() -> None:
-    with pytest.raises(ValueError, match="'soon' is no duration"):
+    with pytest.raises(ValueError, match="'soon' is not a duration"):
         parse_duration_ms("soon")

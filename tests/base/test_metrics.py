@@ -8,6 +8,8 @@ from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histog
 from tests.box import Box
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("ready 3.1")
+
 
 def test_a_value_counts_in_the_first_bucket_that_takes_it() -> None:
     times = Histogram((1.0, 2.0))

@@ -33,6 +33,7 @@ def test_a_name_that_an_agent_may_have(name: str) -> None:
     assert check_agent_name(name) == name
 
 
+@pytest.mark.shows("ready 4.2")
 @pytest.mark.parametrize(
     "name",
     ["", "9a", "_a", "-a", "a" * 64, "a b", "a/b", "..", ".a", "a.b", "é", "ａ", "bob\n", "*"],
@@ -45,6 +46,7 @@ def test_a_name_outside_the_rule(name: str) -> None:
     assert caught.value.exit_code == EXIT_USAGE
 
 
+@pytest.mark.shows("ready 4.2")
 @pytest.mark.parametrize("name", ["__orchestrator__", "system", "root", "admin", "dm", "all"])
 def test_a_reserved_name_in_any_case(name: str) -> None:
     for spelling in (name, name.upper(), name.title()):
@@ -55,7 +57,7 @@ def test_a_reserved_name_in_any_case(name: str) -> None:
 
 @pytest.mark.parametrize("name", [None, 5, b"bob"])
 def test_what_is_no_text_is_no_name(name: Any) -> None:
-    with pytest.raises(InvalidName, match="is no text"):
+    with pytest.raises(InvalidName, match="expected an agent name as text"):
         check_agent_name(name)
 
 

@@ -72,7 +72,7 @@ def test_a_file_that_is_no_message_is_masked_more_freely(line: str) -> None:
     found = redact(f"{HEAD}{line}\n\ngo".encode(), loose=True)
     assert found is not None and b"hunter2" not in found.data
     assert found.secrets
-    assert "hunter2" not in found.clean(f"{line!r} is no header line")
+    assert "hunter2" not in found.clean(f"{line!r} is not a header line")
 
 
 @pytest.mark.parametrize(

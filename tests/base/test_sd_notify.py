@@ -57,7 +57,9 @@ def test_without_somebody_to_tell_nothing_happens(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "seconds"), [("", 0.04), (str(os.getpid()), 0.04), ("1", 0), ("x", 0)]
+    ("pid", "seconds"),
+    [("", 0.04), (str(os.getpid()), 0.04), ("1", 0), ("x", 0)],
+    ids=["none", "ours", "another", "invalid"],
 )
 def test_a_watchdog_of_another_process_is_not_ours(
     system: socket.socket, pid: str, seconds: float

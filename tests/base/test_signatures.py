@@ -14,6 +14,8 @@ from relay.acomm.signed import is_signed_by, wrong_signatures
 from relay.base import signatures
 from tests.acomm.support import message
 
+pytestmark = pytest.mark.shows("engine 6.15")
+
 # RFC 8032, 7.1, TEST 1 to 3: private key, public key, message, signature.
 VECTORS = [
     (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.base.text import json_line, json_visible, visible
-from relay.cli.common import columns
+from relay.cli.common import print_table
 
 values = st.recursive(
     st.none() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
@@ -55,5 +55,5 @@ def test_M18_json_has_the_escapes_that_json_has() -> None:
 
 
 def test_M18_no_cell_of_a_table_is_raw(capsys: pytest.CaptureFixture[str]) -> None:
-    columns(("A", "B"), [("x\x1b[2J", None)])
+    print_table(("A", "B"), [("x\x1b[2J", None)])
     assert capsys.readouterr().out == "A         B\nx\\x1b[2J  -\n"

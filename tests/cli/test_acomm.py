@@ -195,6 +195,7 @@ def test_an_encrypted_file_with_and_without_its_key(tmp_path: Path) -> None:
     assert isinstance(refused("check", path, "--key-file", key), KeyFileError)
 
 
+@pytest.mark.shows("engine 6.15")
 def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     private = bytes(range(32))
     good = signatures.sign(private, "alpha", "17-ab", "bob", b"hello")

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from relay.cli import run
-from relay.cli.common import counted
-from relay.journal.dictionaries import Dictionaries
+from relay.cli.common import plural
 from relay.journal.files import SegmentCheck
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.manifest import read_manifest
-from relay.journal.segment import segment_path
-from relay.journal.warm import compress
+from relay.journal.journal import Append, Journal
+from relay.journal.replay import read_manifest
+from relay.journal.segment import SegmentPolicy, segment_path
+from relay.journal.warm import Dictionaries, compress
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
+
+pytestmark = pytest.mark.shows("journal 1.11")
 
 BAD = FIXTURES / "bad"
 Output = pytest.CaptureFixture[str]
@@ -144,7 +145,7 @@ def test_a_segment_that_is_nowhere_is_named(stream: Path, capsys: Output) -> Non
     os.rename(segment_path(str(stream), 1), stream / "away")
     lines = lines_of("check", str(stream), capsys=capsys, code=3)
     path = segment_path(str(stream), 1)
-    assert lines == [f"{path}: missing, and the manifest has it in tier0", "1 error found"]
+    assert lines == [f"{path}: missing, but in the manifest as tier0", "1 error found"]
     assert run(["aof", "dump", str(stream), "--json"]) == 3
     assert "segment 1: no copy of it is on this machine" in capsys.readouterr().err
 
@@ -159,7 +160,7 @@ def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
     path.write_bytes(data)
     lines = lines_of("check", str(stream), capsys=capsys, code=3)
     assert all(str(path) in line for line in lines[:-1]) and len(lines) > 1
-    assert lines[-1] == f"{counted(len(lines) - 1, 'error')} found"
+    assert lines[-1] == f"{plural(len(lines) - 1, 'error')} found"
     (row,) = lines_of("check", str(stream), "--json", capsys=capsys, code=3)
     assert json.loads(row)["problems"] == lines[:-1]
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from relay.cli import run
-from relay.journal import chunk as chunks
 from relay.journal.format import FOOTER, MANIFEST_RECORD, ManifestRecord, ManifestType, crc64
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.manifest import read_manifest
-from relay.journal.segment import segment_path
+from relay.journal.journal import Append, Journal
+from relay.journal.replay import chunk_path, read_manifest
+from relay.journal.segment import SegmentPolicy, segment_path
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import silent
+
+pytestmark = pytest.mark.shows("journal 1.10")
 
 Output = pytest.CaptureFixture[str]
 
@@ -65,7 +66,7 @@ def test_a_sealed_footer_is_compared_with_the_manifest(
 
 def add(stream: Path, *records: bytes) -> None:
     """Records of another writer behind those of the manifest."""
-    path = Path(chunks.chunk_path(str(stream), 0))
+    path = Path(chunk_path(str(stream), 0))
     data = path.read_bytes()
     end = int.from_bytes(data[40:48], "little")  # committed_len
     data = data[:end] + b"".join(records)
@@ -112,7 +113,7 @@ def test_an_unknown_type_is_shown_with_its_flags(stream: Path, capsys: Output) -
 
 @pytest.mark.parametrize("what", ["stream", "chunk"])
 def test_a_wrong_base_record_is_warned_of(stream: Path, capsys: Output, what: str) -> None:
-    path = Path(chunks.chunk_path(str(stream), 0))
+    path = Path(chunk_path(str(stream), 0))
     data = bytearray(path.read_bytes())
     data[24:32] = struct.pack("<Q", 3)
     path.write_bytes(data)

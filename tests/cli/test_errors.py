@@ -159,7 +159,7 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     assert run(["--home", str(home), *words.split()]) == EXIT_FAILED
     line = said(capsys)
     assert line.startswith(f"relay: {home}/ledger.db: no such ")
-    assert line.endswith("is brought to the present schema by the next `relay up`")
+    assert line.endswith("is migrated to the current schema by the next `relay up`")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from relay.base.config import Config, JournalSettings, encode
 from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
-from relay.cli.init import init
+from relay.cli.daemon import init
 from relay.daemon.journal_commands import covered_offset
-from relay.journal.commands import checkpoint_offsets
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.segment import segment_path
+from relay.journal.journal import Append, Journal
+from relay.journal.replay import checkpoint_offsets
+from relay.journal.segment import SegmentPolicy, segment_path
 from tests.box import Box
 from tests.journal.payloads import payload
 
@@ -287,7 +287,7 @@ def test_while_another_process_has_the_journal_only_status_works(home: Path) -> 
 
 
 def test_a_segment_that_is_not_there_is_named(home: Path) -> None:
-    assert "segment 9: the stream has none" in str(refused(run(home, "compress", 9)))
+    assert "segment 9 is not in the stream" in str(refused(run(home, "compress", 9)))
     assert "segment 3: not sealed yet" in str(refused(run(home, "compress", 3)))
 
 

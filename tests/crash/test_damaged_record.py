@@ -14,7 +14,7 @@ import pytest
 from relay.base.home import STORE
 from relay.daemon.opening import stream_dir
 from relay.journal.format import RECORD, RecordFlag
-from relay.journal.reader import JournalReader
+from relay.journal.journal import JournalReader
 from relay.journal.segment import FIRST_RECORD, segment_path
 from tests.box import Box
 from tests.crash.test_every_step import scenario

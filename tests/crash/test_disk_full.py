@@ -24,6 +24,8 @@ from tests.box import Box
 from tests.crash import test_every_step as steps
 from tests.kills import Effect, effect, firsts, lasts
 
+pytestmark = pytest.mark.shows("journal 5.6")
+
 NEEDS_SPACE = ("create", "write", "truncate")
 ENDS_A_SESSION = (OSError, LedgerError, JournalFailed)  # as the daemon sees it
 LONG = 1 << 30

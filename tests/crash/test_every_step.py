@@ -18,6 +18,8 @@ import pytest
 from tests.box import Box
 from tests.kills import Axe, Effect, Killed, firsts, lasts
 
+pytestmark = pytest.mark.shows("engine 7.1", "engine 7.3", "journal 5.2", "ready 1.1", "ready 6.3")
+
 
 def scenario(box: Box) -> None:
     """Everything a batch can hold: direct, broadcast, control, refused, ack, malformed."""
@@ -292,6 +294,7 @@ def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> Effect | N
     return axe.fell_at
 
 
+@pytest.mark.shows("ready 1.3")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.journal.journal import Journal, SegmentPolicy
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Journal, JournalReader
+from relay.journal.segment import SegmentPolicy
 from tests.fakes import FakeClock
 from tests.journal.model import Model
 from tests.power import Cut, Power
@@ -73,6 +73,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
     yield made
 
 
+@pytest.mark.shows("journal 1.9")
 @pytest.mark.parametrize("mode", Cut)
 @pytest.mark.parametrize("seed", range(12))
 def test_what_was_committed_is_there(
@@ -100,6 +101,7 @@ def test_what_was_committed_is_there(
     journal.close()
 
 
+@pytest.mark.shows("journal 1.13")
 @pytest.mark.parametrize("seed", range(8))
 def test_of_a_batch_whose_sync_did_not_return_the_beginning_counts(
     seed: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,7 +135,7 @@ def come_back(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
         box = Box(root, "alice", "bob")
         unread = box.send("alice", "TO: bob\n\nwake up")
         with box.ledger.transaction():
-            box.ledger.registry.set_status("bob", "terminated", "it ended", box.clock.now_ns())
+            box.ledger.agents.set_status("bob", "terminated", "it ended", box.clock.now_ns())
         meta = {"pid": os.getpid(), "started_at": box.clock.now_ns()}
         box.path("agents", "bob", META).write_text(json.dumps(meta))
         axe = Axe(patch, root)

@@ -25,6 +25,8 @@ from tests.crash.test_every_step import scenario
 from tests.kills import Effect, effect, firsts, lasts
 from tests.power import Cut, Power
 
+pytestmark = pytest.mark.shows("journal 5.3", "ready 1.4", "ready 6.3")
+
 TAKEN = ("1000000004-04", "bob")
 LEDGER_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm")
 

@@ -17,12 +17,15 @@ from relay.base.home import Home
 from relay.base.message import parse_delivered
 from tests.procs import Relay, environment, until
 
+pytestmark = pytest.mark.shows("ready 1.2")
+
 WRITERS = ("alice", "bob", "carol", "dave")
 MESSAGES_EACH = 500
 KILLS = 20
 WRITER = Path(__file__).with_name("writer.py")
 
 
+@pytest.mark.shows("ready 6.2")
 @pytest.mark.timeout(180)
 def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
     home = tmp_path / "a home"

@@ -60,6 +60,7 @@ def run_killed(stream: Stream, store: FaultyObjects, at: int, read: bool = False
     return False
 
 
+@pytest.mark.shows("journal 4.9")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_at_every_call_nothing_is_lost(way: str, part: int, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from relay.journal.format import Reason
 from relay.journal.journal import Append
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
+pytestmark = pytest.mark.shows("journal 4.9")
+
 
 @pytest.mark.timeout(60)  # reader and worker take turns at one lock, and the disk may be slow
 def test_reading_while_segments_move(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from relay.journal.plan import TierPolicy
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.power import Cut, Durable, Power, build
 
+pytestmark = pytest.mark.shows("journal 4.9")
+
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
 
 

@@ -78,6 +78,7 @@ def served(asked: Asked) -> Asked:
     return asked
 
 
+@pytest.mark.shows("ready 3.3")
 def test_a_relay_that_serves_is_healthy_and_ready(served: Asked) -> None:
     assert served.ask("/healthz") == (200, "text/plain; charset=utf-8", "healthy\n")
     assert served.ask("/readyz") == (200, "text/plain; charset=utf-8", "ready\n")
@@ -104,7 +105,7 @@ def test_alive_and_not_ready(asked: Asked) -> None:
     assert asked.ask("/healthz")[0] == 200
     assert asked.ask("/readyz")[::2] == (503, "it is starting\n")
     asked.board.trouble = "the disk is full"
-    said = "it serves nobody, and begins again: the disk is full\n"
+    said = "not serving, will retry: the disk is full\n"
     assert asked.ask("/readyz")[::2] == (503, said)
     asked.board.trouble = ""
     asked.serve()
@@ -243,7 +244,10 @@ def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -
     long = Asked(root)
     long.admin.begin("")
     (line,) = long.log
-    assert "bytes, a socket's may be 107: set XDG_RUNTIME_DIR to a directory of yours" in line
+    assert (
+        "bytes, and a socket's may have at most 107: set XDG_RUNTIME_DIR to a directory of your own"
+        in line
+    )
     assert list(root.iterdir()) == []
 
 
@@ -322,7 +326,7 @@ def test_a_port_that_is_taken_is_said_and_the_socket_answers(asked: Asked) -> No
         asked.serve()
         asked.admin.begin(address)
     (line,) = asked.log
-    assert f"nothing answers on admin.listen {address}: " in line
+    assert f"no server on admin.listen {address}: " in line
     assert json.loads(asked.ask("/status")[2])["admin_trouble"] in line
 
 

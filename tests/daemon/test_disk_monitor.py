@@ -184,6 +184,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     assert board.pauses == {} and box.bodies("bob") == ["waits"]
 
 
+@pytest.mark.shows("ready 5.4")
 def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
@@ -203,7 +204,7 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
-    assert any("intake goes on" in line["event"] for line in box.log)
+    assert any("intake resumes" in line["event"] for line in box.log)
 
 
 def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Looked) -> None:
@@ -213,6 +214,7 @@ def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Loo
     assert looked.box.bodies("bob") == []
 
 
+@pytest.mark.shows("ready 5.4")
 def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
     box = looked.box
     box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')

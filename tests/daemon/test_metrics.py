@@ -47,6 +47,7 @@ def value(board: SharedStatus, name: str, **labels: str) -> float:
     return float(sample.value)
 
 
+@pytest.mark.shows("ready 3.2")
 def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> None:
     board, _ = published(box)
     text = metrics.page(board).decode()
@@ -94,6 +95,7 @@ def test_histograms_add_up(box: Box) -> None:
     assert {one.labels["stage"] for one in stages.samples} == set(STAGES)
 
 
+@pytest.mark.shows("ready 3.2")
 def test_the_numbers_are_those_of_the_box(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nhi")
     box.drop("alice", "TO: nobody\n\nhi")

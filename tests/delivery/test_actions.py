@@ -25,6 +25,8 @@ from relay.journal.plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 7.6")
+
 
 def ask(
     store: CommStore, body: str, sender: str = "operator", lead: str | None = None, head: str = ""

@@ -112,6 +112,7 @@ MIXED = (
 )
 
 
+@pytest.mark.shows("engine 7.7")
 @pytest.mark.parametrize(
     ("line", "came"),
     [

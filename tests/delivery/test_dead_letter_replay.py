@@ -13,6 +13,8 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 3.5")
+
 ONCE: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
 
 

@@ -19,6 +19,8 @@ from relay.base.message import RELAY_HEADERS, Kind, MessageFile, parse, parse_de
 from relay.delivery.file_ops import render_delivered
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("ready 6.4")
+
 OWN = (*RELAY_HEADERS, "CHECKSUM")
 # What some reader takes for the end of a line, what ends a header, and what a relay header begins.
 BREAKS = (

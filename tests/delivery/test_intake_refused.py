@@ -23,7 +23,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.home.close()
 
 
-# -- no regular file -----------------------------------------------------------------------
+# -- not a regular file -------------------------------------------------------------------
 
 
 def make_link(path: Path) -> None:

@@ -7,6 +7,8 @@ import pytest
 from relay.delivery.limits import CALM_NS, RateLimit
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("ready 4.5")
+
 
 @pytest.fixture
 def clock() -> FakeClock:

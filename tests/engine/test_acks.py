@@ -66,6 +66,7 @@ def test_a_later_message_that_is_due_sooner_is_so_in_a_store_opened_again(scene:
     assert {scene.state(number) for number in late} == {DeliveryState.DELIVERED}
 
 
+@pytest.mark.shows("engine 3.4")
 def test_the_backoff_schedule_of_the_guide(scene: Scene) -> None:
     sent = scene.send()
     assert scene.after(9.9) == []
@@ -118,6 +119,7 @@ def test_one_waiting_for_its_next_attempt_can_be_received_and_acked(scene: Scene
     assert scene.after(100) == []
 
 
+@pytest.mark.shows("engine 3.4")
 def test_timers_are_kept_per_recipient(scene: Scene) -> None:
     scene.store.join_channel(scene.channel.id, "other")
     sent = scene.send()
@@ -140,6 +142,7 @@ def test_timers_survive_a_restart(scene: Scene) -> None:
     assert scene.after(1.1) == [("worker", 2)]
 
 
+@pytest.mark.shows("engine 3.8")
 def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
     system = scene.store.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
     scene.store.subscribe(system.id, "watcher", "_system.message.#")
@@ -160,6 +163,7 @@ def test_dead_letters_are_found_by_status(scene: Scene) -> None:
     assert [m.id for m in found.messages] == [sent]
 
 
+@pytest.mark.shows("engine 3.7")
 def test_a_replayed_dead_letter_begins_anew(scene: Scene) -> None:
     sent = scene.send()
     for _ in range(8):
@@ -179,6 +183,7 @@ def test_a_replayed_dead_letter_begins_anew(scene: Scene) -> None:
     assert letter.last_error == "no acknowledgment within 10 s, 4 attempts"
 
 
+@pytest.mark.shows("engine 3.9")
 def test_a_late_ack_takes_a_dead_letter_back(scene: Scene) -> None:
     sent = scene.send()
     for _ in range(8):
@@ -208,6 +213,7 @@ def test_a_late_ack_of_one_leaves_the_other_dead(scene: Scene) -> None:
     assert scene.store.receive_messages(None, "other") == []
 
 
+@pytest.mark.shows("engine 3.10")
 def test_what_is_a_day_old_is_not_tried_again() -> None:
     config = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=40_000)
     scene = Scene(config)
@@ -259,6 +265,7 @@ def test_so_many_at_a_time(scene: Scene) -> None:
     assert len(scene.after(1.1)) == 10
 
 
+@pytest.mark.shows("engine 1.9", "engine 3.7")
 def test_discard_and_purge(scene: Scene) -> None:
     first = scene.send()
     for _ in range(8):
@@ -276,6 +283,7 @@ def test_discard_and_purge(scene: Scene) -> None:
     assert scene.send() > second  # numbers are never used twice, also after a purge
 
 
+@pytest.mark.shows("engine 3.11")
 def test_exactly_once_is_not_delivered_again(scene: Scene) -> None:
     scene = Scene(EXACTLY_ONCE)
     sent = scene.send()
@@ -293,6 +301,7 @@ def test_exactly_once_is_not_delivered_again(scene: Scene) -> None:
     assert scene.store.state.duplicates == {}
 
 
+@pytest.mark.shows("engine 3.11")
 @pytest.mark.parametrize("ack_timeout", [1, 10, 60])
 def test_exactly_once_no_retry_delivers_it_again(ack_timeout: int) -> None:
     mode = DeliveryMode.EXACTLY_ONCE
@@ -307,6 +316,7 @@ def test_exactly_once_no_retry_delivers_it_again(ack_timeout: int) -> None:
     assert (letter.message.id, letter.message.retry_count) == (sent, 3)
 
 
+@pytest.mark.shows("engine 3.11")
 def test_a_replay_is_not_stopped_by_exactly_once() -> None:
     scene = Scene(EXACTLY_ONCE)
     sent = scene.send()
@@ -330,6 +340,7 @@ def test_at_most_once_has_no_timer() -> None:
     assert scene.store.next_due_ms() is None
 
 
+@pytest.mark.shows("engine 3.6")
 @pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
 def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageType) -> None:
     scene = Scene(ChannelConfig())
@@ -346,6 +357,7 @@ def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageT
     assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
 
 
+@pytest.mark.shows("engine 3.6")
 def test_a_command_that_asks_for_it_comes_again_in_any_channel() -> None:
     scene = Scene(ChannelConfig())
     asks = {"delivery": "at-least-once"}
@@ -355,6 +367,7 @@ def test_a_command_that_asks_for_it_comes_again_in_any_channel() -> None:
     assert scene.after(1.1) == [("worker", 2)]
 
 
+@pytest.mark.shows("engine 3.6")
 def test_a_query_whose_sender_waits_comes_again_in_any_channel() -> None:
     scene = Scene(ChannelConfig())
     scene.store.send_query(scene.channel.id, "lead", "which?", 5)

@@ -13,6 +13,8 @@ from relay.engine import CommStore, FlushPolicy
 from tests.engine.support import UUID, channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 3.2")
+
 
 @pytest.mark.parametrize(
     ("question", "answer"),

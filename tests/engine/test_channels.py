@@ -22,6 +22,8 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, channel_of, reopened, send
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 4.5")
+
 # -- configure_channel ---------------------------------------------------------------------
 
 
@@ -154,6 +156,7 @@ def test_a_channel_that_is_active_again_takes_messages(
     assert send(store, channel, "a").id == 1
 
 
+@pytest.mark.shows("engine 4.6")
 @pytest.mark.parametrize("state", [s for s in ChannelState if s is not ChannelState.CLOSED])
 def test_closed_is_final(store: CommStore, clock: FakeClock, state: ChannelState) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
@@ -187,6 +190,7 @@ def test_a_state_is_a_channels_that_is_there(store: CommStore) -> None:
 HIGH_BY_A = MessageFilter(sender="a", priority=(Priority.HIGH, Priority.CRITICAL))
 
 
+@pytest.mark.shows("engine 2.12")
 def test_a_filter_narrows_what_a_pattern_matches(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a", "c")
     store.subscribe(channel.id, "b", "build.#", HIGH_BY_A)

@@ -298,6 +298,7 @@ def test_the_sequences_do_what_they_are_for() -> None:
     assert kinds["MessageSent"] > 100
 
 
+@pytest.mark.shows("engine 6.13")
 @settings(max_examples=200)
 @given(STEPS)
 def test_events_replayed_give_the_same_store(steps: list[Operation]) -> None:
@@ -354,6 +355,7 @@ def test_through_the_bytes_of_a_file_as_well(steps: list[Operation]) -> None:
     assert codec.encode(opened.snapshot().file()) == data
 
 
+@pytest.mark.shows("engine 1.14")
 @settings(max_examples=100)
 @given(STEPS, STEPS)
 def test_a_snapshot_does_not_change_with_the_store(
@@ -441,6 +443,7 @@ THREE = Channel(
 changed = msgspec.structs.replace
 
 
+@pytest.mark.shows("engine 6.12")
 @pytest.mark.parametrize(
     ("file", "says"),
     [

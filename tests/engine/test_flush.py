@@ -20,6 +20,8 @@ from relay.engine.flush import Flusher, FlushPolicy, Inline
 from tests.engine.support import NOW_S, channel_of
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 6.1")
+
 BATCH = FlushPolicy()
 IMMEDIATE = FlushPolicy(messages=1, ms=None)
 MANUAL = FlushPolicy(messages=None, ms=None)

@@ -25,6 +25,8 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, UUID, channel_of, new_store, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 6.11")
+
 MEMBERS = (
     Participant("a", ParticipantRole.OWNER, NOW_S),
     Participant("b", joined_at=NOW_S),

@@ -19,6 +19,8 @@ from relay.engine.tables import MANY_TIMERS
 from tests.engine.support import EXACTLY_ONCE, channel_of, reopened, send
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 5.6")
+
 
 def given_up(store: CommStore, many: int) -> tuple[Channel, list[int]]:
     """A channel with so many dead letters."""

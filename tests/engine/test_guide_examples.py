@@ -17,6 +17,8 @@ from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 6.16")
+
 
 @pytest.fixture
 def store() -> CommStore:
@@ -24,6 +26,7 @@ def store() -> CommStore:
     return CommStore(FakeClock())
 
 
+@pytest.mark.shows("engine 3.1")
 def test_one_to_one_task_delegation(store: CommStore) -> None:
     channel = store.create_channel("planner-executor", ChannelType.DIRECT, "agent-planner")
     store.join_channel(channel.id, "agent-executor")
@@ -73,6 +76,7 @@ def test_pub_sub_event_notification(store: CommStore) -> None:
     assert len(store.receive_messages(channel.id, "monitor-agent")) == 0
 
 
+@pytest.mark.shows("engine 2.9")
 def test_threaded_conversation(store: CommStore) -> None:
     channel = store.create_channel("discussion", ChannelType.GROUP, "agent-lead")
     store.join_channel(channel.id, "agent-researcher")
@@ -97,6 +101,7 @@ def test_threaded_conversation(store: CommStore) -> None:
     assert answered is not None and answered.status is MessageStatus.ACKNOWLEDGED
 
 
+@pytest.mark.shows("engine 2.9")
 def test_querying_message_history(store: CommStore) -> None:
     channel = store.create_channel("project", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")
@@ -126,6 +131,7 @@ def test_querying_message_history(store: CommStore) -> None:
     assert dead.total_count == 0
 
 
+@pytest.mark.shows("engine 1.3")
 def test_validation_error_example(store: CommStore) -> None:
     channel = store.create_channel("c", ChannelType.GROUP, "lead")
     with pytest.raises(ValidationFailed) as caught:
@@ -148,6 +154,7 @@ def test_what_is_received_is_not_received_again(store: CommStore) -> None:
     assert store.state.deliveries[sent.id]["worker"].state is DeliveryState.RECEIVED
 
 
+@pytest.mark.shows("engine 2.5")
 def test_a_message_past_its_ttl_is_not_received(store: CommStore) -> None:
     channel = store.create_channel("c", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")
@@ -160,6 +167,7 @@ def test_a_message_past_its_ttl_is_not_received(store: CommStore) -> None:
     assert expired is not None and expired.status is MessageStatus.FAILED
 
 
+@pytest.mark.shows("engine 2.1")
 def test_priorities_first_then_first_come_first_served(store: CommStore) -> None:
     channel = store.create_channel("c", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")

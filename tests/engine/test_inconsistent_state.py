@@ -28,6 +28,8 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, channel_of, new_store, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 6.11")
+
 HIGHEST = 2**64 - 1
 
 

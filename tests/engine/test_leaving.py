@@ -7,8 +7,8 @@ import time
 
 import msgspec
 import pytest
-import relay.comm
 
+import relay.engine
 from relay.acomm.model import (
     ChannelState,
     ChannelType,
@@ -24,9 +24,12 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import channel_of, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 4.6")
+
 # -- draining ------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 3.3")
 @pytest.mark.parametrize("state", [ChannelState.PAUSED, ChannelState.DRAINING])
 def test_a_draining_channel_takes_the_answers_to_what_it_delivered(
     store: CommStore, state: ChannelState
@@ -58,6 +61,7 @@ def test_a_closed_one_takes_nothing(store: CommStore) -> None:
 # -- receiving -----------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 2.3")
 def test_a_limit_takes_the_first_to_be_delivered_and_leaves_the_rest(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     for number in range(5):
@@ -70,6 +74,7 @@ def test_a_limit_takes_the_first_to_be_delivered_and_leaves_the_rest(store: Comm
     assert came == [["3", "0"], ["1", "2"], ["4"]]
 
 
+@pytest.mark.shows("engine 2.4")
 def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> None:
     left = channel_of(store, ChannelType.GROUP, "a", "b", name="left")
     stays = channel_of(store, ChannelType.GROUP, "a", "b", name="stays")
@@ -116,6 +121,7 @@ def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(store: CommStore) 
 # -- a slow filter -------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 2.12")
 def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> None:
     said: list[str] = []
     store.warn = said.append
@@ -132,6 +138,7 @@ def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> No
     assert set(store.recipients(sent.id)) == {"slow", "quick"}
 
 
+@pytest.mark.shows("engine 2.12")
 def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a", sticky_messages=True)
     for _ in range(100):
@@ -164,6 +171,7 @@ def test_a_filter_that_a_file_had_and_is_none_matches_nothing(
 # -- values that no file could hold --------------------------------------------------------
 
 
+@pytest.mark.shows("engine 1.5")
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -222,6 +230,7 @@ def test_an_owner_who_comes_back_is_its_owner(store: CommStore) -> None:
     assert [(p.id, p.role.label) for p in back.participants] == [("w", "Member"), ("boss", "Owner")]
 
 
+@pytest.mark.shows("engine 4.2")
 def test_a_broadcast_channel_keeps_its_one_owner(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.BROADCAST, "boss", "w")
     before = store.snapshot()

@@ -34,6 +34,7 @@ def topics(store: CommStore) -> Channel:
 # -- subscriptions -------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 2.11")
 def test_a_subscription_rests_and_goes_on(
     store: CommStore, topics: Channel, clock: FakeClock
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_subscription_rests_and_goes_on(
     assert store.subscriptions() == [one, other]
 
 
+@pytest.mark.shows("engine 2.11")
 def test_subscribing_again_wakes_it_and_says_its_filter(store: CommStore, topics: Channel) -> None:
     one = store.subscribe(topics.id, "bob", "build.#")
     store.set_subscription_active(one.id, False)
@@ -91,6 +93,7 @@ def test_a_subscription_that_is_none(store: CommStore, topics: Channel, number: 
 # -- roles, and the path -------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 4.1")
 @pytest.mark.parametrize("kind", [ChannelType.GROUP, ChannelType.BROADCAST])
 @pytest.mark.parametrize("role", [ParticipantRole.OBSERVER, ParticipantRole.MEMBER])
 def test_who_joins_may_say_as_what(
@@ -103,6 +106,7 @@ def test_who_joins_may_say_as_what(
     assert store.join_channel(channel.id, "bob", role=role) == joined
 
 
+@pytest.mark.shows("engine 4.1")
 def test_a_channel_has_the_owner_that_it_has(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "lead")
     with pytest.raises(ValidationFailed, match=r"role: .*lead owns channel c"):
@@ -141,6 +145,7 @@ def handed_out(store: CommStore) -> dict[str, Message]:
     return {way: message for way, message in found.items() if message is not None}
 
 
+@pytest.mark.shows("engine 1.14")
 def test_metadata_that_is_handed_out_does_not_change(store: CommStore, clock: FakeClock) -> None:
     ways = handed_out(store)
     assert len(ways) == 8

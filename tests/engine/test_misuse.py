@@ -27,6 +27,8 @@ from relay.base.errors import ChannelNotFound, RelayError, ValidationFailed
 from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, channel_of, new_store, send, standing
 
+pytestmark = pytest.mark.shows("engine 1.8")
+
 VALUES: tuple[Any, ...] = (
     None, -1, 2**64, 1.5, float("nan"), True, "", "\ud800", "x" * 300, b"\xff", [], ["a"], [[]],
     {}, {"a": object()}, object(), bytearray(b"x"), {"b"},

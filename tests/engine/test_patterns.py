@@ -9,6 +9,8 @@ from relay.base.errors import ValidationFailed
 from relay.engine import patterns
 from tests.engine.support import channel_of, new_store, send
 
+pytestmark = pytest.mark.shows("engine 2.7")
+
 DEEP = 40
 TOO_LARGE = [
     "(" * DEEP + "a" + ")+" * DEEP,

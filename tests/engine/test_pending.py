@@ -28,6 +28,7 @@ def waiting(store: CommStore, who: str = "b") -> list[str]:
     return [m.content.decode() for m in store.receive_messages(None, who, peek=True)]
 
 
+@pytest.mark.shows("engine 4.10")
 def test_beyond_the_limit_messages_are_taken_and_wait_in_order(
     store: CommStore, clock: FakeClock
 ) -> None:
@@ -62,6 +63,7 @@ def test_answers_are_never_held_and_hold_up_nothing(store: CommStore) -> None:
     assert send(store, channel, "a").status is MessageStatus.DELIVERED
 
 
+@pytest.mark.shows("engine 4.10")
 @pytest.mark.parametrize(
     ("heeds", "order"), [(True, ["high", "one", "two"]), (False, ["one", "high", "two"])]
 )
@@ -108,6 +110,7 @@ def test_a_paused_channel_lets_nothing_go(
         assert waiting(store) == ["second"]
 
 
+@pytest.mark.shows("engine 2.5")
 def test_past_its_ttl_a_held_message_is_not_delivered(store: CommStore, clock: FakeClock) -> None:
     channel = narrow(store, 1)
     send(store, channel, "a", content="first")
@@ -136,6 +139,7 @@ def test_who_has_left_bounces_and_the_others_get_it(store: CommStore) -> None:
     assert said == [f"message {second.id}: 1 have left, among them c"]
 
 
+@pytest.mark.shows("engine 4.11")
 def test_where_the_owner_delivers_it_is_told_what_may_go(
     store: CommStore, clock: FakeClock
 ) -> None:

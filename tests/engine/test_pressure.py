@@ -15,6 +15,8 @@ from relay.engine.sending import CAPACITY_TOPIC
 from tests.engine.support import channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 1.7")
+
 
 def limited(clock: FakeClock, **limits: int) -> CommStore:
     return CommStore(clock, limits=Limits()._replace(**limits))
@@ -33,6 +35,7 @@ def refused(store: CommStore, call: Callable[[], object], kind: type[CommError])
 # -- memory --------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 5.1")
 def test_at_the_threshold_what_is_done_makes_room(clock: FakeClock) -> None:
     store = limited(clock, active_messages=3)
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
@@ -42,6 +45,7 @@ def test_at_the_threshold_what_is_done_makes_room(clock: FakeClock) -> None:
     assert len(store) == 1 + 9 % 3 and store.stats().archived == 9 // 3 * 3
 
 
+@pytest.mark.shows("engine 5.1")
 def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeClock) -> None:
     store = limited(clock, active_messages=3)
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
@@ -88,6 +92,7 @@ def test_a_store_that_is_full_does_not_look_at_everything_each_time(clock: FakeC
 SMALL = {"file_bytes": 10_000, "warn_bytes": 8_000, "reserve_bytes": 1_000}
 
 
+@pytest.mark.shows("engine 5.2")
 def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: FakeClock) -> None:
     store = limited(clock, **SMALL)
     said: list[str] = []
@@ -110,6 +115,7 @@ def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: Fak
         said.clear()
 
 
+@pytest.mark.shows("engine 5.3")
 def test_within_the_reserve_only_answers_are_taken(clock: FakeClock) -> None:
     store = limited(clock, **SMALL)
     store.warn = lambda _: None
@@ -156,6 +162,7 @@ def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
 # -- counts --------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 5.5")
 def test_no_more_messages_than_a_file_holds_archived_and_dead_ones_included(
     clock: FakeClock,
 ) -> None:
@@ -172,6 +179,7 @@ def test_no_more_messages_than_a_file_holds_archived_and_dead_ones_included(
     refused(store, lambda: send(store, channel, "a"), StoreCapacity)
 
 
+@pytest.mark.shows("engine 5.5")
 def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) -> None:
     store = limited(clock, channels=2, subscriptions=1)
     channel = channel_of(store, ChannelType.PUB_SUB, "a")
@@ -196,6 +204,7 @@ def test_the_limits_are_those_of_the_guide_and_the_format() -> None:
 # -- a channel's words ---------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 4.4")
 def test_description_and_tags_are_kept_and_changed(store: CommStore, clock: FakeClock) -> None:
     channel = store.create_channel(
         "c", ChannelType.GROUP, "a", description="é" * 1024, tags=["t" * 64] * 100
@@ -208,6 +217,7 @@ def test_description_and_tags_are_kept_and_changed(store: CommStore, clock: Fake
     assert reopened(store, clock).get_channel(channel.id).tags == ("x", "y")
 
 
+@pytest.mark.shows("engine 4.4")
 @pytest.mark.parametrize(
     ("words", "field", "length"),
     [
@@ -236,6 +246,7 @@ def test_words_that_are_too_many_are_refused(
         assert store.snapshot() == before
 
 
+@pytest.mark.shows("engine 4.3")
 @pytest.mark.parametrize(("kind", "most"), [(ChannelType.GROUP, 2), (ChannelType.DIRECT, 1)])
 def test_a_channel_is_not_limited_to_fewer_than_it_has(
     store: CommStore, kind: ChannelType, most: int
@@ -252,6 +263,7 @@ def test_a_channel_is_not_limited_to_fewer_than_it_has(
 # -- fan-out -------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 1.12")
 def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
     store: CommStore,
 ) -> None:
@@ -271,6 +283,7 @@ def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
     assert len(standing(store, message.id)) == 2500
 
 
+@pytest.mark.shows("engine 1.13")
 def test_one_who_is_not_there_holds_up_nobody(store: CommStore) -> None:
     said: list[str] = []
     store.warn = said.append

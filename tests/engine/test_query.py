@@ -37,6 +37,7 @@ PATTERN = st.builds(
 )
 
 
+@pytest.mark.shows("engine 2.10")
 @given(st.lists(PATTERN, max_size=12), TOPIC)
 def test_the_trie_answers_as_matches_does(patterns: list[str], topic: str) -> None:
     trie = topics.TopicTrie()
@@ -128,6 +129,7 @@ def naive(messages: list[Message], wanted: MessageFilter) -> list[Message]:
     return [m for m in messages if all(v is None or holds(m, v) for v, holds in rules)]
 
 
+@pytest.mark.shows("engine 2.6")
 @given(_messages(), FILTERS)
 def test_an_indexed_query_finds_what_looking_at_everything_finds(
     messages: list[Message], wanted: MessageFilter
@@ -160,6 +162,7 @@ def test_an_indexed_query_finds_what_looking_at_everything_finds(
     assert list(index.candidates(MessageFilter())) == []
 
 
+@pytest.mark.shows("engine 2.7")
 def test_a_pattern_that_would_take_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "REGEX_LIMIT_S", 0.1)
     store = CommStore(FakeClock())

@@ -49,6 +49,7 @@ def texts(
 # -- which channel -------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 2.1")
 def test_of_one_channel_or_of_all(store: CommStore) -> None:
     one, two = group(store, "one"), group(store, "two")
     for channel, text in ((one, "1a"), (two, "2a"), (one, "1b")):
@@ -106,6 +107,7 @@ def five(store: CommStore, **config: object) -> Channel:
     return channel
 
 
+@pytest.mark.shows("engine 2.2")
 @pytest.mark.parametrize(("order", "came"), ORDERS)
 def test_a_filters_order_holds_inside_each_priority(
     store: CommStore, order: dict[str, Any], came: str
@@ -116,6 +118,7 @@ def test_a_filters_order_holds_inside_each_priority(
     assert texts(store, filter=MessageFilter(**order)) == came.split()[2:]
 
 
+@pytest.mark.shows("engine 2.2")
 @pytest.mark.parametrize(("order", "came"), ORDERS[1:])
 def test_a_query_has_the_same_order_and_newest_first_where_none_is_asked_for(
     store: CommStore, order: dict[str, Any], came: str

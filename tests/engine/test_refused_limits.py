@@ -23,6 +23,8 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import channel_of, reopened, send
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 1.5", "engine 1.8")
+
 HALF = "\ud800"  # of a surrogate pair
 
 

@@ -41,6 +41,7 @@ def send_received(store: CommStore, channel_id: int, times: int, content: str = 
         store.receive_messages(channel_id, "b")
 
 
+@pytest.mark.shows("engine 2.8", "engine 4.9")
 @pytest.mark.parametrize(
     ("retention", "left"),
     [
@@ -94,6 +95,7 @@ def test_a_policy_that_is_set_later_holds_for_what_is_there(store: CommStore) ->
     assert live(store) == [4, 5]
 
 
+@pytest.mark.shows("engine 4.9")
 def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 2))
     unread = send(store, channel, "a")
@@ -205,6 +207,7 @@ def test_one_of_the_two_is_needed(store: CommStore, arguments: dict[str, int]) -
 # -- compact and stats ---------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 5.4")
 def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
     store: CommStore, clock: FakeClock
 ) -> None:
@@ -253,6 +256,7 @@ def test_compact_leaves_a_message_that_others_have_open(store: CommStore, clock:
     assert store.acknowledge_message(command.id, "late", "completed")
 
 
+@pytest.mark.shows("engine 5.7")
 def test_the_store_in_numbers(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     topics = channel_of(store, ChannelType.PUB_SUB, "a", name="topics")

@@ -40,6 +40,7 @@ ACKNOWLEDGED, BOUNCED = DeliveryState.ACKNOWLEDGED, DeliveryState.BOUNCED
 # -- routing -------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 1.10")
 def test_in_a_direct_channel_the_other_one_gets_it(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.DIRECT, "a", "b")
     assert routed(store, channel, "a") == ("b",)
@@ -256,6 +257,7 @@ def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
     assert store.modified_at == NOW_S + 1
 
 
+@pytest.mark.shows("engine 1.9")
 def test_numbers_grow_and_are_counted(store: CommStore) -> None:
     one = channel_of(store, ChannelType.GROUP, "a", "b", name="one")
     two = channel_of(store, ChannelType.GROUP, "a", "b", name="two")
@@ -350,6 +352,7 @@ def status(store: CommStore, number: int) -> tuple[MessageStatus, int | None, in
     return message.status, message.delivered_at, message.acknowledged_at
 
 
+@pytest.mark.shows("engine 1.11")
 def test_a_message_is_as_far_as_its_slowest_delivery(store: CommStore, clock: FakeClock) -> None:
     number = accepted(store, "b", "c")
     store.deliver(number, ["b"])

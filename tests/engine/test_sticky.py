@@ -18,6 +18,8 @@ from relay.engine.commstore import CommStore
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("engine 4.7")
+
 
 def received(store: CommStore, channel_id: int, who: str) -> list[str]:
     return [m.content.decode() for m in store.receive_messages(channel_id, who)]
@@ -74,6 +76,7 @@ def test_past_its_ttl_or_its_retention_nothing_comes(store: CommStore, clock: Fa
     assert received(store, channel.id, "late") == ["long"]
 
 
+@pytest.mark.shows("engine 4.8")
 def test_an_acknowledgment_is_owed_only_where_one_is_still_expected(
     store: CommStore, clock: FakeClock
 ) -> None:

@@ -10,6 +10,8 @@ from relay.acomm.model import MatchMode
 from relay.base.errors import ValidationFailed
 from relay.engine.topics import TopicTrie, check_topic, match_mode, matches
 
+pytestmark = pytest.mark.shows("engine 2.10")
+
 # message-engine.txt, "Matching Examples", as it stands there.
 GUIDE = """
 build.frontend.complete	build.frontend.complete	Yes	Exact match

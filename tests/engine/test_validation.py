@@ -28,6 +28,8 @@ from tests.engine.support import (
     store_with,
 )
 
+pytestmark = pytest.mark.shows("engine 1.6", "engine 1.7")
+
 
 @pytest.fixture
 def store() -> CommStore:
@@ -56,6 +58,7 @@ def refused(store: CommStore, field: str, call: Callable[[], object]) -> Validat
 # -- sender, channel, participant ----------------------------------------------------------
 
 
+@pytest.mark.shows("engine 1.1")
 @pytest.mark.parametrize("sender", ["", "a b", "é", "a/b", "x" * 129, "a\n"])
 def test_the_sender_is_a_participants_id(store: CommStore, sender: str) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b")
@@ -74,6 +77,7 @@ def test_the_channel_must_be_there(store: CommStore) -> None:
     assert "7" in str(error)
 
 
+@pytest.mark.shows("engine 1.2")
 @pytest.mark.parametrize("state", [ChannelState.PAUSED, ChannelState.DRAINING, ChannelState.CLOSED])
 def test_the_channel_must_be_active(state: ChannelState) -> None:
     store = store_with(state)
@@ -86,6 +90,7 @@ def test_an_active_channel_takes_it() -> None:
     assert store_with(ChannelState.ACTIVE).send_message(1, "a", MessageType.TEXT, "hi").id == 1
 
 
+@pytest.mark.shows("engine 1.2")
 @pytest.mark.parametrize("kind", list(ChannelType))
 def test_the_sender_must_take_part(store: CommStore, kind: ChannelType) -> None:
     channel = channel_of(store, kind, "a", "b")
@@ -93,6 +98,7 @@ def test_the_sender_must_take_part(store: CommStore, kind: ChannelType) -> None:
     assert isinstance(error, NotParticipant)
 
 
+@pytest.mark.shows("engine 1.2")
 def test_in_a_broadcast_channel_the_owner_alone_sends(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.BROADCAST, "a", "b", "c")
     error = unchanged(store, lambda: send(store, channel, "b"))
@@ -130,6 +136,7 @@ def test_content_is_utf_8() -> None:
     assert send(store, channel, "a", content="naïve".encode()).content == b"na\xc3\xafve"
 
 
+@pytest.mark.shows("engine 1.3")
 def test_content_has_the_channels_limit_in_bytes(store: CommStore) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b", max_message_size=10)
     assert send(store, group, "a", content="é" * 5).content == "é".encode() * 5
@@ -167,6 +174,7 @@ def test_a_topic_keeps_its_rule_in_every_channel(
     refused(store, "topic", lambda: send(store, channel, "a", topic=topic))
 
 
+@pytest.mark.shows("engine 1.4")
 def test_a_pubsub_channel_needs_a_topic(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a", "b")
     assert "needs a TOPIC" in refused(store, "topic", lambda: send(store, channel, "a")).reason
@@ -246,6 +254,7 @@ def answer(store: CommStore, kind: MessageType, correlation: str | None) -> Mess
     return store.accept(1, "b", kind, "yes", recipients=["a"], correlation_id=correlation)
 
 
+@pytest.mark.shows("engine 1.4")
 @pytest.mark.parametrize("asked", sorted(set(MessageType) - validation.ANSWERS))
 def test_a_response_answers_a_query(store: CommStore, asked: MessageType) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b")
@@ -267,6 +276,7 @@ def test_an_answer_without_a_correlation_id_answers_nothing(
     refused(store, "correlation_id", lambda: answer(store, kind, OTHER))
 
 
+@pytest.mark.shows("engine 1.4")
 @pytest.mark.parametrize(
     ("asked", "metadata", "mode", "owed"),
     [
@@ -304,6 +314,7 @@ def test_an_acknowledgment_is_never_acknowledged(store: CommStore) -> None:
 # -- channels ------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 4.3")
 @pytest.mark.parametrize("name", ["", "a b", "/a", "a/", "a//b", "é", "c" * 129])
 def test_a_channels_name_keeps_its_rule(store: CommStore, name: str) -> None:
     refused(store, "name", lambda: store.create_channel(name, ChannelType.GROUP, "a"))

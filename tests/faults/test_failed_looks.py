@@ -51,20 +51,20 @@ def killed_with_three_in_hand(relay: Relay, folder: Path) -> None:
     """Their rows are there, and the journal knows nothing of them."""
     relay.start()
     assert relay.process is not None
-    (segment,) = relay.base.home.glob("journal/*/segments/*.seg")
+    (segment,) = relay.home.glob("journal/*/segments/*.seg")
     killing = Tracing(folder, [segment], "pwrite64:signal=SIGKILL:when=1")
     with killing.attached(relay.process.pid):
-        drop(relay.base.home, "bob", *NAMES)
+        drop(relay.home, "bob", *NAMES)
         assert relay.process.wait(20) == -9
     relay.process = None
-    assert set(statuses(relay.base.home)) <= {"pending", "processing"} and statuses(relay.base.home)
+    assert set(statuses(relay.home)) <= {"pending", "processing"} and statuses(relay.home)
 
 
 @pytest.mark.parametrize("how", SICK)
 def test_D1_a_start_that_cannot_look_gives_up_nothing(
     relay: Relay, tmp_path: Path, how: str
 ) -> None:
-    home = relay.base.home
+    home = relay.home
     killed_with_three_in_hand(relay, tmp_path)
     where, injection = SICK[how]
     sick = Tracing(tmp_path, [where.format(home=home)], injection)
@@ -83,7 +83,7 @@ def test_D1_a_start_that_cannot_look_gives_up_nothing(
 
 
 def test_D1_the_same_relay_goes_on_by_itself_once_it_can_look(relay: Relay, tmp_path: Path) -> None:
-    home = relay.base.home
+    home = relay.home
     (home / "config.json").write_text('{"detection": {"scan_interval_s": 1}}')
     killed_with_three_in_hand(relay, tmp_path)
 
@@ -98,7 +98,7 @@ def test_D1_the_same_relay_goes_on_by_itself_once_it_can_look(relay: Relay, tmp_
 def test_D1_an_agent_whose_directory_cannot_be_opened_is_one_and_its_mail_waits(
     relay: Relay, tmp_path: Path
 ) -> None:
-    home = relay.base.home
+    home = relay.home
     sick = Tracing(tmp_path, ["bob"], "openat:error=EIO")
     relay.start(*sick.command)
     outbox = home / "agents/alice/outbox"
@@ -118,7 +118,7 @@ def test_D1_a_start_that_cannot_look_into_an_inbox_doubles_nothing(
 ) -> None:
     """Delivered and taken, and the journal has it as staged: that its inbox cannot be opened for
     want of descriptors does not mean that it is still to be delivered."""
-    home = relay.base.home
+    home = relay.home
     relay.start()
     assert relay.process is not None
     killing = Tracing(tmp_path, [home / "agents/bob/outbox"], "renameat:signal=SIGKILL:when=1")

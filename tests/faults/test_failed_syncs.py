@@ -25,38 +25,39 @@ def region(line: str) -> tuple[int, int]:
     return (int(found[2]), int(found[2]) + int(found[3])) if found else (0, 0)
 
 
+@pytest.mark.shows("journal 1.16")
 def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
     relay: Relay, tmp_path: Path
 ) -> None:
     relay.start()
     assert relay.process is not None
-    (segment,) = relay.base.home.glob("journal/*/segments/*.seg")
+    (segment,) = relay.home.glob("journal/*/segments/*.seg")
     marker = f"{segment}.unsynced.tmp"
     dying = Tracing(tmp_path, [segment, marker], "fdatasync:error=EIO", "fsync:error=EIO")
     with dying.attached(relay.process.pid):
-        drop(relay.base.home, "bob", NAMES[0])
+        drop(relay.home, "bob", NAMES[0])
         until(lambda: dying.text().count("(INJECTED)") >= 2, "both syncs", 20)
         relay.kill()
-    assert not list(segment.parent.glob("*.unsynced")) and inbox(relay.base.home, "alice") == []
+    assert not list(segment.parent.glob("*.unsynced")) and inbox(relay.home, "alice") == []
     before, _, _ = dying.text().partition("(INJECTED)")
     unsynced = next(region(line) for line in reversed(before.splitlines()) if region(line)[1])
 
     looking = Tracing(tmp_path, [segment])
     relay.start(*looking.command)
-    until(lambda: inbox(relay.base.home, "alice") == NAMES[:1], "the message", 20)
+    until(lambda: inbox(relay.home, "alice") == NAMES[:1], "the message", 20)
     relay.stop()
     first_sync = next(n for n, line in enumerate(looking.lines()) if "fdatasync(" in line)
     written = [region(line) for line in looking.lines()[:first_sync] if region(line)[1]]
     assert any(begin <= unsynced[0] and unsynced[1] <= end for begin, end in written)
-    assert statuses(relay.base.home) == ["archived"]
+    assert statuses(relay.home) == ["archived"]
 
 
 def test_D5_what_a_checkpoint_covers_is_not_written_again(relay: Relay, tmp_path: Path) -> None:
     relay.start()
-    drop(relay.base.home, "bob", *NAMES, text="x" * 20_000)
-    until(lambda: inbox(relay.base.home, "alice") == NAMES, "the messages", 20)
+    drop(relay.home, "bob", *NAMES, text="x" * 20_000)
+    until(lambda: inbox(relay.home, "alice") == NAMES, "the messages", 20)
     relay.stop()
-    (segment,) = relay.base.home.glob("journal/*/segments/*.seg")
+    (segment,) = relay.home.glob("journal/*/segments/*.seg")
 
     looking = Tracing(tmp_path, [segment])
     relay.start(*looking.command)

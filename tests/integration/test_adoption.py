@@ -28,6 +28,7 @@ def reopen(box: ProcessBox) -> None:
     box.tick(2)
 
 
+@pytest.mark.shows("ready 5.5")
 def test_what_runs_is_taken_over_not_doubled(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: always")
     process = box.running

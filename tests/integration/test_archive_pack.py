@@ -15,8 +15,10 @@ from relay.base.errors import FormatError
 from relay.base.home import Home
 from relay.delivery.file_ops import render_retry
 from relay.ledger import archive_pack
-from relay.ledger.archive_pack import Packed
+from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("ready 2.4")
 
 DAY = "2026-01-02"
 FILES = {
@@ -46,7 +48,7 @@ def plant(home: Home) -> None:
         target.write_bytes(data)
 
 
-def pack(home: Home, day: str = DAY) -> Packed:
+def pack(home: Home, day: str = DAY) -> PackedDay:
     *_, packed = archive_pack.pack(home, day)
     assert packed is not None
     return packed
@@ -72,8 +74,8 @@ def test_a_day_becomes_one_file_and_all_of_it_is_found(home: Home) -> None:
     assert everything(home) == FILES
     assert os.stat(home.path("archive", f"{DAY}.tar.zst")).st_mode & 0o777 == 0o600
     for path in FILES:
-        assert archive_pack.place(home, path) == f"archive/{DAY}.tar.zst"
-    assert archive_pack.place(home, f"archive/{DAY}/alice/other.msg") == "pruned"
+        assert archive_pack.locate(home, path) == f"archive/{DAY}.tar.zst"
+    assert archive_pack.locate(home, f"archive/{DAY}/alice/other.msg") == "pruned"
 
 
 def test_any_tar_reads_it(home: Home, tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_a_damaged_pack_is_not_written_over(home: Home) -> None:
     with pytest.raises(FormatError):
         pack(home)
     assert target.read_bytes() == b"no pack" and everything_plain(home) == FILES
-    assert archive_pack.place(home, f"archive/{DAY}/x/y.msg").endswith("damaged")
+    assert archive_pack.locate(home, f"archive/{DAY}/x/y.msg").endswith("damaged")
 
 
 def everything_plain(home: Home) -> dict[str, bytes]:

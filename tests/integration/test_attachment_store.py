@@ -57,8 +57,8 @@ def test_other_content_is_refused_and_set_aside(box: Box) -> None:
     found = hashlib.sha256(b"another file").hexdigest()
     send(box, wanted)
     assert refused(box) == (
-        f"ATTACHMENT sha256:{wanted}: what is stored there has the SHA-256 {found}; "
-        "it was set aside, put the right one there and send again"
+        f"ATTACHMENT sha256:{wanted}: the stored file has the SHA-256 {found}; "
+        "it was set aside, store the right one and send again"
     )
     assert box.bodies("bob") == []
     assert not path.exists()
@@ -78,7 +78,7 @@ def test_other_content_is_refused_and_set_aside(box: Box) -> None:
 
 
 UNSAFE: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "a link": (lambda p, other: p.symlink_to(other), "is a link, socket or the like, no regular"),
+    "a link": (lambda p, other: p.symlink_to(other), "is not a regular file but a link"),
     "a FIFO": (lambda p, other: os.mkfifo(p), "is not a regular file"),
     "a directory": (lambda p, other: p.mkdir(), "is not a regular file"),
     "a hard link": (
@@ -162,7 +162,7 @@ def test_one_that_changed_since_is_read_again(box: Box) -> None:
     os.utime(path, ns=(1, 1))
     send(box, path.name)
     assert len(box.bodies("bob")) == 1
-    assert "what is stored there has the SHA-256" in refused(box)
+    assert "the stored file has the SHA-256" in refused(box)
 
 
 def test_killed_before_it_is_set_aside_it_is_found_again(
@@ -208,7 +208,7 @@ def age(path: Path, days: int) -> None:
 
 def collect(box: Box, days: int, **options: bool) -> list[str]:
     older_than_ns = time.time_ns() - days * DAY_NS
-    found = attachments.collecting(box.home, box.ledger, older_than_ns, **options)
+    found = attachments.remove_unreferenced(box.home, box.ledger, older_than_ns, **options)
     return [path for path in found if path is not None]
 
 
@@ -276,7 +276,7 @@ def test_killed_between_file_and_row_the_next_one_goes_on(
         raise RelayError("killed here")
 
     with monkeypatch.context() as patched, pytest.raises(RelayError):
-        patched.setattr(box.ledger.registry, "forget_references", die)
+        patched.setattr(box.ledger.agents, "remove_references", die)
         collect(box, 30)
     assert not path.exists()
     assert box.sql("SELECT count(*) FROM attachment_refs") == [(1,)]

@@ -15,7 +15,7 @@ import pytest
 from agent_sdk import Agent
 from tests.procs import PATIENCE_S, environment, home_of, relay
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.12")]
 
 # An agent that takes one message and does with it what the test says.
 ANSWERER = "import sys\nfrom agent_sdk import Agent\nwith Agent(sys.argv[2], sys.argv[1]) as me:\n"

@@ -18,7 +18,7 @@ from relay.acomm.model import Channel, ChannelType, StoreFile
 from relay.base.home import STORE
 from tests.procs import Relay, home_of, relay, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.6")]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,7 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     assert shown(home, "news")["participants"] == {"operator": "Owner", "alice": "Member"}
 
 
+@pytest.mark.shows("engine 7.7")
 def test_a_subscription_with_a_filter(home: Path) -> None:
     done(home, "create", "alerts", "--type", "pubsub")
     done(home, "join", "alerts", "--as", "alice")

@@ -10,6 +10,8 @@ import pytest
 from relay.daemon.opening import open_store_readonly
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("engine 7.9")
+
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:

@@ -27,6 +27,7 @@ def settle(box: Box, seconds: float = 0.2) -> None:
     box.tick(2)
 
 
+@pytest.mark.shows("ready 2.1")
 def test_a_message_is_delivered_read_and_archived(any_box: Box) -> None:
     sent = any_box.drop("alice", "TO: bob\n\nhi")
     any_box.tick()
@@ -260,6 +261,7 @@ def test_an_agent_whose_directory_is_a_link_is_none(box: Box, tmp_path: Path) ->
     assert sorted(p.name for p in elsewhere.iterdir()) == ["outbox"]
 
 
+@pytest.mark.shows("ready 2.2")
 def test_the_backlog_goes_in_batches_in_order_of_discovery(tmp_path: Path) -> None:
     box = Box(tmp_path / "home", "alice", "bob")
     sent = [box.drop("alice", f"TO: bob\n\n{number}") for number in range(600)]

@@ -28,6 +28,7 @@ class FullDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.shows("ready 1.6")
 def test_a_message_waits_in_its_outbox_and_goes_on_by_itself(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,13 @@ from click.testing import CliRunner
 from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
-from relay.cli.common import counted
-from relay.journal import commands
+from relay.cli.common import plural
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
+
+pytestmark = pytest.mark.shows("journal 5.11")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def doctor(box: Box) -> list[str]:
     assert result.exception is None, result.exception
     *said, last = result.stdout.splitlines()
     assert result.return_value == (3 if said else 0)
-    assert last == (f"{counted(len(said), 'problem')} found" if said else "OK")
+    assert last == (f"{plural(len(said), 'problem')} found" if said else "OK")
     result = CliRunner().invoke(
         cli, ["--home", str(box.root), "doctor", "--json"], standalone_mode=False
     )
@@ -79,7 +80,7 @@ def cut(path: Path) -> None:
 def note_position(box: Box, offset: int) -> None:
     with contextlib.closing(Ledger.open(str(box.path("ledger.db")))) as ledger:
         with ledger.transaction():
-            ledger.note_position(offset, 0)
+            ledger.set_position(offset, 0)
 
 
 def test_a_sound_home_has_no_findings(box: Box) -> None:
@@ -164,7 +165,7 @@ def test_a_journal_that_is_gone(box: Box) -> None:
 def test_a_missing_segment(box: Box) -> None:
     segment(box, 2).unlink()
     (line,) = doctor(box)
-    assert f"{segment(box, 2)}: missing, and the manifest has it in tier0" in line
+    assert f"{segment(box, 2)}: missing, but in the manifest as tier0" in line
 
 
 def test_what_was_set_aside(box: Box) -> None:
@@ -208,10 +209,10 @@ def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
 
 def test_a_pruned_journal(box: Box) -> None:
     box.open()
-    assert list(commands.prune(box.tiers, box.tiers.prunes())) == []  # no two checkpoints yet
+    assert list(box.tiers.prune(box.tiers.prunes())) == []  # no two checkpoints yet
     box.send("alice", "TO: bob\n\nmore")
     box.flush()
-    assert list(commands.prune(box.tiers, box.tiers.prunes()))
+    assert list(box.tiers.prune(box.tiers.prunes()))
     box.kill()
     assert doctor(box) == []
     note_position(box, 1)

@@ -21,8 +21,8 @@ from relay.base import fsio
 from relay.base.config import Config, DiskSettings, LedgerSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
-from relay.doctor import Finding, Severity, examine, files, limits, repair
-from relay.doctor.finding import Place
+from relay.doctor import Finding, Severity, examine, files, repair, system
+from relay.doctor.finding import Target
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
@@ -220,11 +220,11 @@ def test_a_file_in_an_outbox_that_no_relay_takes(box: Box) -> None:
 def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     box.path("store/relay.acomm").write_bytes(b"damaged")
 
-    def denied(place: Place) -> Iterator[Finding]:
+    def denied(target: Target) -> Iterator[Finding]:
         raise PermissionError(errno.EACCES, "Permission denied", box.root)
         yield
 
-    monkeypatch.setattr(files, "examine", denied)
+    monkeypatch.setattr(files, "check_files", denied)
     first, second = found(box)
     assert str(first).startswith(f"files: {box.root}: Permission denied, and so it was not looked")
     assert second.check == "store"
@@ -277,20 +277,20 @@ def test_a_service_unit_whose_program_is_gone(box: Box, monkeypatch: pytest.Monk
 
 
 def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "read_limit", lambda name: 5)
+    monkeypatch.setattr(system, "read_limit", lambda name: 5)
     queued, _, watches = sorted(found(box), key=lambda finding: finding.where)
     assert "fs.inotify.max_user_watches is 5, 7 are wanted: two for each of 3 agents" in str(
         watches
     )
     assert "sysctl fs.inotify.max_queued_events=" in str(queued)
-    monkeypatch.setattr(limits, "read_limit", lambda name: None)
+    monkeypatch.setattr(system, "read_limit", lambda name: None)
     box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
     gib = 1 << 30
-    monkeypatch.setattr(limits.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
+    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
-    monkeypatch.setattr(limits.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
+    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
     assert "63 MiB are free on the disk, below 64 MiB nothing is taken in" in str(one(box))
-    monkeypatch.setattr(limits.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
+    monkeypatch.setattr(system.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
     assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 
@@ -305,7 +305,7 @@ def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) 
         lines = [str(finding) for finding in found(box) if finding.where == "ledger.db-wal"]
         assert len(lines) == 1 and f"pid {pid} (" in lines[0]
         # beside a relay in a process of its own that one is not said to be ended
-        monkeypatch.setattr(limits, "lock_holder", lambda home: pid)
+        monkeypatch.setattr(system, "lock_holder", lambda home: pid)
         lines = [str(finding) for finding in found(box) if finding.where == "ledger.db-wal"]
         assert f"pid {pid}" not in lines[0] and "fuser -v ledger.db" in lines[0]
     box.kill()

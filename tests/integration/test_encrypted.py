@@ -12,7 +12,7 @@ from relay.acomm import codec
 from relay.base import keyfile
 from tests.procs import Relay, relay, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 6.14")]
 SECRET = "the password is swordfish"
 
 

@@ -117,7 +117,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "restore": (["--force", "{home}.copy"],),
 }
 SHOWN_ELSEWHERE = {  # these begin Spark
-    "audit run": "tests/audit/test_private.py and test_report.py",
+    "audit run": "tests/audit/test_temp_folders.py and test_report.py",
     "audit watch": "tests/audit/test_watch.py",
 }
 # What is hostile is in their output, so that it was looked at.

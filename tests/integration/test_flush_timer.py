@@ -14,6 +14,8 @@ from relay.base import fsio
 from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
 from tests.procs import until
 
+pytestmark = pytest.mark.shows("engine 6.2")
+
 SOON = FlushPolicy(1000, 20)
 
 

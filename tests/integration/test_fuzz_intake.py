@@ -12,6 +12,7 @@ import pytest
 from tests.fuzzing import Fuzz
 
 
+@pytest.mark.shows("ready 6.4")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_whatever_is_put_into_an_outbox(tmp_path: Path, seed: int) -> None:

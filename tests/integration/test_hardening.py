@@ -32,6 +32,7 @@ def is_private(path: Path) -> bool:
     return path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
 
 
+@pytest.mark.shows("ready 4.1")
 def test_at_a_start_everything_is_narrowed_and_said(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()
@@ -248,6 +249,7 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
     assert secret.read_text() == "TO: bob\n\nthe secret"
 
 
+@pytest.mark.shows("ready 3.5")
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from relay.base.home import STORE
 from tests.box import Box
 from tests.procs import relay
 
+pytestmark = pytest.mark.shows("engine 7.5")
+
 
 @pytest.fixture
 def told(box: Box) -> Box:

@@ -13,6 +13,8 @@ from relay.base.home import Home
 from relay.delivery.plan import Planner
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("ready 1.5")
+
 
 def test_an_mtime_beyond_the_ledgers_numbers(box: Box) -> None:
     for name in (box.name(), "hello.msg"):

@@ -11,8 +11,10 @@ from relay.base.home import LEDGER, STORE
 from relay.daemon.opening import open_store_readonly
 from relay.delivery.eventlog import EventLog
 from relay.journal.format import RecordFlag
-from relay.journal.reader import JournalReader
+from relay.journal.journal import JournalReader
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("ready 1.2")
 
 DELIVERIES = (
     "SELECT message_id, recipient, state, attempt, ack_status FROM deliveries ORDER BY 1, 2"
@@ -71,6 +73,7 @@ def test_rows_that_the_ledger_lost_are_made_again(box: Box, tmp_path: Path) -> N
     assert len(rejections) == 1
 
 
+@pytest.mark.shows("journal 5.4")
 def test_a_ledger_that_is_gone_is_made_again(box: Box) -> None:
     busy_day(box)
     deliveries, messages = box.sql(DELIVERIES), box.sql(MESSAGES)
@@ -83,6 +86,7 @@ def test_a_ledger_that_is_gone_is_made_again(box: Box) -> None:
     assert box.sql(MESSAGES) == messages
 
 
+@pytest.mark.shows("journal 5.4")
 def test_a_store_without_a_file_is_made_again_from_the_journal(box: Box) -> None:
     busy_day(box)
     box.flush()
@@ -95,7 +99,7 @@ def test_a_store_without_a_file_is_made_again_from_the_journal(box: Box) -> None
     after = box.store.snapshot().file()
     assert (after.messages, after.channels) == (before.messages, before.channels)
     assert after.engine_state == before.engine_state
-    assert any("made again from the journal" in line["event"] for line in box.log)
+    assert any("rebuilt from the journal" in line["event"] for line in box.log)
     assert "last" in box.bodies("bob")
 
 
@@ -187,6 +191,7 @@ def test_after_a_power_cut_an_empty_original_is_made_again(box: Box) -> None:
     assert any(line.get("action") == "mend_original" for line in box.log)
 
 
+@pytest.mark.shows("journal 5.1")
 def test_nothing_is_seen_outside_before_it_is_committed(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +210,7 @@ def test_nothing_is_seen_outside_before_it_is_committed(
     assert box.bodies("bob") == ["hi"]
 
 
+@pytest.mark.shows("journal 2.8")
 def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(1)
@@ -228,6 +234,7 @@ def test_no_tail_stays_in_memory(box: Box) -> None:
     assert last.flags & RecordFlag.SNAPSHOT_BOUNDARY
 
 
+@pytest.mark.shows("journal 5.5")
 def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
     from relay.base.config import Config, StoreSettings
 

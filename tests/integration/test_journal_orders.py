@@ -14,6 +14,8 @@ from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
+pytestmark = pytest.mark.shows("journal 5.8")
+
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
 
@@ -65,15 +67,15 @@ def test_the_others_wait_for_the_tiers_thread(box: Box) -> None:
     assert "started; `relay journal status`" in ask(box, "journal.compress\nSEGMENTS: 1 2")
     assert set(residency(box)) == {1}  # the loop has moved nothing
     assert box.tiers.due_ns() == 0
-    assert steps(box) == ["asked for: compressed segment 1", "asked for: compressed segment 2"]
+    assert steps(box) == ["command: compressed segment 1", "command: compressed segment 2"]
     ask(box, "journal.compress")
     ask(box, "journal.evict\nSEGMENTS: 0")
     done = steps(box)
-    assert done[0] == "asked for: compressed segment 0"
-    assert done[-1] == "asked for: evicted segment 0"
+    assert done[0] == "command: compressed segment 0"
+    assert done[-1] == "command: evicted segment 0"
     assert residency(box)[:2] == [2, 3]
     ask(box, "journal.hydrate\nSEGMENTS: 0")
-    assert steps(box) == ["asked for: hydrated segment 0"]
+    assert steps(box) == ["command: hydrated segment 0"]
 
 
 def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
@@ -81,9 +83,9 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if "asked for" in line["event"]]
-    assert said[0].startswith("asked for, and not done: segment 99: the stream has none; `relay")
-    assert said[1].startswith("asked for: segment 0: a segment is in Tier 2, and no object store")
+    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
+    assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3
 
 
@@ -91,7 +93,7 @@ def test_prune_keeps_the_base_first(box: Box) -> None:
     assert not box.path(BASE).exists()
     ask(box, "journal.prune\nKEEP_BYTES: 0")
     done = steps(box)
-    assert done[:2] == ["asked for: pruned segment 0", "asked for: pruned segment 1"]
+    assert done[:2] == ["command: pruned segment 0", "command: pruned segment 1"]
     kept = covered_offset(str(box.path(BASE)))
     assert 0 < box.events.journal.first <= kept
     assert kept == covered_offset(str(box.path(STORE + ".prev")))
@@ -114,7 +116,7 @@ def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.path(STORE + ".prev").write_bytes(whole[:-7])
     box.open()
     ask(box, "journal.compress\nSEGMENTS: 3")
-    assert steps(box) == ["asked for: compressed segment 3"]
+    assert steps(box) == ["command: compressed segment 3"]
     assert box.events.journal.first == 0 and not box.path(BASE).exists()
     box.path(STORE + ".prev").write_bytes(whole)
     ask(box, "journal.compress\nSEGMENTS: 4")
@@ -126,7 +128,7 @@ def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
 def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
-        "asked for, and not done: nothing says what to keep of the journal;"
+        "command failed: there is no limit for what to keep of the journal;"
         " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
     ]
 
@@ -192,7 +194,7 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         assert list(tier2.rglob("*.seg.zst"))
 
         missing = relay("journal", "compress", "9", home=home)
-        assert missing.returncode == 1 and "segment 9: the stream has none" in missing.stderr
+        assert missing.returncode == 1 and "segment 9 is not in the stream" in missing.stderr
         other = relay("journal", "compress", "--as", "bob", home=home)
         assert other.returncode == 6 and "is for operator and the lead alone" in other.stderr
         named = relay("journal", "upload", "--objects", "/elsewhere", home=home)
@@ -219,7 +221,7 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         assert relay("journal", "seal", home=home).returncode == 0
         until(lambda: "the journal's tiers: " in relay("status", home=home).stdout)
         (told,) = json.loads(relay("status", "--json", home=home).stdout)["tiers_waiting"]
-        assert told.startswith("again in ") and f"upload segment 0: not in {away} yet" in told
+        assert told.startswith("retry in ") and f"upload segment 0: not in {away} yet" in told
         done = relay("doctor", home=home)
         assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
         assert "the relay goes on trying" in done.stdout

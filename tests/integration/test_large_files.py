@@ -76,6 +76,7 @@ def test_of_many_that_are_taken_a_part_at_a_time_is_made_room_for(box: Box) -> N
     assert at_most <= 65 * MIB
 
 
+@pytest.mark.shows("journal 1.5")
 def test_surplus_zeros_are_cut_off_at_a_start(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.kill()

@@ -27,7 +27,7 @@ from tests.procs import Relay, home_of, meanwhile, relay, until
 RESTORE = """
 import os, signal, sys
 from relay.base import fsio
-from relay.daemon import ledger_backup as backup as ledger_backup
+from relay.daemon import ledger_backup
 from relay.base.home import Home
 steps = int(sys.argv[3])
 def fault(operation, name):
@@ -61,7 +61,7 @@ def test_a_backup_is_of_one_instant_checked_and_its_owners_alone(box: Box, tmp_p
 def test_a_file_that_is_there_stays_unless_forced(box: Box, tmp_path: Path) -> None:
     target = tmp_path / "kept.db"
     target.write_bytes(b"mine")
-    with pytest.raises(LedgerError, match="is there already"):
+    with pytest.raises(LedgerError, match="exists already"):
         ledger_backup.backup(box.home, str(target))
     assert target.read_bytes() == b"mine"
     ledger_backup.backup(box.home, str(target), force=True)
@@ -115,8 +115,8 @@ def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -
 
 def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
     target = str(tmp_path / "kept.db")
-    with ledger_file.copied(box.home.path(LEDGER), target):
-        with pytest.raises(LedgerBusy, match="another process writes it"):
+    with ledger_file.temporary_copy(box.home.path(LEDGER), target):
+        with pytest.raises(LedgerBusy, match="being written by another process"):
             ledger_backup.backup(box.home, target)
     ledger_backup.backup(box.home, target)
 
@@ -271,6 +271,7 @@ def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) 
     assert ids(home / LEDGER) == {sent[0]}
 
 
+@pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
 def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, kept, sent = stopped(tmp_path)
@@ -296,6 +297,7 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.Mon
         again.close()
 
 
+@pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
 def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")

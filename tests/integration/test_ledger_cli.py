@@ -28,6 +28,7 @@ def fifo(box: Box, agent: str = "alice") -> None:
     box.tick()
 
 
+@pytest.mark.shows("ready 3.5")
 def test_for_people(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     fifo(box)
@@ -72,7 +73,7 @@ def test_a_time_that_is_none(box: Box) -> None:
 def test_text_of_others_is_printable(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nhi", "x\x1b[2J.msg")
     with box.ledger.transaction():
-        box.ledger.registry.security_event("hard_link", "alice", "x", "\x1b[2J", 1)
+        box.ledger.agents.add_security_event("hard_link", "alice", "x", "\x1b[2J", 1)
     assert "\x1b" not in "\n".join(lines(box))
 
 

@@ -97,7 +97,7 @@ def test_D2_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
         if said:
             refused += 1
             assert said.startswith(f"{stopped}/{LEDGER} {SAYS}"), (page, said)
-            assert "`relay ledger rebuild` makes it again from the journal" in said
+            assert "`relay ledger rebuild` rebuilds it from the journal" in said
             assert (stopped / LEDGER).read_bytes() == before, page  # left as it is
     assert refused >= 20
 
@@ -166,18 +166,18 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     "read",
     [
         lambda ledger: ledger.open_rows(),
-        lambda ledger: ledger.held_until(),
-        lambda ledger: ledger.held_due(0, 1),
-        lambda ledger: ledger.unread("bob"),
+        lambda ledger: ledger.deliveries.next_due(),
+        lambda ledger: ledger.deliveries.due(0, 1),
+        lambda ledger: ledger.deliveries.unread("bob"),
         lambda ledger: ledger.rows(["1"]),
-        lambda ledger: ledger.deliveries(["1"]),
+        lambda ledger: ledger.deliveries.rows(["1"]),
         lambda ledger: ledger.get_state("epoch"),
-        lambda ledger: ledger.registry.standings(),
-        lambda ledger: ledger.registry.public_keys(),
-        lambda ledger: ledger.registry.last_references(),
+        lambda ledger: ledger.agents.rows(),
+        lambda ledger: ledger.agents.public_keys(),
+        lambda ledger: ledger.agents.last_references(),
         lambda ledger: ledger.processes.rows(),
-        lambda ledger: ledger.processes.tended(),
-        lambda ledger: ledger.processes.intents(),
+        lambda ledger: ledger.processes.supervised(),
+        lambda ledger: ledger.processes.open_operations(),
         lambda ledger: ledger.claim(["1"]),
         lambda ledger: ledger.check(most_bytes=1 << 30),
     ],
@@ -237,7 +237,7 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> No
 
     days(1)
     assert said() == [] and keeper.damage == ""
-    box.ledger.fold()
+    box.ledger.checkpoint_wal()
     path = tmp_path / "home" / LEDGER
     sound = path.read_bytes()
     root = box.sql("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")[0][0]

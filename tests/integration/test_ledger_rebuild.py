@@ -32,7 +32,7 @@ import os, signal, sys
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.daemon import ledger_rebuild as rebuild as ledger_rebuild
+from relay.daemon import ledger_rebuild
 from relay.base.home import Home
 steps = int(sys.argv[2])
 def fault(operation, name):
@@ -74,8 +74,8 @@ def a_home(root: Path) -> list[str]:
     os.rename(box.path("agents/carol/inbox"), box.path("agents/carol/away"))
     box.path("agents/carol/inbox").symlink_to(box.path("tmp"))
     sent.append(box.send("alice", "TO: carol\n\nheld"))
-    box.ledger.registry.set_public_keys([("alice", "ab" * 32)], 1)
-    box.ledger.registry.security_event("hard_link", "bob", "x", "two names", 7)
+    box.ledger.agents.set_public_keys([("alice", "ab" * 32)], 1)
+    box.ledger.agents.add_security_event("hard_link", "bob", "x", "two names", 7)
     box.flush()
     box.close()
     return sent

@@ -34,6 +34,7 @@ def notices(box: Box, agent: str) -> list[str]:
     return [m.body.decode() for m in box.inbox(agent).values() if m.kind == "notification"]
 
 
+@pytest.mark.shows("ready 4.5")
 def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box: MakeBox) -> None:
     box = make_box(rate_per_s=10, rate_burst=5)
     for number in range(12):
@@ -59,6 +60,7 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     ]
 
 
+@pytest.mark.shows("ready 4.5")
 def test_it_is_told_again_after_a_calm_minute(make_box: MakeBox) -> None:
     box = make_box(rate_per_s=10, rate_burst=1)
     for _ in range(2):

@@ -288,6 +288,7 @@ def test_the_lead_may_retire(box: Box) -> None:
 # -- terminated ------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("ready 5.5")
 def test_whose_process_died_bounces_after_a_while(box: Box, start: Start) -> None:
     process = start("bob")
     later(box, 31)
@@ -356,6 +357,7 @@ def test_what_is_no_process_of_anybody_harms_nobody(box: Box, meta: str) -> None
 # -- inactive --------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("ready 5.5")
 def test_who_is_silent_for_a_week_gets_mail_and_no_broadcasts(box: Box) -> None:
     box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
@@ -406,7 +408,7 @@ def test_a_status_to_others_is_a_message(box: Box) -> None:
 def test_time_that_goes_by_moves_no_status(box: Box, start: Start) -> None:
     start("bob")
     later(box, 31)
-    changes = box.ledger.registry.changes
+    changes = box.ledger.agents.changes
     for _ in range(20):
         later(box, 31)
-    assert box.ledger.registry.changes == changes
+    assert box.ledger.agents.changes == changes

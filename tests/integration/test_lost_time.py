@@ -13,6 +13,8 @@ from relay.base.home import LEDGER
 from tests.box import Box
 from tests.integration.test_owed import COMMAND, after, duty, of_kind, told
 
+pytestmark = pytest.mark.shows("engine 7.2")
+
 AGAIN = COMMAND.replace("\n\n", "\nDELIVERY: at-least-once\n\n")
 THREE_DAYS = 3 * 86_400
 

@@ -15,7 +15,7 @@ from scripts.history.make import Given, History
 from scripts.history.talk import Talk, make_cast
 from tests.procs import PROJECT, Relay, environment, relay, until
 
-pytestmark = pytest.mark.timeout(60)  # histories are made, and five commands look at one
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("audit 2.6")]
 NOVEMBER_NS = 1_793_556_000 * 10**9  # 2026-11-01T18:00:00Z
 
 

@@ -16,6 +16,8 @@ from relay.base.home import LEDGER
 from tests.box import Box
 from tests.procs import relay
 
+pytestmark = pytest.mark.shows("engine 7.3", "ready 1.6")
+
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 
 
@@ -184,6 +186,7 @@ def test_an_answer_to_one_who_is_gone_counts_all_the_same(box: Box) -> None:
     assert attempt(box, "bob", sent) == "1"
 
 
+@pytest.mark.shows("engine 7.4")
 def test_a_late_ack_takes_it_back(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     until_dead(box)
@@ -196,6 +199,7 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
     assert box.nacks("bob") == []
 
 
+@pytest.mark.shows("engine 7.4")
 def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.take("bob", sent)
@@ -294,6 +298,7 @@ def ask_operator(box: Box, *lines: str) -> str:
     return answer.body.decode().strip()
 
 
+@pytest.mark.shows("engine 3.5")
 def test_a_paused_channel_holds_a_replay_and_a_closed_one_refuses_it(box: Box) -> None:
     ask_operator(box, "ACTION: channel.create", "CHANNEL: ci", "TYPE: group")
     for agent in ("alice", "bob"):

@@ -25,6 +25,8 @@ from tests.box import Box
 from tests.process_support import ProcessBox
 from tests.procs import relay
 
+pytestmark = pytest.mark.shows("engine 7.1")
+
 COMMAND = "TO: bob\nKIND: command\n\ndeploy\nto staging"
 QUERY = "TO: bob\nKIND: query\n\nwhich branch?"
 HALF_AN_HOUR = 1800

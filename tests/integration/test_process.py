@@ -14,7 +14,8 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import parse_delivered
-from tests.procs import Relay, environment, home_of, relay, until
+from tests.procs import Relay, environment, home_of, until
+from tests.procs import relay_anew as relay
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -265,8 +266,7 @@ def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 5  # systemd does not start it again
     assert said.splitlines()[-1] == (
-        f"relay: {home} was removed while the relay ran, which ends with it; "
-        "`relay init` makes a new one"
+        f"relay: {home} was removed while the relay was running; `relay init` makes a new one"
     )
     assert "Traceback" not in said
 

@@ -60,6 +60,7 @@ def archived(box: Box, *texts: str) -> list[str]:
     return [str(box.row(one)["file_path"]) for one in sent]
 
 
+@pytest.mark.shows("ready 2.4")
 def test_days_of_the_archive_go_by_age_oldest_first(box: Box) -> None:
     (old,) = archived(box, "old")
     box.clock.advance(5 * DAY_S)
@@ -76,6 +77,7 @@ def test_days_of_the_archive_go_by_age_oldest_first(box: Box) -> None:
     assert json.loads(done.stdout)["file_at"] == young
 
 
+@pytest.mark.shows("ready 2.4")
 @pytest.mark.parametrize("hour", [0.5, 12, 23.5])
 def test_and_by_size_but_nothing_of_the_last_day(box: Box, hour: float) -> None:
     box.clock.advance(DAY_S - (box.clock.now_ns() - int(hour * 3600e9)) % DAY_NS / 1e9)
@@ -306,7 +308,7 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(box.ledger.registry, "security_event", fail)
+    monkeypatch.setattr(box.ledger.agents, "add_security_event", fail)
     with pytest.raises(Killed):
         prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), box.clock.now_ns())
     assert box.sql("SELECT * FROM audit_log") == before

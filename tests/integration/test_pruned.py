@@ -10,8 +10,9 @@ from relay.base.config import Config, JournalSettings
 from relay.base.errors import JournalPruned
 from relay.base.home import BASE, STORE
 from relay.daemon.opening import open_store_readonly
-from relay.journal import commands
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("journal 5.9")
 
 KEEP_LITTLE = Config(
     journal=JournalSettings(segment_bytes=4096, keep_age_s=1, compress_segments=False)
@@ -27,7 +28,7 @@ def pruned(tmp_path: Path) -> Box:
         box.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:
             box.flush()
-    assert [done.what for done in commands.prune(box.tiers, box.tiers.prunes())]
+    assert [done.what for done in box.tiers.prune(box.tiers.prunes())]
     assert box.events.journal.first > 0
     box.kill()
     return box
@@ -103,4 +104,4 @@ def test_a_ledger_from_before_is_told_of(pruned: Box) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
         pruned.path(name).unlink(missing_ok=True)
     pruned.open()
-    assert any("rows of that time are not made again" in line["event"] for line in pruned.log)
+    assert any("rows of that time are not restored" in line["event"] for line in pruned.log)

@@ -91,7 +91,7 @@ def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
     def all_of_them(_: str) -> dict[str, int]:
         raise AssertionError("10,000 that wait take 10 ms")
 
-    monkeypatch.setattr(box.ledger, "unread", all_of_them)
+    monkeypatch.setattr(box.ledger.deliveries, "unread", all_of_them)
     after(box)
     assert read(box, first) == ("read", "removed")
 

@@ -13,6 +13,8 @@ from relay.delivery.eventlog import EventLog
 from relay.delivery.execute import BatchWriter
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("ready 1.4")
+
 
 def restart(box: Box) -> None:
     """SIGKILL, and the next start."""
@@ -71,7 +73,7 @@ def test_a_row_whose_file_is_gone_but_delivered_is_archived(box: Box) -> None:
 def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put off before anything was accepted, and its writer took it back."""
     with monkeypatch.context() as patch:
-        patch.setattr(EventLog, "has_room", _no_room)
+        patch.setattr(EventLog, "reserve", _no_room)
         sent = box.send("alice", "TO: bob\n\nhi")
     assert box.row(sent)["status"] == "pending"
     assert "No space left" in box.row(sent)["last_error"]

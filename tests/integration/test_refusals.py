@@ -12,6 +12,7 @@ from relay.base.config import Config, LimitSettings
 from tests.box import Box
 
 
+@pytest.mark.shows("ready 1.5")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -50,6 +51,7 @@ def test_the_sender_is_told_why_and_the_file_is_kept(
     assert box.outbox("alice") == []
 
 
+@pytest.mark.shows("ready 2.3", "ready 4.6")
 def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
     box = Box(
         tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=1000))
@@ -123,6 +125,7 @@ def test_what_is_no_regular_file_is_refused_and_noted(box: Box, kind: str, tmp_p
     assert secret.read_text() == "TO: bob\n\nthe secret"
 
 
+@pytest.mark.shows("ready 1.3")
 def test_the_same_file_again_is_put_away_not_delivered_again(box: Box) -> None:
     name = box.name()
     sent = box.send("alice", "TO: bob\n\nonce", name)

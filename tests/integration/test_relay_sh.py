@@ -19,6 +19,8 @@ from agent_sdk import Agent
 from relay.base.message import Kind, parse
 from tests.agent_sdk.support import HandRelay
 
+pytestmark = pytest.mark.shows("ready 1.1")
+
 RELAY_SH = Path(__file__).parents[2] / "agent_sdk" / "relay.sh"
 SHELLS = {
     name: [path, *rest]

@@ -24,7 +24,7 @@ from relay.base.status_client import ask_status
 from relay.daemon.session import Session
 from tests.procs import PATIENCE_S, Relay, environment, relay, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("ready 3.1")]
 
 
 def log(home: Path, action: str) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_shows_in_the_status(running: Relay) -> None:
 
         def said() -> bool:
             shown = relay("status", home=running.home).stdout
-            return f"nothing answers on admin.listen {address}: " in shown
+            return f"no server on admin.listen {address}: " in shown
 
         until(said)
     assert running.stop() == 0
@@ -173,6 +173,7 @@ def test_metrics_move_to_another_port(running: Relay) -> None:
     assert running.stop() == 0
 
 
+@pytest.mark.shows("ready 5.1")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
     running: Relay, number: signal.Signals
@@ -196,18 +197,19 @@ def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
 
 HANGS = """
 import sys, threading
-from relay.aof2.tiers import Tiers
+from relay.journal.tiers import Tiers
 from relay.daemon.process import main
 
 def step(self):
     print("begun", flush=True)
     threading.Event().wait()
 
-Tiers.step = step
+Tiers.run_next = step
 sys.exit(main())
 """
 
 
+@pytest.mark.shows("ready 5.1")
 def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HANGS, "--home", str(home)],
@@ -226,7 +228,7 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
         process.stdout.close()
     finally:
         process.kill()
-    assert "Left a step of the journal's tiers behind" in log(home, "stopped")[-1]["event"]
+    assert "Left a job of the journal's tiers unfinished" in log(home, "stopped")[-1]["event"]
     assert not (home / "admin.sock").exists()
     assert (home / ".lock").read_bytes() == b""
     assert relay("status", home=home).returncode == 5
@@ -305,6 +307,7 @@ def test_tracebacks_of_long_ago_are_bounded(home: Path) -> None:
     assert crashes.with_suffix(".err.1").stat().st_size == (1 << 20) + 1
 
 
+@pytest.mark.shows("ready 5.1")
 def test_systemd_hears_of_every_turn(home: Path) -> None:
     where = str(home.parent / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:

@@ -22,6 +22,8 @@ from relay.daemon import recovery
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
 
+pytestmark = pytest.mark.shows("journal 5.10", "ready 1.4")
+
 
 def test_a_stop_with_files_waiting_ends(tmp_path: Path) -> None:
     box = Box(tmp_path / "home", "alice", "bob")

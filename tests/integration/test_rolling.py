@@ -13,6 +13,8 @@ import pytest
 from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("engine 7.10", "ready 2.4")
+
 CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
@@ -279,6 +281,7 @@ def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
     assert box.nacks("alice") == ["nobody received it: team has no other members\n"]
 
 
+@pytest.mark.shows("engine 7.11")
 def test_a_full_store_lets_the_file_wait(tmp_path: Path) -> None:
     config = Config(store=StoreSettings(active_messages=4))
     box = Box(tmp_path / "home", "alice", "bob", config=config)

@@ -12,6 +12,8 @@ from relay.base.signatures import public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
+pytestmark = pytest.mark.shows("ready 3.1")
+
 SECRET = "correct-horse-battery-staple"
 PRIVATE = b"k" * 32
 

@@ -19,6 +19,8 @@ from relay.base.signatures import key_id, public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay
 
+pytestmark = pytest.mark.shows("engine 8.13")
+
 ALICE, MALLORY = b"a" * 32, b"m" * 32
 
 
@@ -102,6 +104,7 @@ def identities(box: Box) -> dict[str, dict[str, str | None]]:
     }
 
 
+@pytest.mark.shows("engine 8.13")
 def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     for agent in ("alice", "bob"):
         box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")

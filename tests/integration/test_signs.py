@@ -23,7 +23,7 @@ from agent_sdk import Agent
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER, Home
-from relay.cli.signs import signs_of
+from relay.cli.agents import find_alerts
 from relay.ledger import open_readonly
 from tests.box import Box
 from tests.procs import PROJECT, Relay, environment, home_of, relay, until
@@ -284,7 +284,7 @@ def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> Non
     assert box.states(sent) == {"bob": "written"}
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
     with Home(str(box.root)) as home, contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-        assert signs_of(home, db, time.time_ns())["bob"].ended_pid == one.process.pid
+        assert find_alerts(home, db, time.time_ns())["bob"].ended_pid == one.process.pid
 
 
 def test_M07_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) -> None:

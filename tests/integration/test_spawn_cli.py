@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent, MessageError, Refused
-from agent_sdk.processes import spawn_headers
+from agent_sdk.requests import spawn_headers
 from relay.base.redaction import parse_env
 from tests.procs import home_of, relay, until
 

@@ -11,6 +11,8 @@ from relay.base.config import Config, LimitSettings
 from relay.base.message import parse
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("ready 3.1")
+
 SECRET = b"hunter2"
 HEAD = b"KIND: spawn\nNAME: w\nCLI: sh\nENV: KEY=hunter2\n"
 SUM = hashlib.sha256(b"go").hexdigest().encode()

@@ -72,6 +72,7 @@ def running() -> Iterator[Running]:
     shutil.rmtree(root)
 
 
+@pytest.mark.shows("ready 3.3")
 def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_goes_on(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
 from tests.fakes import FakeClock
 from tests.procs import environment, until
 
+pytestmark = pytest.mark.shows("engine 6.1", "engine 6.5", "engine 8.11")
+
 
 def count(path: Path) -> int:
     """Messages in the file, as a reader sees them: readers need no lock."""
@@ -65,6 +67,7 @@ def test_immediate_and_manual(tmp_path: Path, policy: FlushPolicy, written: int)
     store.close()
 
 
+@pytest.mark.shows("engine 6.9")
 def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     path = str(tmp_path / "s.acomm")
     holder = subprocess.Popen(
@@ -90,6 +93,7 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
     until(lambda: CommStore.open(path).close() is None)
 
 
+@pytest.mark.shows("engine 8.8")
 def test_a_temp_file_left_over_is_removed_by_the_next_writer(tmp_path: Path) -> None:
     left = tmp_path / "s.acomm.tmp"
     left.write_bytes(b"half a store")

@@ -102,6 +102,7 @@ def test_the_file_is_the_lock_and_goes_with_it(tmp_path: Path, no_flock: None) -
     assert {one.name for one in tmp_path.iterdir()} == {"s.acomm"}
 
 
+@pytest.mark.shows("engine 6.10")
 @pytest.mark.parametrize(
     ("host", "seconds", "is_free"),
     [
@@ -172,6 +173,7 @@ def test_a_killed_process_is_followed_after_sixty_seconds(tmp_path: Path, no_flo
     CommStore.open(path).close()
 
 
+@pytest.mark.shows("engine 6.10")
 def test_two_writers_never_both_have_it(tmp_path: Path, gone: int) -> None:
     path, inside = str(tmp_path / "s.acomm"), str(tmp_path / "somebody-writes")
     aged(tmp_path / "s.acomm.lock", words(gone), 61)

@@ -52,6 +52,7 @@ def test_each_flush_keeps_the_file_before(path: Path) -> None:
     assert names(path.parent) == {"s.acomm", "s.acomm.prev"}
 
 
+@pytest.mark.shows("engine 6.4")
 def test_a_damaged_file_is_set_aside_and_the_one_before_taken_loudly(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -84,6 +85,7 @@ def test_a_store_that_breaks_an_invariant_counts_as_damaged(path: Path) -> None:
     assert contents(path) == [b"one"] and "channel 1 once" in said[0]
 
 
+@pytest.mark.shows("engine 6.4")
 def test_when_both_are_damaged_nothing_is_touched(path: Path) -> None:
     path.write_bytes(BROKEN)
     previous(path).write_bytes(BROKEN[:-1])
@@ -117,6 +119,7 @@ def test_a_file_that_is_gone_is_the_one_before(path: Path) -> None:
         CommStore.create(str(path))
 
 
+@pytest.mark.shows("engine 6.5")
 @pytest.mark.parametrize("operation", ["create", "write", "keep", "rename"])
 def test_a_crash_at_any_step_leaves_a_whole_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
@@ -143,6 +146,7 @@ def test_a_crash_at_any_step_leaves_a_whole_file(
     assert "s.acomm.tmp" not in names(path.parent)
 
 
+@pytest.mark.shows("engine 6.5")
 @pytest.mark.parametrize("call", ["link", "rename"])
 def test_at_each_instant_one_of_the_two_is_whole(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -178,6 +182,7 @@ def test_a_left_over_of_keeping_does_not_stop_the_next_flush(path: Path) -> None
     assert contents(previous(path)) == [b"one", b"two"]
 
 
+@pytest.mark.shows("engine 5.4")
 def test_compact_says_by_how_much_the_file_shrank(path: Path) -> None:
     with CommStore.open(str(path), FlushPolicy(None, None, compress=False)) as store:
         store.send_message(1, "a", MessageType.TEXT, "x" * 50_000)
@@ -192,6 +197,7 @@ def test_compact_says_by_how_much_the_file_shrank(path: Path) -> None:
         assert (stats.file_bytes, stats.file_sequence) == (path.stat().st_size, stats.sequence)
 
 
+@pytest.mark.shows("engine 5.1")
 def test_what_is_evicted_is_in_the_file_first(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     limits = Limits()._replace(active_messages=2)
@@ -215,6 +221,7 @@ CHANNEL_FLUSH: list[tuple[FlushPolicy, str | None, int]] = [
 ]
 
 
+@pytest.mark.shows("engine 6.3")
 @pytest.mark.parametrize(("policy", "flush", "written"), CHANNEL_FLUSH)
 def test_a_channel_may_be_flushed_sooner_or_later_than_the_store(
     tmp_path: Path, policy: FlushPolicy, flush: str | None, written: int
@@ -233,6 +240,7 @@ def test_a_channel_may_be_flushed_sooner_or_later_than_the_store(
     again.close()
 
 
+@pytest.mark.shows("engine 6.3")
 def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     with CommStore.open(str(path), MANUAL) as store:

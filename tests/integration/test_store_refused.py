@@ -120,6 +120,7 @@ def run(*args: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.shows("engine 6.6")
 def test_a_value_beyond_its_limit_is_refused_for_writing(beyond: tuple[Path, str, str]) -> None:
     path, expected, found = beyond
     data = path.read_bytes()
@@ -140,6 +141,7 @@ def test_it_is_not_given_up_for_the_file_before(beyond: tuple[Path, str, str]) -
     assert path.exists()
 
 
+@pytest.mark.shows("engine 6.6")
 def test_check_names_each_and_dump_reads(beyond: tuple[Path, str, str]) -> None:
     path, expected, found = beyond
     code, said = run("acomm", "check", path)
@@ -189,6 +191,7 @@ REASON = {
 }
 
 
+@pytest.mark.shows("engine 6.7")
 def test_what_a_flush_would_lose_is_opened_to_be_read_alone(foreign: Path) -> None:
     data = foreign.read_bytes()
     said: list[str] = []
@@ -208,6 +211,7 @@ def test_what_a_flush_would_lose_is_opened_to_be_read_alone(foreign: Path) -> No
     assert foreign.read_bytes() == data
 
 
+@pytest.mark.shows("engine 6.7")
 def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: Path) -> None:
     with Home.create(str(tmp_path / "home"), b"{}\n") as home:
         shutil.copy(foreign, home.path(STORE))
@@ -225,6 +229,7 @@ def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: P
 # -- errors name the file --------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 6.8")
 def test_every_error_of_open_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "it.acomm"
     twice = msgspec.structs.replace(SOUND, messages=(MESSAGE, MESSAGE))

@@ -13,6 +13,8 @@ import pytest
 from relay.agents.spawner import Usage
 from tests.process_support import QUICK, ProcessBox
 
+pytestmark = pytest.mark.shows("ready 5.3")
+
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[ProcessBox]:

@@ -46,7 +46,7 @@ def test_a_silent_agent_is_active_again_while_it_waits_for_its_next_start(box: P
     box.tick(3)
     assert box.process().pid is None
     with box.ledger.transaction():
-        box.ledger.registry.set_status("w", "inactive", "silent", box.clock.now_ns())
+        box.ledger.agents.set_status("w", "inactive", "silent", box.clock.now_ns())
     box.dispatcher.tick(WatchEvents(scan=True))  # and it is not started yet
     assert life(box) == ("active", None)
 
@@ -57,7 +57,7 @@ def test_another_process_of_it_that_ended_is_not_its_end(box: ProcessBox) -> Non
     meta = box.path("agents", "w", "meta.json")
     meta.write_text(f'{{"pid": 4194304, "pid_start_ticks": 1, "started_at": {box.clock.now_ns()}}}')
     with box.ledger.transaction():
-        box.ledger.registry.set_pid("w", 4194304)
+        box.ledger.agents.set_pid("w", 4194304)
     box.go_on(31)
     box.go_on(400)
     assert life(box) == ("active", None)

@@ -13,9 +13,9 @@ import pytest
 from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
-from relay.cli.hops import hops_of
-from relay.ledger import Ledger, Written
-from relay.ledger.values import Held
+from relay.cli.trace import delivery_hops
+from relay.ledger import Ledger, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery
 from tests.ledger.support import facts
 from tests.procs import relay
 
@@ -30,7 +30,7 @@ class Life:
         one = facts(1, discovered_at=self.now())
         self.id = one.message_id
         with self.ledger.transaction():
-            self.ledger.record([one])
+            self.ledger.add([one])
             self.ledger.claim([self.id])
 
     def now(self) -> int:
@@ -42,21 +42,23 @@ class Life:
         """Accept and write an attempt; both times."""
         staged, written = self.now(), self.now()
         with self.ledger.transaction():
-            self.ledger.written([Written(self.id, "bob", attempt, staged, written)])
+            self.ledger.deliveries.mark_written(
+                [WrittenDelivery(self.id, "bob", attempt, staged, written)]
+            )
         return iso_time(staged), iso_time(written)
 
     def read(self, attempt: int) -> None:
         with self.ledger.transaction():
-            self.ledger.read([(self.id, "bob", attempt)], self.now())
+            self.ledger.deliveries.mark_read([(self.id, "bob", attempt)], self.now())
 
     def hold(self, attempt: int, why: str) -> None:
         with self.ledger.transaction():
-            self.ledger.hold([Held(self.id, "bob", attempt, why, self.now())])
+            self.ledger.deliveries.hold([HeldDelivery(self.id, "bob", attempt, why, self.now())])
 
     def end(self, state: str, why: str) -> None:
         self.now()
         with self.ledger.transaction():
-            self.ledger.end(self.id, "bob", state, why)
+            self.ledger.deliveries.give_up(self.id, "bob", state, why)
 
     def trace(self) -> dict[str, Any]:
         found = json.loads(relay("trace", self.id, "--json", home=self.root).stdout)
@@ -147,10 +149,10 @@ def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
     life.write(1)
     with life.ledger.transaction():
         other = facts(1, message_id=life.id + "0", discovered_at=life.now())
-        life.ledger.record([other])
+        life.ledger.add([other])
         life.ledger.claim([other.message_id])
-        life.ledger.written([Written(other.message_id, "bob", 1, 5, 6)])
-        life.ledger.read([(other.message_id, "bob", 1)], life.now())
+        life.ledger.deliveries.mark_written([WrittenDelivery(other.message_id, "bob", 1, 5, 6)])
+        life.ledger.deliveries.mark_read([(other.message_id, "bob", 1)], life.now())
     assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
 
 
@@ -170,11 +172,11 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
     }
     noted = row | {"at": staged - 100_000, "old_status": "written", "new_status": "read"}
     exactly = [("accepted", staged), ("written", staged + 200_000), ("read", staged + 300_000)]
-    assert [(hop.what, hop.at) for hop in hops_of(row, [noted])] == exactly  # type: ignore[arg-type]
+    assert [(hop.what, hop.at) for hop in delivery_hops(row, [noted])] == exactly  # type: ignore[arg-type]
     over = row | {"state": "dead", "read_at": None}
     noted = noted | {"new_status": "dead"}
     ended = [*exactly[:2], ("dead", staged + 200_000)]
-    assert [(hop.what, hop.at) for hop in hops_of(over, [noted])] == ended  # type: ignore[arg-type,list-item]
+    assert [(hop.what, hop.at) for hop in delivery_hops(over, [noted])] == ended  # type: ignore[arg-type,list-item]
 
 
 def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
@@ -187,7 +189,7 @@ def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
     for noted_at in (written - 10**6, written, written + 10**6):
         noted = row | {"at": noted_at, "old_status": "dead", "new_status": "written"}
         noted["written_at"] = None  # the attempt before was never written
-        hops = hops_of(row, [noted])  # type: ignore[arg-type]
+        hops = delivery_hops(row, [noted])  # type: ignore[arg-type]
         assert [hop.what for hop in hops[-2:]] == ["replayed", "written"]
 
 

@@ -17,7 +17,7 @@ from relay.base.config import LedgerSettings as Settings
 from relay.base.home import LEDGER, Home
 from relay.engine.flush import Inline
 from relay.ledger import WAL_KEPT_BYTES, wal
-from relay.ledger.wal import State, WalWatch
+from relay.ledger.wal import WalState, WalWatch
 from tests.box import Box
 from tests.procs import Relay, relay, until
 
@@ -64,10 +64,10 @@ def grow(box: Box, mib: int) -> None:
             box.ledger.set_state("filler", os.urandom(100_000).hex(), 0)
 
 
-def look(box: Box, watch: WalWatch) -> State:
+def look(box: Box, watch: WalWatch) -> WalState:
     box.clock.advance(1)
     watch.poll(idle=True)
-    return watch.length.state
+    return watch.size.state
 
 
 def said(box: Box) -> list[str]:
@@ -89,12 +89,12 @@ def test_a_reader_is_named_once_and_the_wal_is_cut_when_he_ends(box: Box) -> Non
     with reader(box.path(LEDGER)) as pid:
         grow(box, 6)
         states = [look(box, watch) for _ in range(5)]
-        assert states == [State.ALERT] * 5
+        assert states == [WalState.ALERT] * 5
         (entry,) = [entry for entry in box.log if entry.get("action") == "wal_long"]
         assert f"pid {pid} (" in entry["event"] and entry["pids"] == [pid]
         assert watch.paused == ""
     look(box, watch)
-    assert look(box, watch) is State.OK
+    assert look(box, watch) is WalState.OK
     assert wal.stat().st_size == 0
     assert said(box) == ["wal_long", "wal_short"]
     with reader(box.path(LEDGER)):  # another episode is said again
@@ -109,20 +109,20 @@ def test_when_it_is_full_files_wait_in_their_outboxes(box: Box) -> None:
     with reader(box.path(LEDGER)) as pid:
         grow(box, 11)
         for _ in range(3):
-            assert look(box, watch) is State.FULL
+            assert look(box, watch) is WalState.FULL
         assert f"pid {pid} (" in watch.paused
         with pytest.MonkeyPatch.context() as patch:  # nor is one that nobody can see called pid 0
-            patch.setattr(wal, "others", lambda path: {})
+            patch.setattr(wal, "wal_readers", lambda path: {})
             box.clock.advance(40)
-            assert [look(box, watch) for _ in range(2)] == [State.FULL] * 2
-        assert "does not end: a process that we cannot see; end it" in watch.paused
+            assert [look(box, watch) for _ in range(2)] == [WalState.FULL] * 2
+        assert "transaction open: a process of another user; end that process" in watch.paused
         box.dispatcher.pauses["wal"] = watch.paused
         box.drop("alice", "TO: bob\n\nwaits")
         box.tick(3)
         assert box.inbox("bob") == {} and len(box.outbox("alice")) == 1
         assert box.deadline > box.clock.monotonic_ns()  # the loop does not spin meanwhile
     look(box, watch)
-    assert look(box, watch) is State.OK
+    assert look(box, watch) is WalState.OK
     box.dispatcher.pauses["wal"] = watch.paused
     box.tick()
     assert box.bodies("bob") == ["waits"]
@@ -132,9 +132,9 @@ def test_a_fold_waits_for_no_reader(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     with reader(box.path(LEDGER)):
         box.send("alice", "TO: bob\n\nmore")
-        assert not box.ledger.fold()
+        assert not box.ledger.checkpoint_wal()
         assert box.ledger._db.execute("PRAGMA busy_timeout").fetchone() == (5000,)
-    assert box.ledger.fold()
+    assert box.ledger.checkpoint_wal()
 
 
 @pytest.mark.timeout(60)

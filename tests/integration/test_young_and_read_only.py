@@ -70,5 +70,5 @@ def test_m13_a_file_that_was_there_is_missed(tmp_path: Path) -> None:
     box.path(STORE).unlink()
     box.open()
     (line,) = made_again(box)
-    assert "relay.acomm is not there: the store is made again from the journal" in line
+    assert "relay.acomm is missing: the store is rebuilt from the journal" in line
     box.close()

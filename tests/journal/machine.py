@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.base import fsio
 from relay.journal.format import encode_record
-from relay.journal.journal import Journal, SegmentPolicy
-from relay.journal.reader import JournalReader
-from relay.journal.segment import FIRST_RECORD
+from relay.journal.journal import Journal, JournalReader
+from relay.journal.segment import FIRST_RECORD, SegmentPolicy
 from tests.fakes import FakeClock
 from tests.journal.model import Model
 from tests.power import Cut, Power

@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from relay.base import fsio
-from relay.journal import chunk as chunks
 from relay.journal.format import Field, ManifestRecord, ManifestType
+from relay.journal.replay import chunk_indexes, chunk_path, decode_chunk, load_chunk
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "aof2"
 STREAM_1 = FIXTURES / "stream" / f"{1:020d}"
@@ -34,9 +34,9 @@ def silent(line: str) -> None:
 def stored(stream_dir: str | Path) -> list[ManifestRecord]:
     """Every record in the chunks of a stream, but the markers of snapshots."""
     found: list[ManifestRecord] = []
-    for index in chunks.chunk_indexes(str(stream_dir)):
-        path = chunks.chunk_path(str(stream_dir), index)
-        found += chunks.decode_chunk(chunks.load_chunk(path), path, index).records
+    for index in chunk_indexes(str(stream_dir)):
+        path = chunk_path(str(stream_dir), index)
+        found += decode_chunk(load_chunk(path), path, index).records
     return [record for record in found if record.type != ManifestType.SnapshotMarker]
 
 

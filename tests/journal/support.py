@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.reader import JournalReader
-from relay.journal.segment import segment_path
+from relay.journal.journal import Append, Journal, JournalReader
+from relay.journal.segment import SegmentPolicy, segment_path
 from tests.fakes import FakeClock
 
 SMALL = SegmentPolicy(segment_bytes=4_096, slice_bytes=1_024)

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from relay.base.errors import FormatError
 from relay.cli.aof import aof
-from relay.journal import chunk as chunks
 from relay.journal.format import (
     Footer,
     ManifestRecord,
@@ -20,6 +19,7 @@ from relay.journal.format import (
 )
 from relay.journal.format import encode_record as record_of
 from relay.journal.manifest import Manifest
+from relay.journal.replay import chunk_path, decode_chunk, load_chunk
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_path
 from tests.journal.manifest_support import opened, said, sealed
 from tests.journal.support import Stream, payloads, put
@@ -122,9 +122,9 @@ def test_jobs_are_counted_on_from_the_last_number(stream: Stream) -> None:
 def test_a_key_that_no_snapshot_holds_does_not_end_the_stream(stream: Stream) -> None:
     """Another writer may have one; it is in the manifest, and stays there."""
     long = said(ManifestType.UploadDone, 0, key="k" * 400, etag="e").encode()
-    path = chunks.chunk_path(stream.folder, 0)
-    data = chunks.load_chunk(path)
-    head = chunks.decode_chunk(data, path, 0).header
+    path = chunk_path(stream.folder, 0)
+    data = load_chunk(path)
+    head = decode_chunk(data, path, 0).header
     body = data[64 : head.committed_len] + long
     end = 64 + len(body)
     head = head._replace(tail_offset=end, committed_len=end, chunk_crc64=crc64(body))

@@ -10,12 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.base.errors import FormatError, IntegrityError, VersionError
-from relay.journal import chunk as chunks
+from relay.cli.aof import manifest_row, snapshot_row
 from relay.journal import format as bytes_of
-from relay.journal import snapshot as snapshots
-from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.catalog import (
+    CatalogSnapshot,
+    Residency,
+    SegmentEntry,
+    decode_snapshot,
+    encode_snapshot,
+)
 from relay.journal.format import ManifestRecord, ManifestType, crc64, decode_manifest_record
-from relay.journal.jsonl import manifest_row, snapshot_row
+from relay.journal.replay import FIRST_MANIFEST_RECORD, decode_chunk, salvage_chunk
 from tests.journal.manifest_support import (
     FIXTURES,
     STREAM_1,
@@ -53,7 +58,7 @@ def test_the_golden_manifests_say_what_stands_beside_them(
 ) -> None:
     rows: list[dict[str, object]] = []
     for path, index in files:
-        rows += map(manifest_row, chunks.decode_chunk(path.read_bytes(), str(path), index).records)
+        rows += map(manifest_row, decode_chunk(path.read_bytes(), str(path), index).records)
     expected = json_lines(beside / "expected-manifest.jsonl")
     assert rows == expected
     assert [list(row) for row in rows] == [list(row) for row in expected]  # fields in order
@@ -62,7 +67,7 @@ def test_the_golden_manifests_say_what_stands_beside_them(
 @pytest.mark.parametrize(("path", "index"), CHUNKS, ids=["0", "1", "stream-2"])
 def test_the_same_values_give_the_same_chunk(path: Path, index: int) -> None:
     data = path.read_bytes()
-    read = chunks.decode_chunk(data, "it", index)
+    read = decode_chunk(data, "it", index)
     again = read.header.encode() + b"".join(record.encode() for record in read.records)
     assert again == data[: read.header.committed_len]
     assert not any(data[read.header.committed_len :])
@@ -71,10 +76,10 @@ def test_the_same_values_give_the_same_chunk(path: Path, index: int) -> None:
 
 def test_the_golden_snapshot_there_and_back() -> None:
     data = SNAPSHOT.read_bytes()
-    read = snapshots.decode_snapshot(data, str(SNAPSHOT), 1)
+    read = decode_snapshot(data, str(SNAPSHOT), 1)
     expected = json.loads((FIXTURES / "stream-2" / "expected-snapshot.json").read_text())
     assert snapshot_row(read) == expected
-    assert snapshots.encode_snapshot(read.chunk_index, read.chunk_offset, read.entries) == data
+    assert encode_snapshot(read.chunk_index, read.chunk_offset, read.entries) == data
 
 
 def test_the_bad_chunks_are_refused_for_their_fault() -> None:
@@ -85,7 +90,7 @@ def test_the_bad_chunks_are_refused_for_their_fault() -> None:
     ):
         path = FIXTURES / "bad" / name
         with pytest.raises(fault) as caught:
-            chunks.decode_chunk(path.read_bytes(), str(path), 0)
+            decode_chunk(path.read_bytes(), str(path), 0)
         assert caught.value.path == str(path)
         assert str(caught.value).startswith(f"{path} at {48 if fault is IntegrityError else 8}: ")
         if fault is IntegrityError:
@@ -98,14 +103,15 @@ def test_the_bad_chunks_are_refused_for_their_fault() -> None:
 def test_a_flipped_record_header_is_known_by_the_chunks_checksum_alone() -> None:
     # The golden fault: logical_offset of record 0. Its payload's crc is right, so no record counts.
     data = (FIXTURES / "bad" / "manifest-chunk-crc.mlog").read_bytes()
-    record, _ = decode_manifest_record(data, chunks.FIRST_MANIFEST_RECORD, len(data), "it")
+    record, _ = decode_manifest_record(data, FIRST_MANIFEST_RECORD, len(data), "it")
     assert record.logical_offset == 1
-    assert chunks.salvage_chunk(data, "it") == ([], [])
+    assert salvage_chunk(data, "it") == ([], [])
 
 
 # -- there and back ------------------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 3.1")
 @given(any_record())
 def test_a_manifest_record_there_and_back(record: ManifestRecord) -> None:
     data = record.encode()
@@ -161,20 +167,18 @@ ENTRIES = st.lists(
 
 @given(ENTRIES, U64, U64)
 def test_a_snapshot_there_and_back(entries: list[SegmentEntry], index: int, offset: int) -> None:
-    data = snapshots.encode_snapshot(index, offset, reversed(entries))
-    read = snapshots.decode_snapshot(data, "it", 3)
-    assert read == snapshots.CatalogSnapshot(3, index, offset, tuple(entries))
+    data = encode_snapshot(index, offset, reversed(entries))
+    read = decode_snapshot(data, "it", 3)
+    assert read == CatalogSnapshot(3, index, offset, tuple(entries))
     assert len(data) == 32 + 320 * len(entries) + 8
 
 
 def test_a_key_that_no_entry_holds_is_refused_before_it_is_written() -> None:
     fits = SegmentEntry(0, 0, key="k" * 184, etag="e" * 64)
-    assert snapshots.decode_snapshot(snapshots.encode_snapshot(0, 64, [fits]), "it", 1).entries == (
-        fits,
-    )
+    assert decode_snapshot(encode_snapshot(0, 64, [fits]), "it", 1).entries == (fits,)
     for wrong in (SegmentEntry(0, 0, key="k" * 185), SegmentEntry(0, 0, etag="é" * 33)):
         with pytest.raises(ValueError, match="segment 0: key or etag is too long"):
-            snapshots.encode_snapshot(0, 64, [wrong])
+            encode_snapshot(0, 64, [wrong])
 
 
 # -- damage --------------------------------------------------------------------------------
@@ -191,21 +195,21 @@ def resealed(data: bytes) -> bytes:
 def refused(data: bytes) -> None:
     """It is read, or refused in one line that names file and offset."""
     for read in (
-        lambda: chunks.decode_chunk(data, "it", 0),
-        lambda: snapshots.decode_snapshot(data, "it", 0),
+        lambda: decode_chunk(data, "it", 0),
+        lambda: decode_snapshot(data, "it", 0),
     ):
         try:
             read()
         except FormatError as exc:
             assert str(exc).startswith("it at ") and "\n" not in str(exc)
-    chunks.salvage_chunk(data, "it")
+    salvage_chunk(data, "it")
 
 
 def test_a_tail_in_front_of_what_is_committed_is_a_fault() -> None:
     end = int.from_bytes(CHUNK[40:48], "little")
     wrong = CHUNK[:32] + (end - 1).to_bytes(8, "little") + CHUNK[40:]
     with pytest.raises(FormatError, match=f"it at 32: expected tail_offset of {end} and more"):
-        chunks.decode_chunk(wrong, "it", 0)
+        decode_chunk(wrong, "it", 0)
 
 
 @pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0xFF])
@@ -223,26 +227,24 @@ def test_every_flipped_bit_of_what_counts_in_a_chunk_is_found() -> None:
         if any(at in part for part in free):
             continue
         with pytest.raises(FormatError):
-            chunks.decode_chunk(damaged, "it", 0, 0)
+            decode_chunk(damaged, "it", 0, 0)
 
 
 def test_every_flipped_bit_of_a_snapshot_is_found() -> None:
     data = SNAPSHOT.read_bytes()
     for at in range(len(data)):
         with pytest.raises(FormatError):
-            snapshots.decode_snapshot(
-                data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :], "it", 1
-            )
+            decode_snapshot(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :], "it", 1)
 
 
 def test_a_file_cut_short_is_never_taken() -> None:
     data = SNAPSHOT.read_bytes()
     for size in range(len(data)):
         with pytest.raises(FormatError):
-            snapshots.decode_snapshot(data[:size], "it", 1)
+            decode_snapshot(data[:size], "it", 1)
     for size in range(len(CHUNK)):
         with pytest.raises(FormatError):
-            chunks.decode_chunk(CHUNK[:size], "it", 0)
+            decode_chunk(CHUNK[:size], "it", 0)
 
 
 @settings(max_examples=300)
@@ -271,7 +273,7 @@ def test_a_value_outside_its_field_is_named(at: int, value: int, expected: str) 
     data = bytearray(SNAPSHOT.read_bytes()[:-8])
     data[at] = value
     with pytest.raises(FormatError, match=expected) as caught:
-        snapshots.decode_snapshot(bytes(data) + crc64(bytes(data)).to_bytes(8, "little"), "it", 1)
+        decode_snapshot(bytes(data) + crc64(bytes(data)).to_bytes(8, "little"), "it", 1)
     assert not isinstance(caught.value, IntegrityError)
 
 

@@ -50,6 +50,7 @@ def plain(struct: Struct) -> str:
     return re.sub(r"(\d+)([BHIQ])", lambda m: m[2] * int(m[1]), struct.format)
 
 
+@pytest.mark.shows("journal 1.1")
 @pytest.mark.parametrize(
     ("heading", "struct", "fields"),
     [
@@ -118,6 +119,7 @@ def test_the_flags_are_written_out(heading: str, flags: type[IntFlag]) -> None:
     assert rows == {str(flag.name): flag.value for flag in flags}
 
 
+@pytest.mark.shows("journal 3.1")
 def test_every_record_type_and_its_payload() -> None:
     rows = tables("Manifest record types")[0]
     assert [(int(row[0]), row[1]) for row in rows] == [(k.value, k.name) for k in ManifestType]

@@ -13,9 +13,8 @@ from relay.base import fsio
 from relay.base.errors import IntegrityError, SegmentAway
 from relay.journal.catalog import Residency
 from relay.journal.format import FOOTER, RECORD, Footer, ManifestType, RecordFlag
-from relay.journal.journal import Append
-from relay.journal.manifest import read_manifest
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Append, JournalReader
+from relay.journal.replay import read_manifest
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 from tests.power import Cut, Power
@@ -23,6 +22,7 @@ from tests.power import Cut, Power
 # --- appending, committing, reading
 
 
+@pytest.mark.shows("journal 1.3")
 def test_offsets_are_known_at_once_and_records_read_once_committed(stream: Stream) -> None:
     journal = stream.open()
     assert journal.append([Append(b"odd"), Append(b""), Append(b"four")]) == [0, 31, 59]
@@ -35,6 +35,7 @@ def test_offsets_are_known_at_once_and_records_read_once_committed(stream: Strea
     assert payloads(journal, 7) == [b"", b"four"]  # no record begins there
 
 
+@pytest.mark.shows("journal 2.1", "journal 2.2")
 def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None:
     # Published faults: records of odd length lost, a zero-length record ends the scan.
     journal = stream.open()
@@ -46,6 +47,7 @@ def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None
     assert stream.warned == []
 
 
+@pytest.mark.shows("journal 2.8")
 def test_a_commit_with_nothing_behind_it_is_durable(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_times_and_flags_come_back(stream: Stream) -> None:
 # --- rolling and sealing
 
 
+@pytest.mark.shows("journal 1.6")
 def test_a_full_segment_rolls_and_no_record_spans_two(stream: Stream) -> None:
     journal = stream.open()
     given = [bytes([65 + number]) * 1_000 for number in range(10)]
@@ -125,6 +128,7 @@ def test_a_record_that_no_segment_takes_has_one_of_its_own(stream: Stream) -> No
     assert payloads(stream.open()) == given
 
 
+@pytest.mark.shows("journal 1.6")
 def test_an_old_segment_rolls_and_an_empty_one_never(stream: Stream) -> None:
     journal = stream.open()
     stream.clock.advance(10 * 86_400)
@@ -144,6 +148,7 @@ def test_an_old_segment_rolls_and_an_empty_one_never(stream: Stream) -> None:
     assert segment_ids(stream.folder) == [0, 1]
 
 
+@pytest.mark.shows("journal 1.7")
 def test_a_seal_says_the_highest_message_id_and_the_watermark(stream: Stream) -> None:
     journal = stream.open(epoch=3)
     journal.append([Append(b"a", ext_id=7), Append(b"b", ext_id=9), Append(b"c", ext_id=8)])
@@ -168,6 +173,7 @@ def test_a_sealed_file_ends_right_behind_its_footer(stream: Stream) -> None:
     assert Footer(*FOOTER.unpack(data[-FOOTER.size :])).durable_bytes == FIRST_RECORD + 31
 
 
+@pytest.mark.shows("journal 1.4")
 def test_zeros_are_written_ahead_and_off_the_path_of_commits(stream: Stream) -> None:
     journal = stream.open()
     size = stream.path().stat().st_size
@@ -180,6 +186,7 @@ def test_zeros_are_written_ahead_and_off_the_path_of_commits(stream: Stream) -> 
     assert stream.path().stat().st_size >= FIRST_RECORD + 528 + 3_000
 
 
+@pytest.mark.shows("journal 1.5")
 def test_of_the_room_that_is_asked_for_so_much_is_made_ahead(stream: Stream) -> None:
     stream.policy = stream.policy._replace(ahead_bytes=5_000)
     journal = stream.open()
@@ -187,6 +194,7 @@ def test_of_the_room_that_is_asked_for_so_much_is_made_ahead(stream: Stream) -> 
     assert stream.path().stat().st_size == FIRST_RECORD + 5_000
 
 
+@pytest.mark.shows("journal 1.5")
 def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +219,7 @@ def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
 # --- following from elsewhere
 
 
+@pytest.mark.shows("journal 1.8")
 def test_a_reader_follows_the_tail_over_rolls(stream: Stream) -> None:
     journal = stream.open()
     reader = JournalReader(stream.folder, warn=pytest.fail)
@@ -229,6 +238,7 @@ def test_a_reader_follows_the_tail_over_rolls(stream: Stream) -> None:
     assert list(reader.read(journal.end)) == []
 
 
+@pytest.mark.shows("journal 1.8")
 def test_a_reader_takes_whole_records_only(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"whole")

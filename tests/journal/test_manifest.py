@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from relay.base.errors import RelayError
-from relay.journal import chunk as chunks
 from relay.journal import manifest as manifests
-from relay.journal import snapshot as snapshots
-from relay.journal.catalog import Catalog
+from relay.journal import replay as replays
+from relay.journal.catalog import Catalog, snapshot_ids
 from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
-from relay.journal.manifest import Manifest, read_manifest
+from relay.journal.manifest import Manifest
+from relay.journal.replay import chunk_indexes, decode_chunk, read_manifest
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     NOW_S,
@@ -51,7 +51,7 @@ def stream(tmp_path: Path) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of four or five records, and a snapshot every seven."""
-    monkeypatch.setattr(chunks, "CHUNK_CAPACITY", 64 + 300)
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 64 + 300)
     monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 7)
 
 
@@ -69,7 +69,7 @@ def catalog_of(records: list[ManifestRecord]) -> Catalog:
 
 
 def chunk_path(stream: str, index: int) -> Path:
-    return Path(chunks.chunk_path(stream, index))
+    return Path(replays.chunk_path(stream, index))
 
 
 def flip(path: Path, at: int) -> None:
@@ -81,6 +81,7 @@ def flip(path: Path, at: int) -> None:
 # -- writing and opening again -------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 2.4")
 def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> None:
     lines: list[str] = []
     with_records = begin(stream)
@@ -119,7 +120,7 @@ def test_a_writer_goes_on_where_another_had_committed(stream: str, ahead: bytes)
 def test_the_writer_writes_the_golden_bytes(stream: str) -> None:
     golden = (STREAM_2 / "manifest" / f"{0:020d}.mlog").read_bytes()
     manifest = begin(stream)
-    for record in chunks.decode_chunk(golden, "it", 0).records:
+    for record in decode_chunk(golden, "it", 0).records:
         manifest.append(record)
     manifest.close()
     assert chunk_path(stream, 0).read_bytes() == golden
@@ -130,16 +131,17 @@ def test_a_full_chunk_is_sealed_with_the_golden_bytes(
 ) -> None:
     golden = (STREAM_1 / "manifest" / f"{0:020d}.mlog").read_bytes()
     second = (STREAM_1 / "manifest" / f"{1:020d}.mlog").read_bytes()
-    monkeypatch.setattr(chunks, "CHUNK_CAPACITY", len(golden))
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", len(golden))
     manifest = begin(stream)
-    manifest.append(*chunks.decode_chunk(golden, "it", 0).records)
-    manifest.append(chunks.decode_chunk(second, "it", 1).records[0])
+    manifest.append(*decode_chunk(golden, "it", 0).records)
+    manifest.append(decode_chunk(second, "it", 1).records[0])
     manifest.close()
     assert chunk_path(stream, 0).read_bytes() == golden
     head = decode_chunk_header(chunk_path(stream, 1).read_bytes(), "it")
     assert (head.chunk_index, head.base_record, head.flags) == (1, 8, 0)
 
 
+@pytest.mark.shows("journal 3.2")
 def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) -> None:
     manifest = begin(stream)
     blob = bytes(60_000)
@@ -147,8 +149,7 @@ def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) ->
         manifest.append(said(ManifestType.CustomEvent, 0, schema_id=7, blob=blob))
     manifest.close()
     heads = [
-        decode_chunk_header(chunk_path(stream, n).read_bytes(), "it")
-        for n in chunks.chunk_indexes(stream)
+        decode_chunk_header(chunk_path(stream, n).read_bytes(), "it") for n in chunk_indexes(stream)
     ]
     assert [(head.chunk_index, bool(head.flags & ChunkFlag.SEALED)) for head in heads] == [
         (0, True),
@@ -309,6 +310,7 @@ def test_a_power_cut_between_two_pages_loses_nothing_that_returned(
     assert cuts > 20
 
 
+@pytest.mark.shows("journal 3.3")
 def test_a_torn_tail_is_dropped_and_said(stream: str) -> None:
     lines: list[str] = []
     manifest = begin(stream)
@@ -372,7 +374,7 @@ def test_a_snapshot_that_finds_no_room_fails_no_append(stream: str, small: None)
             manifest.append(record)
     manifest.close()
     assert lines and all("no snapshot of the manifest" in line for line in lines)
-    assert stored(stream) == RECORDS and snapshots.snapshot_ids(stream) == []
+    assert stored(stream) == RECORDS and snapshot_ids(stream) == []
 
 
 # -- the same against a list ---------------------------------------------------------------
@@ -448,7 +450,7 @@ def test_against_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     from hypothesis.stateful import run_state_machine_as_test
 
     monkeypatch.setenv("AOF2_MACHINE", str(tmp_path))
-    monkeypatch.setattr(chunks, "CHUNK_CAPACITY", 64 + 700)
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 64 + 700)
     run_state_machine_as_test(
         AgainstAList, settings=settings(max_examples=50, stateful_step_count=20, phases=PHASES)
     )

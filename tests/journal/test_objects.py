@@ -15,6 +15,8 @@ from relay.journal.format import Reason
 from relay.journal.objects import DirectoryObjects, ObjectStore, S3Objects, open_objects
 from tests.s3_server import broken_server, objects, s3_server
 
+pytestmark = pytest.mark.shows("journal 4.4", "journal 4.5")
+
 KEY = "00000000000000000001/00000000000000000007.seg.zst"
 META = {"crc64": "0123456789abcdef", "records": "42"}
 

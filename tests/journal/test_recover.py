@@ -13,15 +13,15 @@ import pytest
 from relay.base import fsio
 from relay.base.errors import FormatError, JournalFailed
 from relay.journal.format import FOOTER, Footer, ManifestType, SegmentFlag, SegmentHeader
-from relay.journal.journal import Append, Journal
-from relay.journal.manifest import read_manifest
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Append, Journal, JournalReader
+from relay.journal.replay import read_manifest
 from relay.journal.segment import FIRST_RECORD, UNSYNCED, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 
 # --- what opening makes good
 
 
+@pytest.mark.shows("journal 1.12")
 def test_a_torn_tail_goes_and_everything_before_it_stays(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"kept")
@@ -42,6 +42,7 @@ def test_a_torn_tail_goes_and_everything_before_it_stays(stream: Stream) -> None
     assert put(journal, b"next") == [32]
 
 
+@pytest.mark.shows("journal 1.12")
 def test_damage_before_good_records_loses_the_damaged_one_alone(stream: Stream) -> None:
     journal = stream.open()
     for payload in (b"one", b"two", b"", b"four"):
@@ -65,6 +66,7 @@ def test_damage_before_good_records_loses_the_damaged_one_alone(stream: Stream) 
     assert footer.flags == SegmentFlag.SEALED | SegmentFlag.PARTIAL
 
 
+@pytest.mark.shows("journal 1.13")
 def test_of_a_commit_that_is_cut_short_nothing_behind_its_gap_counts(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"kept", b"kept too")
@@ -81,6 +83,7 @@ def test_of_a_commit_that_is_cut_short_nothing_behind_its_gap_counts(stream: Str
     assert "a torn tail" in stream.warned[0]
 
 
+@pytest.mark.shows("journal 1.14")
 def test_a_commit_that_is_known_to_be_durable_is_damaged_and_salvaged(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"one", b"two", b"three")
@@ -91,6 +94,7 @@ def test_a_commit_that_is_known_to_be_durable_is_damaged_and_salvaged(stream: St
     assert "damage; 2 records salvaged, lost offsets: [31, 62)" in stream.warned[0]
 
 
+@pytest.mark.shows("journal 1.13")
 def test_damage_and_a_commit_cut_short_behind_it(stream: Stream) -> None:
     journal = stream.open()
     for payload in (b"one", b"two", b"three"):
@@ -134,6 +138,7 @@ def _footer_not_cut(stream: Stream, journal: Journal) -> None:
         file.write(bytes(500))
 
 
+@pytest.mark.shows("journal 1.15")
 @pytest.mark.parametrize("left", [_footer_only, _footer_not_cut])
 def test_a_seal_that_was_begun_is_finished(
     stream: Stream, left: Callable[[Stream, Journal], None]
@@ -152,6 +157,7 @@ def test_a_seal_that_was_begun_is_finished(
     assert stream.warned == []
 
 
+@pytest.mark.shows("journal 2.5")
 @pytest.mark.parametrize("left", ["no file", "no bytes", "a piece of header", "zeros"])
 def test_a_segment_that_was_made_and_never_written_is_made_good(stream: Stream, left: str) -> None:
     # Published fault: a created but never written segment fails recovery.
@@ -213,6 +219,7 @@ def test_a_lost_manifest_is_made_again_from_the_segments(stream: Stream) -> None
     assert put(journal, b"next") == [12 * 928]
 
 
+@pytest.mark.shows("journal 3.4")
 def test_a_manifest_damaged_in_the_middle_is_mended_from_the_segments(stream: Stream) -> None:
     journal = stream.open()
     given = [bytes([65 + number]) * 900 for number in range(12)]
@@ -301,6 +308,7 @@ def test_a_short_write_leaves_nothing_that_is_taken_for_a_record(
         stream.crash()
 
 
+@pytest.mark.shows("journal 1.17")
 def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +339,7 @@ def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
     assert not marker.exists()
 
 
+@pytest.mark.shows("journal 1.16")
 def test_D5_what_no_checkpoint_covers_is_written_again_in_a_sealed_segment_too(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import FormatError, RelayError
-from relay.journal import chunk as chunks
 from relay.journal import manifest as manifests
 from relay.journal import replay as replays
-from relay.journal import snapshot as snapshots
-from relay.journal.catalog import Catalog
+from relay.journal.catalog import (
+    Catalog,
+    encode_snapshot,
+    read_snapshot,
+    snapshot_ids,
+    snapshot_path,
+)
 from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
-from relay.journal.manifest import Manifest, read_manifest
+from relay.journal.manifest import Manifest
+from relay.journal.replay import chunk_indexes, decode_chunk, load_chunk, read_manifest
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     FIXTURES,
@@ -37,7 +42,7 @@ RECORDS = [record for n in range(12) for record in (opened(n, n * 100), sealed(n
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of four or five records; snapshots are taken by the tests."""
-    monkeypatch.setattr(chunks, "CHUNK_CAPACITY", 64 + 300)
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 64 + 300)
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def stream(tmp_path: Path, by_hand: None) -> str:
     for record in RECORDS:
         manifest.append(record)
     manifest.close()
-    assert len(chunks.chunk_indexes(folder)) > 4 and not snapshots.snapshot_ids(folder)
+    assert len(chunk_indexes(folder)) > 4 and not snapshot_ids(folder)
     return folder
 
 
@@ -63,7 +68,7 @@ def begin(stream: str) -> Manifest:
 
 
 def chunk_path(stream: str, index: int) -> Path:
-    return Path(chunks.chunk_path(stream, index))
+    return Path(replays.chunk_path(stream, index))
 
 
 def flip(path: Path, at: int) -> None:
@@ -80,8 +85,8 @@ def entries_of(records: list[ManifestRecord]) -> dict[int, object]:
 
 
 def records_in(stream: str, index: int) -> list[ManifestRecord]:
-    path = chunks.chunk_path(stream, index)
-    return chunks.decode_chunk(chunks.load_chunk(path), path, index).records
+    path = chunk_path(stream, index)
+    return decode_chunk(load_chunk(path), path, index).records
 
 
 # -- damage --------------------------------------------------------------------------------
@@ -110,6 +115,7 @@ def test_a_flipped_record_header_ends_replay_before_its_chunk(stream: str) -> No
     assert view.damaged and view.catalog.entries == entries_of(RECORDS[:before])
 
 
+@pytest.mark.shows("journal 3.2")
 @pytest.mark.parametrize(
     ("at", "fault"),
     [
@@ -192,9 +198,7 @@ def test_the_golden_bad_chunks_stop_a_stream_without_a_traceback(tmp_path: Path)
 def damaged(stream: str) -> list[ManifestRecord]:
     """Damage chunk 2 of the stream; what is left of the records: before it, and behind it."""
     flip(chunk_path(stream, 2), 64 + 8)
-    kept = [
-        record for n in chunks.chunk_indexes(stream) if n != 2 for record in records_in(stream, n)
-    ]
+    kept = [record for n in chunk_indexes(stream) if n != 2 for record in records_in(stream, n)]
     return kept
 
 
@@ -227,7 +231,7 @@ def test_records_before_the_rebuilding_do_not_hide_the_damage(stream: str) -> No
         assert manifest.damaged
         manifest.append(opened(segment, segment))
         manifest.close()
-    newest = chunks.chunk_indexes(stream)[-1]
+    newest = chunk_indexes(stream)[-1]
     assert records_in(stream, newest) == [opened(20, 20), opened(21, 21)]  # one chunk goes on
     manifest = begin(stream)
     manifest.rebuild([])
@@ -263,6 +267,7 @@ def test_killed_at_any_call_of_a_rebuilding_the_damage_is_mended_or_found_again(
 # -- snapshots -----------------------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 3.6")
 def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
     manifest = begin(stream)
     assert manifest.snapshot() == 1
@@ -275,12 +280,12 @@ def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
         "SnapshotMarker",
         "SealSegment",
     ]
-    flip(Path(snapshots.snapshot_path(stream, 2)), 40)
+    flip(Path(snapshot_path(stream, 2)), 40)
     lines: list[str] = []
     seen = replays.replay(stream, lines.append)
     assert seen.snapshot is not None and seen.snapshot.snapshot_id == 1
     assert len(lines) == 1 and lines[0].endswith("this snapshot is not used")
-    flip(Path(snapshots.snapshot_path(stream, 1)), 40)
+    flip(Path(snapshot_path(stream, 1)), 40)
     whole = replays.replay(stream, silent)
     assert whole.snapshot is None and len(whole.records) == len(RECORDS) + 4
     for each in (seen, whole):
@@ -291,7 +296,7 @@ def test_a_snapshot_names_its_position_in_a_marker(stream: str) -> None:
     manifest = begin(stream)
     manifest.snapshot()
     manifest.close()
-    taken = snapshots.read_snapshot(stream, 1)
+    taken = read_snapshot(stream, 1)
     (marker,) = read_manifest(stream, silent).records
     assert marker.fields == {
         "chunk_index": taken.chunk_index,
@@ -303,12 +308,12 @@ def test_a_snapshot_names_its_position_in_a_marker(stream: str) -> None:
 
 def test_a_snapshot_behind_the_end_of_the_log_is_not_used(stream: str) -> None:
     lines: list[str] = []
-    index = chunks.chunk_indexes(stream)[-1]
+    index = chunk_indexes(stream)[-1]
     os.makedirs(os.path.join(stream, "snapshot"), exist_ok=True)
-    Path(snapshots.snapshot_path(stream, 9)).write_bytes(snapshots.encode_snapshot(index, 5000, []))
+    Path(snapshot_path(stream, 9)).write_bytes(encode_snapshot(index, 5000, []))
     view = read_manifest(stream, lines.append)
     assert view.records == RECORDS and not view.damaged
-    assert f"chunk {index} at 5000, is no end of a record" in lines[0]
+    assert f"chunk {index} at 5000, is not the end of a record" in lines[0]
     manifest = begin(stream)
     assert manifest.snapshot() == 10  # no id is used twice
     manifest.close()
@@ -318,7 +323,7 @@ def test_a_good_snapshot_counts_though_its_chunk_is_damaged(stream: str) -> None
     manifest = begin(stream)
     manifest.snapshot()
     manifest.close()
-    flip(chunk_path(stream, chunks.chunk_indexes(stream)[-1]), 64 + 8)
+    flip(chunk_path(stream, chunk_indexes(stream)[-1]), 64 + 8)
     view = read_manifest(stream, silent)
     assert view.damaged and view.catalog.entries == entries_of(RECORDS)
 
@@ -336,15 +341,15 @@ def test_snapshots_are_taken_often_enough_and_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 5)
-    monkeypatch.setattr(chunks, "CHUNK_CAPACITY", 256 << 10)
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 256 << 10)
     folder = str(tmp_path / f"{1:020d}")
     manifest = begin(folder)
     for number, record in enumerate(RECORDS, 1):
         manifest.append(record)
         assert len(read_manifest(folder, silent).records) <= 5 + 1  # a marker
-        assert len(snapshots.snapshot_ids(folder)) == min(number // 5, 2)
+        assert len(snapshot_ids(folder)) == min(number // 5, 2)
     manifest.close()
-    assert snapshots.snapshot_ids(folder) == [3, 4]
+    assert snapshot_ids(folder) == [3, 4]
 
 
 def test_a_full_chunk_makes_a_snapshot_due(tmp_path: Path) -> None:
@@ -353,7 +358,7 @@ def test_a_full_chunk_makes_a_snapshot_due(tmp_path: Path) -> None:
     for record in RECORDS[:10]:
         manifest.append(record)
     manifest.close()
-    assert snapshots.snapshot_ids(folder)
+    assert snapshot_ids(folder)
 
 
 def test_job_ids_are_never_given_twice(tmp_path: Path) -> None:
@@ -375,7 +380,7 @@ def test_job_ids_are_never_given_twice(tmp_path: Path) -> None:
 
 def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
     manifest = begin(stream)
-    newest = chunks.chunk_indexes(stream)[-1]
+    newest = chunk_indexes(stream)[-1]
     assert manifest.redundant_chunks() == []
     manifest.snapshot()
     assert manifest.redundant_chunks() == []
@@ -389,10 +394,10 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
         assert records_in(stream, index)  # good as before
         os.unlink(chunk_path(stream, index))
     with pytest.raises(FormatError, match="expected a sealed chunk"):
-        manifest.mark_uploaded(chunks.chunk_indexes(stream)[-1])
+        manifest.mark_uploaded(chunk_indexes(stream)[-1])
     manifest.close()
     again = begin(stream)
-    assert (again.entries(), again.damaged, chunks.chunk_indexes(stream)[0]) == (
+    assert (again.entries(), again.damaged, chunk_indexes(stream)[0]) == (
         entries,
         False,
         newest,
@@ -405,6 +410,7 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
 # -- golden streams ------------------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 2.7", "journal 3.5")
 def test_the_golden_stream_and_its_unknown_record() -> None:
     lines: list[str] = []
     view = read_manifest(str(STREAM_1), lines.append)
@@ -420,13 +426,13 @@ def test_a_golden_snapshot_whose_position_is_inside_a_record_is_not_used() -> No
     lines: list[str] = []
     view = read_manifest(str(STREAM_2), lines.append)
     assert len(view.records) == 11 and not view.damaged
-    assert "chunk 0 at 700, is no end of a record" in lines[0]
+    assert "chunk 0 at 700, is not the end of a record" in lines[0]
 
 
 def test_a_reader_that_meets_a_pruned_chunk_looks_again(
     stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, failed = chunks.load_chunk, []
+    load, failed = load_chunk, []
 
     def once(path: str) -> bytes:
         if not failed:
@@ -434,14 +440,14 @@ def test_a_reader_that_meets_a_pruned_chunk_looks_again(
             raise FileNotFoundError(path)
         return load(path)
 
-    monkeypatch.setattr(chunks, "load_chunk", once)
+    monkeypatch.setattr(replays, "load_chunk", once)
     assert read_manifest(stream, silent).records == RECORDS and failed
 
 
 def test_a_header_read_while_it_is_written_is_read_again(
     stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, torn = chunks.load_chunk, []
+    load, torn = load_chunk, []
     lines: list[str] = []
 
     def once(path: str) -> bytes:
@@ -451,16 +457,17 @@ def test_a_header_read_while_it_is_written_is_read_again(
         torn.append(path)
         return data[:48] + bytes(8) + data[56:]
 
-    monkeypatch.setattr(chunks, "load_chunk", once)
+    monkeypatch.setattr(replays, "load_chunk", once)
     view = read_manifest(stream, lines.append)
     assert torn and not view.damaged and lines == [] and view.records == RECORDS
 
 
+@pytest.mark.shows("journal 3.6")
 def test_the_cost_of_a_replay_is_bounded_however_short_each_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 5)
-    monkeypatch.setattr(chunks, "CHUNK_CAPACITY", 256 << 10)
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 256 << 10)
     folder = str(tmp_path / f"{1:020d}")
     for record in RECORDS:
         manifest = begin(folder)

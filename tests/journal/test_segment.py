@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import IntegrityError
-from relay.journal import tail
 from relay.journal.format import (
     FOOTER,
     RECORD,
@@ -22,8 +21,7 @@ from relay.journal.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Append, Journal, JournalReader
 from relay.journal.records import (
     HeaderCrcs,
     Record,
@@ -32,10 +30,12 @@ from relay.journal.records import (
     find_record,
     scan,
 )
+from relay.journal.recover import walk
 from relay.journal.segment import (
     FIRST_RECORD,
     ActiveSegment,
     FileSource,
+    SegmentPolicy,
     read_records,
     segment_path,
 )
@@ -73,6 +73,7 @@ def stream_of(tmp_path: Path, *segments: Path) -> str:
     return str(folder.parent)
 
 
+@pytest.mark.shows("journal 1.1")
 @pytest.mark.parametrize(
     ("stream", "rows"),
     [
@@ -98,7 +99,7 @@ def test_the_same_records_give_the_same_file(golden: Path, tmp_path: Path) -> No
     header = decode_segment_header(there, str(golden))
     source = FileSource(str(golden))
     base = RECORD.unpack_from(there, FIRST_RECORD)[2]
-    found = tail.walk(source._fd, base, header.encode())
+    found = walk(source._fd, base, header.encode())
     records = list(read_records(source, base, base, base + found.position - FIRST_RECORD))
     source.close()
 
@@ -116,6 +117,7 @@ def test_the_same_records_give_the_same_file(golden: Path, tmp_path: Path) -> No
     assert Path(made.path).read_bytes() == there
 
 
+@pytest.mark.shows("journal 1.1")
 def test_a_journal_writes_the_golden_stream(tmp_path: Path) -> None:
     records = expected(GOLDEN / "expected-records.jsonl")
     clock = SetClock()
@@ -180,6 +182,7 @@ def test_a_torn_tail_that_a_checkpoint_covers_is_damage(tmp_path: Path) -> None:
     assert files[".seg.bad"] == broken and ".seg.torn" not in files
 
 
+@pytest.mark.shows("journal 2.6")
 def test_a_flipped_record_header_loses_that_record_alone(tmp_path: Path) -> None:
     broken = (GOLDEN / "bad" / "flipped-record-header.seg").read_bytes()
     payloads, warned, files = recovered(tmp_path, "flipped-record-header.seg")
@@ -195,6 +198,7 @@ def test_a_flipped_record_header_loses_that_record_alone(tmp_path: Path) -> None
     assert files[".seg"][86:118] == broken[86:118]
 
 
+@pytest.mark.shows("journal 2.3")
 def test_a_footer_with_a_wrong_checksum_is_reported_and_not_erased(tmp_path: Path) -> None:
     broken = (GOLDEN / "bad" / "footer-crc.seg").read_bytes()
     payloads, warned, files = recovered(tmp_path, "footer-crc.seg")
@@ -249,6 +253,7 @@ def test_a_record_is_found_wherever_it_stands(
     assert find_record(front + moved, 0, shift, HeaderCrcs()) == -1
 
 
+@pytest.mark.shows("journal 1.2")
 def test_one_flipped_bit_anywhere_is_seen() -> None:
     record = encode_record(0, 1_780_000_000_000, 1, b"payload")
     for bit in range(8 * len(record)):

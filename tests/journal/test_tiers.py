@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import JournalError, SegmentAway
-from relay.journal import chunk as chunks
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.plan import JobKind, TierJob, TierPolicy, local_bytes
+from relay.journal.replay import chunk_path, is_chunk_uploaded
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.s3_server import BUCKET, objects, s3_server
@@ -67,6 +67,7 @@ def test_a_local_copy_leaves_by_budget_and_reading_goes_on(
     assert stream.warnings == []
 
 
+@pytest.mark.shows("journal 4.7")
 def test_what_was_read_last_stays_longest(make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), None)
     stream.fill(3)
@@ -82,6 +83,7 @@ def test_what_was_read_last_stays_longest(make_stream: Callable[..., Stream]) ->
     ]
 
 
+@pytest.mark.shows("journal 4.8")
 def test_everything_goes_up_and_leaves_the_disk(
     make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
@@ -134,6 +136,7 @@ def test_what_is_there_already_is_not_sent_again(
     assert stream.residency(0) == [T0 | T1 | T2]
 
 
+@pytest.mark.shows("journal 4.7")
 def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
     make_stream: Callable[..., Stream],
 ) -> None:
@@ -149,6 +152,7 @@ def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
     assert stream.read() == stream.expected()
 
 
+@pytest.mark.shows("journal 4.10")
 def test_retention_takes_the_oldest_from_all_tiers(
     make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
@@ -215,6 +219,7 @@ def test_a_deletion_that_was_queued_is_finished(
     assert stream.read() == stream.expected()
 
 
+@pytest.mark.shows("journal 3.7")
 def test_manifest_chunks_that_no_replay_needs_go_up(
     make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
@@ -229,8 +234,8 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
         f"upload manifest chunk {index}" for index in redundant
     ]
     for index in redundant:
-        path = chunks.chunk_path(str(stream.dir), index)
-        assert chunks.is_chunk_uploaded(str(stream.dir), index)
+        path = chunk_path(str(stream.dir), index)
+        assert is_chunk_uploaded(str(stream.dir), index)
         sent = b"".join(tier2.get(f"{1:020d}/manifest/{index:020d}.mlog").pieces)
         assert sent[64:] == Path(path).read_bytes()[64:]  # but for the flag in the header
     assert stream.run() == []
@@ -260,6 +265,7 @@ def test_a_chunk_that_was_sent_and_not_marked_is_marked(
     assert [call for call, key in tier2.calls[:2]] != ["head", "put"]
 
 
+@pytest.mark.shows("journal 4.5")
 def test_on_a_real_s3_server(make_stream: Callable[..., Stream], tmp_path: Path) -> None:
     with s3_server() as url:
         stream = make_stream(AT_ONCE._replace(local_bytes=0), objects(url, tmp_path.name))

@@ -14,9 +14,12 @@ from relay.journal.format import ManifestType, Reason
 from relay.journal.plan import JobKind, TierJob
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
+pytestmark = pytest.mark.shows("journal 4.5")
+
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
+@pytest.mark.shows("journal 4.4")
 def test_other_content_under_the_key_is_never_overwritten(
     make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
 ) -> None:
@@ -36,6 +39,7 @@ def test_other_content_under_the_key_is_never_overwritten(
     assert stream.read() == stream.expected()
 
 
+@pytest.mark.shows("journal 4.6")
 @pytest.mark.parametrize(
     ("reason", "waits_s"),
     [
@@ -56,7 +60,7 @@ def test_a_store_that_fails_is_tried_again_later_and_later(
     for wait_s in waits_s:
         assert len(tier2.calls) == 1
         (told,) = stream.tiers.waiting()
-        assert told.startswith(f"again in {wait_s} s: upload segment 0: ")
+        assert told.startswith(f"retry in {wait_s} s: upload segment 0: ")
         due_ns = stream.tiers.due_ns()
         assert due_ns <= stream.clock.monotonic_ns() + wait_s * 10**9
         stream.clock.advance(wait_s - 0.01)
@@ -74,9 +78,10 @@ def test_a_store_that_fails_is_tried_again_later_and_later(
     tier2.fault = fail
     stream.fill(1)
     stream.run()
-    assert stream.tiers.waiting()[0].startswith(f"again in {waits_s[0]} s")  # anew
+    assert stream.tiers.waiting()[0].startswith(f"retry in {waits_s[0]} s")  # anew
 
 
+@pytest.mark.shows("journal 4.6")
 def test_wrong_credentials_wait_for_the_operator(
     make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
@@ -129,7 +134,7 @@ def test_a_full_disk_is_tried_again(
 
     monkeypatch.setattr(fsio, "fault", full)
     (line,) = stream.run()
-    assert line.startswith("again in 1 s: compress segment 0") and "No space left" in line
+    assert line.startswith("retry in 1 s: compress segment 0") and "No space left" in line
     assert stream.journal.manifest.catalog.failures[0, ManifestType.CompressionFailed].reason == 0
     monkeypatch.undo()
     stream.clock.advance(1)
@@ -137,6 +142,7 @@ def test_a_full_disk_is_tried_again(
     assert stream.residency(0, 1) == [T0 | T1] * 2
 
 
+@pytest.mark.shows("journal 4.3")
 def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0))
     stream.fill(1)
@@ -148,7 +154,7 @@ def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: Callable[...
     stream.run()
     assert stream.residency(0) == [T1]
     assert path.read_bytes() == good  # made anew from Tier 0 before that went
-    assert len(stream.warnings) == 1 and "compressed anew" in stream.warnings[0]
+    assert len(stream.warnings) == 1 and "compressed again" in stream.warnings[0]
     assert stream.read() == stream.expected()
 
 
@@ -167,6 +173,7 @@ def test_an_object_that_went_is_no_reason_to_evict(
     assert stream.read() == stream.expected()
 
 
+@pytest.mark.shows("journal 4.8")
 @pytest.mark.parametrize("fault", ["missing", "truncated", "flipped", "other"])
 def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
     fault: str, make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
@@ -236,7 +243,7 @@ def test_tier_2_without_a_store_is_one_clear_line(
     noted = stream.noted(0)
     stream.objects = None
     stream.reopen()
-    with pytest.raises(JournalError, match="no object store is named") as caught:
+    with pytest.raises(JournalError, match="no object store is configured") as caught:
         stream.read()
     assert "journal.objects" in caught.value.hint
     assert stream.noted(0) == noted

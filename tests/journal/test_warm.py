@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
 from relay.journal import warm
-from relay.journal.dictionaries import Dictionaries
-from relay.journal.warm import FRAME_BYTES, WarmSegment, compress
+from relay.journal.warm import FRAME_BYTES, Dictionaries, WarmSegment, compress
 from tests.journal.payloads import Made, payload, segment
 
 
@@ -56,6 +55,7 @@ def test_any_range_reads_as_it_does_in_the_segment(pack: Callable[..., Path]) ->
                 assert opened.read_at(at, length) == made.data[at : at + length]
 
 
+@pytest.mark.shows("journal 4.1")
 def test_one_record_inflates_one_frame_or_two(
     pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +78,7 @@ def test_one_record_inflates_one_frame_or_two(
             assert sum(inflated) <= 2 * FRAME_BYTES
 
 
+@pytest.mark.shows("journal 4.2")
 def test_a_dictionary_is_kept_where_it_pays_and_used_again(
     pack: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_kill_at_any_call_leaves_no_half_file(
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.shows("journal 4.3")
 def test_what_was_written_wrong_never_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

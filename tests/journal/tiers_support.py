@@ -7,10 +7,11 @@ from pathlib import Path
 
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.format import ManifestType
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.manifest import read_manifest
+from relay.journal.journal import Append, Journal
 from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
 from relay.journal.plan import TierPolicy
+from relay.journal.replay import read_manifest
+from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 from tests.fakes import FakeClock
 from tests.journal.payloads import payload

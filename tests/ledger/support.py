@@ -38,14 +38,14 @@ def facts(number: int, agent: str = "alice", **changes: Any) -> FileFacts:
 def record(ledger: Ledger, *numbers: int) -> list[str]:
     """Rows for these, pending; their ids."""
     with ledger.transaction():
-        ledger.record([facts(number) for number in numbers])
+        ledger.add([facts(number) for number in numbers])
     return [message_id(number) for number in numbers]
 
 
 def stage(ledger: Ledger, message: str, *recipients: str) -> None:
     """Deliveries of a message, staged."""
     with ledger.transaction():
-        ledger.stage([(message, name, "staged", NOW, None, None) for name in recipients])
+        ledger.deliveries.stage([(message, name, "staged", NOW, None, None) for name in recipients])
 
 
 class Look:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger import Held, Ledger, Written, open_readonly
+from relay.ledger import HeldDelivery, Ledger, WrittenDelivery, open_readonly
 from tests.ledger.support import (
     NOW,
     Look,
@@ -22,6 +22,8 @@ from tests.ledger.support import (
     stage,
     statements,
 )
+
+pytestmark = pytest.mark.shows("ready 3.5")
 
 
 @pytest.fixture
@@ -69,12 +71,12 @@ def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, loo
 def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.hold([Held(one, "bob", 1, "why", NOW)])
-    ledger.hold([Held(one, "bob", 1, "why", NOW)])
-    ledger.written([Written(one, "bob", 1, NOW, NOW)])
-    ledger.read([(one, "bob", 1)], NOW)
-    ledger.acknowledge(one, "bob", "received", NOW)
-    ledger.acknowledge(one, "bob", "completed", NOW)
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW)])
+    ledger.deliveries.mark_read([(one, "bob", 1)], NOW)
+    ledger.deliveries.acknowledge(one, "bob", "received", NOW)
+    ledger.deliveries.acknowledge(one, "bob", "completed", NOW)
     assert [(what, old, new) for what, old, new, _ in trail(look)[1:]] == [
         (f"{one} > bob", "staged", "held"),
         (f"{one} > bob", "held", "written"),
@@ -98,7 +100,7 @@ def test_the_time_of_a_change_is_the_machines(ledger: Ledger, look: Look) -> Non
 
 def test_what_is_rolled_back_was_never_there(ledger: Ledger, look: Look) -> None:
     with pytest.raises(ZeroDivisionError), ledger.transaction():
-        ledger.record([facts(1)])
+        ledger.add([facts(1)])
         raise ZeroDivisionError
     assert trail(look) == []
 
@@ -118,7 +120,7 @@ def test_nothing_in_it_is_changed_or_removed(
     ledger: Ledger, look: Look, table: str, change: str
 ) -> None:
     record(ledger, 1)
-    ledger.registry.security_event(
+    ledger.agents.add_security_event(
         "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
     )
     before = look.all(f"SELECT * FROM {table}")
@@ -134,7 +136,7 @@ def test_what_retention_lets_go_of_is_older_than_it_says(
     ledger: Ledger, look: Look, table: str
 ) -> None:
     record(ledger, 1)
-    ledger.registry.security_event("hard_link", "alice", "x", "why", NOW)
+    ledger.agents.add_security_event("hard_link", "alice", "x", "why", NOW)
     (at,) = look.all(f"SELECT at FROM {table}")[0]
     ledger.set_state("audit_kept_from", str(at), NOW)
     with pytest.raises(LedgerError, match=f"{table} is append-only"):
@@ -145,7 +147,7 @@ def test_what_retention_lets_go_of_is_older_than_it_says(
 
 
 def test_a_security_event_has_all_that_is_known(ledger: Ledger, look: Look) -> None:
-    ledger.registry.security_event(
+    ledger.agents.add_security_event(
         "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
     )
     assert look.all("SELECT at, kind, agent, path, detail FROM security_events") == [
@@ -205,10 +207,10 @@ Query = Callable[[Ledger], object]
 
 QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     "open rows": (lambda db: db.open_rows(), "messages_open"),
-    "when held mail is due": (lambda db: db.held_until(), "deliveries_open"),
-    "held mail that is due": (lambda db: db.held_due(NOW, 256), "deliveries_open"),
+    "when held mail is due": (lambda db: db.deliveries.next_due(), "deliveries_open"),
+    "held mail that is due": (lambda db: db.deliveries.due(NOW, 256), "deliveries_open"),
     "unread of one agent": (
-        lambda db: db.unread("bob"),
+        lambda db: db.deliveries.unread("bob"),
         ("deliveries_unread", "deliveries_dead"),
     ),
     "rows by id": (lambda db: db.rows([message_id(1)]), "sqlite_autoindex_messages_1"),
@@ -216,11 +218,14 @@ QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     "complete": (lambda db: db.complete([message_id(1)], NOW), "sqlite_autoindex_messages_1"),
     "archive": (lambda db: db.archive([(message_id(1), None)]), "sqlite_autoindex_messages_1"),
     "fail": (lambda db: db.fail([(message_id(1), "x")], NOW), "sqlite_autoindex_messages_1"),
-    "deliveries by id": (lambda db: db.deliveries([message_id(1)]), "PRIMARY KEY"),
-    "read": (lambda db: db.read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
-    "hold": (lambda db: db.hold([Held(message_id(1), "bob", 1, "x", NOW)]), "PRIMARY KEY"),
+    "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
+    "read": (lambda db: db.deliveries.mark_read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
+    "hold": (
+        lambda db: db.deliveries.hold([HeldDelivery(message_id(1), "bob", 1, "x", NOW)]),
+        "PRIMARY KEY",
+    ),
     "acknowledge": (
-        lambda db: db.acknowledge(message_id(1), "bob", "received", NOW),
+        lambda db: db.deliveries.acknowledge(message_id(1), "bob", "received", NOW),
         "PRIMARY KEY",
     ),
 }
@@ -248,9 +253,9 @@ def test_a_query_is_served_by_its_index(ledger: Ledger, name: str) -> None:
 def test_with_statistics_of_a_long_history_it_still_is(ledger: Ledger, name: str) -> None:
     ids = record(ledger, *range(2000))
     with ledger.transaction():
-        ledger.stage([(one, "bob", "staged", NOW, None, None) for one in ids])
-        ledger.written(Written(one, "bob", 1, NOW, NOW) for one in ids[10:])
-        ledger.read([(one, "bob", 1) for one in ids[20:]], NOW)
+        ledger.deliveries.stage([(one, "bob", "staged", NOW, None, None) for one in ids])
+        ledger.deliveries.mark_written(WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:])
+        ledger.deliveries.mark_read([(one, "bob", 1) for one in ids[20:]], NOW)
         ledger.claim(ids[10:])
         ledger.complete(ids[10:], NOW)
         ledger.archive([(one, None) for one in ids[10:]])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.ledger import Delivery, Held, Ledger, Read, Written
+from relay.ledger import DeliveryRow, HeldDelivery, Ledger, ReadDelivery, WrittenDelivery
 from tests.ledger.support import NOW, Look, facts, message_id, record, stage
 
 STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]
@@ -18,34 +18,40 @@ KEY = "bob"
 # What each call does with a delivery in each state; every state that is not named stays.
 MOVES: dict[str, tuple[Move, dict[str, str]]] = {
     "stage again": (
-        lambda db, one: db.stage([(one, KEY, "staged", NOW + 9, "again", None)]),
+        lambda db, one: db.deliveries.stage([(one, KEY, "staged", NOW + 9, "again", None)]),
         {},
     ),
     "written": (
-        lambda db, one: db.written([Written(one, KEY, 1, NOW, NOW)]),
+        lambda db, one: db.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW)]),
         {"staged": "written", "held": "written"},
     ),
     "hold": (
-        lambda db, one: db.hold([Held(one, KEY, 1, "why", NOW)]),
+        lambda db, one: db.deliveries.hold([HeldDelivery(one, KEY, 1, "why", NOW)]),
         dict.fromkeys(("staged", "held", "written", "read", "dead"), "held"),
     ),
     "deliver again": (
-        lambda db, one: db.written([Written(one, KEY, 2, NOW, NOW)]),
+        lambda db, one: db.deliveries.mark_written([WrittenDelivery(one, KEY, 2, NOW, NOW)]),
         dict.fromkeys(("staged", "held", "written", "read", "dead"), "written"),
     ),
-    "end as dead": (lambda db, one: db.end(one, KEY, "dead", "why"), dict.fromkeys(OPEN, "dead")),
+    "end as dead": (
+        lambda db, one: db.deliveries.give_up(one, KEY, "dead", "why"),
+        dict.fromkeys(OPEN, "dead"),
+    ),
     "expire": (
-        lambda db, one: db.end(one, KEY, "expired", "why"),
+        lambda db, one: db.deliveries.give_up(one, KEY, "expired", "why"),
         dict.fromkeys(ENDS, "expired"),
     ),
     "bounce": (
-        lambda db, one: db.end(one, KEY, "bounced", "why"),
+        lambda db, one: db.deliveries.give_up(one, KEY, "bounced", "why"),
         dict.fromkeys(ENDS, "bounced"),
     ),
-    "read": (lambda db, one: db.read([(one, KEY, 1)], NOW), {"written": "read"}),
-    "again": (lambda db, one: db.again([(one, KEY, 2)], "vanished", NOW), {"written": "held"}),
+    "read": (lambda db, one: db.deliveries.mark_read([(one, KEY, 1)], NOW), {"written": "read"}),
+    "again": (
+        lambda db, one: db.deliveries.redeliver([(one, KEY, 2)], "vanished", NOW),
+        {"written": "held"},
+    ),
     "acknowledge": (
-        lambda db, one: db.acknowledge(one, KEY, "completed", NOW),
+        lambda db, one: db.deliveries.acknowledge(one, KEY, "completed", NOW),
         dict.fromkeys([state for state in STATES if state != "staged"], "acked"),  # late or not
     ),
 }
@@ -56,10 +62,10 @@ def test_M01_what_was_given_up_and_is_read_later_keeps_its_state(
     ledger: Ledger, look: Look, state: str
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.written([Written(one, KEY, 1, NOW, NOW + 1)])
-    ledger.end(one, KEY, state, "why")
-    ledger.read([Read(one, KEY, 1, "taken")], NOW + 2)
-    ledger.read([Read(one, KEY, 1, "removed")], NOW + 3)  # once is enough
+    ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
+    ledger.deliveries.give_up(one, KEY, state, "why")
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "taken")], NOW + 2)
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "removed")], NOW + 3)  # once is enough
     columns = "state, read_at, read_how, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [(state, NOW + 2, "taken", "why")]
     log = "SELECT old_status, new_status FROM audit_log WHERE what LIKE '% > bob' ORDER BY id"
@@ -70,9 +76,9 @@ def test_M02_what_was_answered_before_its_file_left_keeps_its_times(
     ledger: Ledger, look: Look
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.written([Written(one, KEY, 1, NOW, NOW + 1)])
-    ledger.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
-    ledger.read([Read(one, KEY, 1, "removed")], NOW + 3)
+    ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
+    ledger.deliveries.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "removed")], NOW + 3)
     columns = "state, read_at, read_how, ack_status, answer_id, answer_text"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
         ("acked", NOW + 2, "removed", "failed", "9-ab", "no such branch")
@@ -85,7 +91,9 @@ def test_a_call_moves_a_delivery_from_where_it_may_and_from_nowhere_else(
     ledger: Ledger, look: Look, name: str, state: str
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.stage([(one, KEY, state, NOW, None, None), (one, "carol", state, NOW, None, None)])
+    ledger.deliveries.stage(
+        [(one, KEY, state, NOW, None, None), (one, "carol", state, NOW, None, None)]
+    )
     call, moves = MOVES[name]
     with ledger.transaction():
         call(ledger, one)
@@ -96,14 +104,14 @@ def test_a_call_moves_a_delivery_from_where_it_may_and_from_nowhere_else(
 def test_every_hop_has_its_time(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.written([Written(one, "bob", 1, NOW, NOW + 1)])
-    ledger.read([(one, "bob", 1)], NOW + 2)
-    ledger.acknowledge(one, "bob", "in_progress", NOW + 3)
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
+    ledger.deliveries.mark_read([(one, "bob", 1)], NOW + 2)
+    ledger.deliveries.acknowledge(one, "bob", "in_progress", NOW + 3)
     columns = "staged_at, written_at, read_at, acked_at, ack_status, attempt, due_at, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
         (NOW, NOW + 1, NOW + 2, NOW + 3, "in_progress", 1, None, None)
     ]
-    ledger.acknowledge(one, "bob", "completed", NOW + 4)
+    ledger.deliveries.acknowledge(one, "bob", "completed", NOW + 4)
     assert look.all("SELECT acked_at, ack_status, read_at FROM deliveries") == [
         (NOW + 4, "completed", NOW + 2)
     ]
@@ -114,39 +122,41 @@ def test_an_ack_is_the_evidence_of_reading_where_nothing_else_was_seen(
 ) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.written([Written(one, "bob", 1, NOW, NOW + 1)])
-    ledger.acknowledge(one, "bob", "received", NOW + 7)
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
+    ledger.deliveries.acknowledge(one, "bob", "received", NOW + 7)
     assert look.all("SELECT state, read_at FROM deliveries") == [("acked", NOW + 7)]
 
 
 def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob", "carol")
-    ledger.hold([Held(one, "bob", 1, "inbox cannot be written", NOW + 100)])
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "inbox cannot be written", NOW + 100)])
     assert look.all("SELECT attempt, due_at, last_error FROM deliveries WHERE state='held'") == [
         (1, NOW + 100, "inbox cannot be written")
     ]
-    assert ledger.held_until() == NOW + 100
-    assert ledger.held_due(NOW + 99, 10) == []
-    assert ledger.held_due(NOW + 100, 10) == [
-        Delivery(one, "bob", "held", 1, NOW, "inbox cannot be written")
+    assert ledger.deliveries.next_due() == NOW + 100
+    assert ledger.deliveries.due(NOW + 99, 10) == []
+    assert ledger.deliveries.due(NOW + 100, 10) == [
+        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written")
     ]
 
-    ledger.hold([Held(one, "bob", 1, "still", NOW + 300)])
-    assert ledger.held_until() == NOW + 300
-    ledger.written([Written(one, "bob", 1, NOW, NOW + 300)])
-    assert ledger.held_until() is None
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "still", NOW + 300)])
+    assert ledger.deliveries.next_due() == NOW + 300
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 300)])
+    assert ledger.deliveries.next_due() is None
     assert look.all("SELECT attempt, due_at FROM deliveries WHERE recipient='bob'") == [(1, None)]
 
 
 def test_what_is_delivered_again_has_its_attempt(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.written([Written(one, "bob", 1, NOW, NOW + 1)])
-    ledger.written([Written(one, "bob", 1, NOW, NOW + 4)])  # a word too many
-    ledger.read([(one, "bob", 1)], NOW + 4)
-    ledger.written([Written(one, "bob", 2, NOW + 5, NOW + 6)])
-    ledger.read([(one, "bob", 1)], NOW + 7)  # of the file that was taken before
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
+    ledger.deliveries.mark_written(
+        [WrittenDelivery(one, "bob", 1, NOW, NOW + 4)]
+    )  # a word too many
+    ledger.deliveries.mark_read([(one, "bob", 1)], NOW + 4)
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 2, NOW + 5, NOW + 6)])
+    ledger.deliveries.mark_read([(one, "bob", 1)], NOW + 7)  # of the file that was taken before
     assert look.state(one, "bob") == "written"
     assert look.all("SELECT attempt, staged_at, written_at FROM deliveries") == [
         (2, NOW + 5, NOW + 6)
@@ -154,35 +164,36 @@ def test_what_is_delivered_again_has_its_attempt(ledger: Ledger, look: Look) -> 
 
 
 def test_the_next_one_due_is_the_earliest(ledger: Ledger) -> None:
-    assert ledger.held_until() is None
+    assert ledger.deliveries.next_due() is None
     (one,) = record(ledger, 1)
     stage(ledger, one, "a", "b", "c")
-    ledger.hold(
-        Held(one, name, 1, "x", NOW + due) for name, due in (("a", 30), ("b", 10), ("c", 20))
+    ledger.deliveries.hold(
+        HeldDelivery(one, name, 1, "x", NOW + due)
+        for name, due in (("a", 30), ("b", 10), ("c", 20))
     )
-    assert ledger.held_until() == NOW + 10
-    assert {held.recipient for held in ledger.held_due(NOW + 20, 10)} == {"b", "c"}
-    assert len(ledger.held_due(NOW + 30, 2)) == 2
+    assert ledger.deliveries.next_due() == NOW + 10
+    assert {held.recipient for held in ledger.deliveries.due(NOW + 20, 10)} == {"b", "c"}
+    assert len(ledger.deliveries.due(NOW + 30, 2)) == 2
 
 
 def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     one, two, three = record(ledger, 1, 2, 3)
     stage(ledger, one, "bob", "carol")
     stage(ledger, two, "bob")
-    assert ledger.deliveries([one, three]) == {
+    assert ledger.deliveries.rows([one, three]) == {
         one: {
-            "bob": Delivery(one, "bob", "staged", 1, NOW, None),
-            "carol": Delivery(one, "carol", "staged", 1, NOW, None),
+            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None),
+            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None),
         }
     }
-    assert ledger.deliveries([]) == {}
+    assert ledger.deliveries.rows([]) == {}
 
 
 def test_a_recipient_that_was_never_there_bounces_with_the_reason(
     ledger: Ledger, look: Look
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.stage([(one, "gone", "bounced", NOW, "no longer an agent", None)])
+    ledger.deliveries.stage([(one, "gone", "bounced", NOW, "no longer an agent", None)])
     assert look.all("SELECT state, last_error FROM deliveries") == [
         ("bounced", "no longer an agent")
     ]
@@ -193,15 +204,15 @@ def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
     for message in (one, two, three):
         stage(ledger, message, "bob", "carol")
     standing = [(one, "bob"), (two, "bob"), (two, "carol")]
-    ledger.written(Written(*key, 1, NOW, NOW) for key in standing)
-    ledger.read([(two, "bob", 1)], NOW)
-    assert ledger.unread("bob") == {one: NOW}
-    assert ledger.unread("carol") == {two: NOW}
-    assert ledger.unread("nobody") == {}
-    ledger.end(one, "bob", "dead", "no acknowledgment")
-    assert ledger.unread("bob") == {one: NOW}  # it stands there all the same
-    ledger.read([Read(one, "bob", 1, "taken")], NOW + 1)
-    assert ledger.unread("bob") == {}
+    ledger.deliveries.mark_written(WrittenDelivery(*key, 1, NOW, NOW) for key in standing)
+    ledger.deliveries.mark_read([(two, "bob", 1)], NOW)
+    assert ledger.deliveries.unread("bob") == {one: NOW}
+    assert ledger.deliveries.unread("carol") == {two: NOW}
+    assert ledger.deliveries.unread("nobody") == {}
+    ledger.deliveries.give_up(one, "bob", "dead", "no acknowledgment")
+    assert ledger.deliveries.unread("bob") == {one: NOW}  # it stands there all the same
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, "taken")], NOW + 1)
+    assert ledger.deliveries.unread("bob") == {}
 
 
 def test_all_messages_shows_what_was_sent_and_what_was_delivered(
@@ -209,8 +220,8 @@ def test_all_messages_shows_what_was_sent_and_what_was_delivered(
 ) -> None:
     one, two = record(ledger, 1, 2)
     stage(ledger, one, "bob", "carol")
-    ledger.written([Written(one, "bob", 1, NOW, NOW + 1)])
-    ledger.hold([Held(one, "carol", 1, "inbox cannot be written", NOW + 100)])
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
+    ledger.deliveries.hold([HeldDelivery(one, "carol", 1, "inbox cannot be written", NOW + 100)])
     all_messages = "FROM all_messages ORDER BY direction DESC, id, agent_name"
     assert look.all(f"SELECT direction, agent_name, target, file_path {all_messages}") == [
         ("outbox", "alice", "bob", f"agents/alice/outbox/{one}.msg"),
@@ -244,12 +255,12 @@ def test_all_messages_has_the_columns_of_messages_and_the_facts_of_the_file(
 def test_a_held_delivery_to_one_who_is_gone_keeps_the_reason(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.hold([Held(one, "bob", 1, "inbox cannot be written", NOW + 100)])
-    ledger.end(one, "bob", "bounced", "no longer an agent")
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "inbox cannot be written", NOW + 100)])
+    ledger.deliveries.give_up(one, "bob", "bounced", "no longer an agent")
     assert look.all("SELECT state, last_error, due_at FROM deliveries") == [
         ("bounced", "no longer an agent", None)
     ]
-    assert ledger.held_until() is None
+    assert ledger.deliveries.next_due() is None
 
 
 # -- the rest ------------------------------------------------------------------------------
@@ -257,8 +268,12 @@ def test_a_held_delivery_to_one_who_is_gone_keeps_the_reason(ledger: Ledger, loo
 
 def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> None:
     for _ in range(2):  # again after a crash
-        ledger.reject("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1)
-    ledger.reject("alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2)
+        ledger.add_rejection(
+            "alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1
+        )
+    ledger.add_rejection(
+        "alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2
+    )
     assert look.all("SELECT * FROM rejections ORDER BY at") == [
         ("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1),
         ("alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2),
@@ -266,38 +281,40 @@ def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> Non
 
 
 def test_names_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:
-    ledger.reject("alice", "\udcff.msg", 7, NOW, "why", message_id(1), NOW)
-    ledger.registry.security_event("not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW)
-    ledger.registry.security_event("x", None, None, "why", NOW)
+    ledger.add_rejection("alice", "\udcff.msg", 7, NOW, "why", message_id(1), NOW)
+    ledger.agents.add_security_event(
+        "not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW
+    )
+    ledger.agents.add_security_event("x", None, None, "why", NOW)
     assert look.one("SELECT file_name FROM rejections") == "\\xff.msg"
     assert look.all("SELECT path FROM security_events") == [("agents/alice/\\xfe",), (None,)]
 
 
 def test_agents_come_go_and_come_back(ledger: Ledger, look: Look) -> None:
-    ledger.registry.register("alice", NOW, 4711)
-    ledger.registry.register("bob", NOW)
+    ledger.agents.register("alice", NOW, 4711)
+    ledger.agents.register("bob", NOW)
     active = "SELECT name FROM agents WHERE status = 'active' ORDER BY 1"
     assert look.all(active) == [("alice",), ("bob",)]
-    ledger.registry.deactivate("alice")
+    ledger.agents.deactivate("alice")
     assert look.all(active) == [("bob",)]
-    ledger.registry.register("alice", NOW + 5)
+    ledger.agents.register("alice", NOW + 5)
     assert look.all("SELECT registered_at, pid, status FROM agents WHERE name = 'alice'") == [
         (NOW, 4711, "active")
     ]
-    ledger.registry.register("alice", NOW + 6, 4712)
+    ledger.agents.register("alice", NOW + 6, 4712)
     assert look.one("SELECT pid FROM agents WHERE name = 'alice'") == 4712
 
 
 def test_what_an_agent_did_and_says_of_itself(ledger: Ledger, look: Look) -> None:
-    ledger.registry.register("alice", NOW)
-    ledger.registry.register("bob", NOW)
-    ledger.registry.seen(["alice", "nobody"], NOW + 1)
+    ledger.agents.register("alice", NOW)
+    ledger.agents.register("bob", NOW)
+    ledger.agents.mark_seen(["alice", "nobody"], NOW + 1)
     assert look.all("SELECT name, last_seen_at FROM agents ORDER BY 1") == [
         ("alice", NOW + 1),
         ("bob", None),
     ]
-    ledger.registry.deactivate("bob")
-    ledger.registry.note_status("bob", "compiling", NOW + 2)
+    ledger.agents.deactivate("bob")
+    ledger.agents.set_note("bob", "compiling", NOW + 2)
     assert look.all("SELECT note, last_seen_at, status FROM agents WHERE name = 'bob'") == [
         ("compiling", NOW + 2, "active")
     ]

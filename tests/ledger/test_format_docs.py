@@ -13,6 +13,8 @@ from relay.base.incidents import IncidentKind
 from relay.ledger import SCHEMA_VERSION, schema_sql
 from tests.ledger import test_deliveries, test_messages
 
+pytestmark = pytest.mark.shows("ready 3.4")
+
 DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "ledger.md").read_text()
 TABLES = re.findall(r"^CREATE TABLE (\w+)", schema_sql(), flags=re.M)
 

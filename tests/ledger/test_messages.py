@@ -20,7 +20,7 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
     "claim": (lambda db, one: db.claim([one]), {"pending": "processing"}),
     "complete": (lambda db, one: db.complete([one], NOW), {"processing": "completed"}),
     "archive": (lambda db, one: db.archive([(one, "archive/x")]), {"completed": "archived"}),
-    "archive_own": (lambda db, one: db.archive_own([one]), {"completed": "archived"}),
+    "archive_own": (lambda db, one: db.archive_system([one]), {"completed": "archived"}),
     "fail": (
         lambda db, one: db.fail([(one, "why")], NOW),
         {"pending": "failed", "processing": "failed"},
@@ -30,7 +30,7 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         {"pending": "pending", "processing": "pending"},
     ),
     "reset": (lambda db, one: db.reset([one]), {"processing": "pending"}),
-    "record again": (lambda db, one: db.record([facts(1)], own=True), {}),
+    "record again": (lambda db, one: db.add([facts(1)], system=True), {}),
     "set_path": (lambda db, one: db.set_path([(one, "elsewhere")]), {}),
     "update_facts": (lambda db, one: db.update_facts([facts(1)]), {}),
 }
@@ -100,7 +100,7 @@ def test_a_batch_is_there_whole_or_not_at_all(ledger: Ledger, look: Look) -> Non
         record(ledger, 300, 301, 7)
     assert look.one("SELECT count(*) FROM messages") == 256
     with pytest.raises(ZeroDivisionError), ledger.transaction():
-        ledger.record([facts(300)])
+        ledger.add([facts(300)])
         raise ZeroDivisionError
     assert look.one("SELECT count(*) FROM messages") == 256
     record(ledger, 300, 301)
@@ -235,7 +235,7 @@ def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: 
     )
     for _ in range(2):  # decided again after a crash
         with ledger.transaction():
-            ledger.record([own], own=True)
+            ledger.add([own], system=True)
     assert look.all("SELECT agent_name, file_path, file_size, status, target FROM messages") == [
         ("__orchestrator__", f"__orchestrator__/{message_id(1)}.msg", 13, "processing", "alice")
     ]

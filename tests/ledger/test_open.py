@@ -14,8 +14,10 @@ import pytest
 
 from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
 from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly, schema_sql
-from relay.ledger import ledger as ledger_module
+from relay.ledger import schema as schema_module
 from tests.ledger.support import Look, facts, record
+
+pytestmark = pytest.mark.shows("ready 1.2")
 
 # The source document's statements, section 2.1; comments and table constraints left out.
 DOCUMENT = """
@@ -150,7 +152,7 @@ def test_the_schema_is_there_whole_or_not_at_all(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = schema_sql()
-    monkeypatch.setattr(ledger_module, "schema_sql", lambda: whole + "CREATE TABLE agents (a);")
+    monkeypatch.setattr(schema_module, "schema_sql", lambda: whole + "CREATE TABLE agents (a);")
     with pytest.raises(LedgerError, match="agents already exists"):
         Ledger.open(path)
     monkeypatch.undo()
@@ -343,7 +345,7 @@ def test_a_readers_connection_cannot_write(ledger: Ledger, path: str) -> None:
 def test_where_there_is_no_ledger_none_is_made(path: str) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at") as caught:
         open_readonly(path)
-    assert caught.value.hint.startswith("`relay up` makes it, of the journal")
+    assert caught.value.hint.startswith("`relay up` creates it, from the journal")
     assert not os.path.exists(path)
 
 

@@ -1,4 +1,4 @@
-"""The jobs there are, by name. A new one is a module here and a line below."""
+"""All jobs, by name. A new one is a module here and a line below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relay.base.errors import RelayError
 
 __all__ = ["JOBS", "AuditJob", "select"]
 
-# In the order of a report: what is lost, then how it went, then who with whom, then the files.
+# In the order of a report: losses, then the course of deliveries, then agents, then files.
 _EVERY = (
     reconcile.JOB,
     duplicates.JOB,
@@ -40,11 +40,11 @@ JOBS: dict[str, AuditJob] = {job.name: job for job in _EVERY}
 
 
 def select(names: tuple[str, ...]) -> list[AuditJob]:
-    """The jobs of these names, each once; no names are all. Errors: RelayError for another."""
+    """Return the jobs of these names, each once, or all. Errors: RelayError for an unknown name."""
     for name in names:
         if name not in JOBS:
             raise RelayError(
-                f"there is no job {name}: there are {', '.join(JOBS)}",
-                hint="`relay audit list` says what each one tells",
+                f"unknown job {name}: expected one of {', '.join(JOBS)}",
+                hint="`relay audit list` describes them",
             )
     return [JOBS[name] for name in dict.fromkeys(names or JOBS)]

@@ -1,8 +1,9 @@
-"""Acknowledgments: who owes one, what is overdue, what nobody asked for, how long they take.
+"""Acknowledgments: owed, overdue and unrequested ones, and the time that they take.
 
-A command or query is owed an answer as long as the ledger says so (``obligation``), an
-acknowledgment that is no end included; what is sent at least once is to be acknowledged. Ledger
-and journal say when that is overdue; where neither does, the kind of the message and its channel.
+A command or query is owed an answer as long as its ``obligation`` is open in the ledger, also
+after an acknowledgment that does not close it; a message of an at-least-once channel is owed an
+acknowledgment. Ledger and journal have the time when it is overdue; where neither does, the kind
+of the message and its channel decide.
 
 | class | means | found |
 |---|---|---|
@@ -11,8 +12,8 @@ and journal say when that is overdue; where neither does, the kind of the messag
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
 | unrequested | acknowledged, and it never asked for that; or an answer to nothing | warning |
 
-A relay that is not running does nothing: overdue is judged by when it was last seen at work. What
-was given up for want of an answer, a dead letter or not, is no longer owed.
+A relay that is not running does nothing: overdue is judged by its last activity. A delivery that
+was given up for lack of an answer is no longer owed one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _US_PER_MS = 1000.0
 
 
 def make(inputs: Inputs) -> Tables:
-    """A row a pair of sender and recipient, and one for each that is owed or nobody asked for."""
+    """Make a row a pair of sender and recipient, and one for each that is owed or unrequested."""
     stored = inputs.store(
         STORE_SECTIONS,
         "id",
@@ -61,13 +62,13 @@ def make(inputs: Inputs) -> Tables:
 
 
 def requests_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
-    """One row a message of the store: does its kind or channel ask for an acknowledgment?"""
+    """Make a row a message of the store: ``asks`` is true when its kind or channel wants an ack."""
     by_channel = channels.groupBy(F.col("id").alias("channel_id")).agg(
         F.max_by("delivery", "modified_at").alias("delivery"),
         F.max_by("ack_timeout_s", "modified_at").alias("ack_timeout_s"),
         F.max("modified_at").alias("modified_at"),
     )
-    # what is leaving the store is in an archive, too
+    # a message that is leaving the store is in an archive, too
     once = (
         stored.where(F.col("relay_id").isNotNull())
         .groupBy("relay_id")
@@ -97,7 +98,7 @@ def judge(
     state: DataFrame,
     grace_ns: int,
 ) -> DataFrame:
-    """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
+    """Classify deliveries that owe an acknowledgment, or have one; ``class`` NULL: all is well."""
     joined = _with_requests(deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
@@ -140,7 +141,7 @@ def _with_requests(
     journal: DataFrame,
     state: DataFrame,
 ) -> DataFrame:
-    """Deliveries to agents that were put into an inbox, with all that may ask for their ack."""
+    """Join deliveries to agents with everything that may request their acknowledgment."""
     by_agents = deliveries.where(F.col("recipient") != ORCHESTRATOR).where(
         F.col("acked_at").isNotNull() | F.col("state").isin("written", "read")
     )
@@ -155,7 +156,7 @@ def _with_requests(
 
 
 def _dues(journal: DataFrame) -> DataFrame:
-    """When the journal last said that a delivery's time would be up: those that owe alone."""
+    """Read the last due time of each delivery from the journal, for those that owe."""
     timed = journal.where(F.col("due_at").isNotNull() & F.col("deliveries").isNotNull())
     each = timed.select("due_at", F.explode("deliveries").alias("one"))
     return each.groupBy(
@@ -165,7 +166,7 @@ def _dues(journal: DataFrame) -> DataFrame:
 
 
 def unrequested(stored: DataFrame) -> DataFrame:
-    """Answers of agents in threads in which nobody asked anything: results.OWED."""
+    """Find answers of agents in threads without a question: results.OWED."""
     threads = stored.where(F.col("correlation_id").isNotNull()).groupBy("correlation_id")
     is_answer = F.col("message_type").isin(*ANSWERS)
     by_agent = is_answer & (F.col("sender") != ORCHESTRATOR)
@@ -187,7 +188,7 @@ def unrequested(stored: DataFrame) -> DataFrame:
 
 
 def by_pair(judged: DataFrame) -> DataFrame:
-    """Counts and times by sender and recipient: results.ACKS."""
+    """Count, and time, by sender and recipient: results.ACKS."""
     is_acked = F.col("acked_at").isNotNull() & F.coalesce(
         F.col("class") == "unrequested", F.lit(True)
     )
@@ -220,7 +221,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What is overdue, and what nobody asked for: results.FINDING."""
+    """Find overdue and unrequested acknowledgments: results.FINDING."""
     return make_findings(
         tables[OWED].where(_is("overdue") | _is("unrequested")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -234,7 +235,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The pairs to print: who owes most, then who takes longest."""
+    """Choose the pairs to print: those that owe most, then the slowest."""
     ordered = tables[NAME].orderBy(F.desc("owed"), F.desc("p99_ms"), "sender", "recipient")
     return ordered.limit(SHOWN)
 
@@ -245,7 +246,7 @@ def _is(name: str) -> Column:
 
 JOB = AuditJob(
     name=NAME,
-    explains="acknowledgments owed, overdue, never asked for; time to each",
+    description="acknowledgments owed, overdue, never asked for; time to each",
     tables={NAME: results.ACKS, OWED: results.OWED},
     make=make,
     counts=counts,

@@ -1,4 +1,4 @@
-"""Agents: how long each has been there, what it sends and leaves unread, and its process.
+"""Agents: lifetime, activity, unread mail, and the process of each.
 
 | class | means | found |
 |---|---|---|
@@ -10,10 +10,10 @@
 | present | anything else | |
 
 Each agent has one class, the first that is true. The operator, a person, is never silent. Ages
-end when the relay ended that could see: at the snapshot where one runs, else at its last sign.
+end at the snapshot while a relay runs, else at its last activity.
 
-`agents_spawns` has every request for a process. One that was refused is counted and no finding:
-who asked was told why, and most often the name runs already.
+`agents_spawns` has every request for a process. A refused one is counted and is not a finding:
+the requester was sent the reason, and most often the name is running already.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from relay.base.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"
 SPAWNS = f"{NAME}_spawns"
-SILENT_S = DAY_S  # an agent that was away for the night is no news; a day is
+SILENT_S = DAY_S  # a night is normal, a day is worth a look
 FLAPPING_RESTARTS = 3  # in spawn.restart_window_s; five are given up by default
 RUNS = ("starting", "ready", "working", "idle", "stuck")
 AWAY = ("inactive", "terminated", "retired")
@@ -53,7 +53,7 @@ SHOWN = 20
 
 
 def make(inputs: Inputs) -> Tables:
-    """One row an agent, and one a request for a process."""
+    """Make one row an agent, and one a request for a process."""
     messages = inputs.ledger(
         "messages",
         "message_id",
@@ -93,9 +93,9 @@ def make(inputs: Inputs) -> Tables:
 
 
 def activity(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """What the ledger's messages tell of each agent, one row each.
+    """Summarise the ledger's messages, one row an agent.
 
-    Silence is the longest gap between two signs of an agent: by its hours, of which there are few.
+    Silence is the longest gap between two activities of an agent, by hours, of which there are few.
     """
     nothing, never = F.lit(0), F.lit(None).cast("timestamp")
     wrote = messages.groupBy(F.col("agent_name").alias("agent"), _hour("discovered_at")).agg(
@@ -108,7 +108,7 @@ def activity(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         F.max("discovered_at").alias("last_at"),
     )
     unread = F.col("state") == "written"
-    heard = deliveries.groupBy(F.col("recipient").alias("agent"), _hour("read_at")).agg(
+    read = deliveries.groupBy(F.col("recipient").alias("agent"), _hour("read_at")).agg(
         nothing.alias("messages"),
         nothing.alias("saves"),
         F.count("written_at").alias("received"),
@@ -117,7 +117,7 @@ def activity(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         F.min("read_at").alias("first_at"),
         F.max("read_at").alias("last_at"),
     )
-    hours = wrote.unionByName(heard)
+    hours = wrote.unionByName(read)
     totals = hours.groupBy("agent").agg(
         *[F.sum(name).alias(name) for name in ("messages", "saves", "received", "unread")],
         F.min("unread_since").alias("unread_since"),
@@ -156,7 +156,7 @@ def lives(
     seen_at = F.greatest("registered_at", "last_seen_at", "last_at")
     timed = counted.withColumns(
         {
-            "lived_s": F.greatest(elapsed_s("registered_at", lived_to), F.lit(0)),
+            "lifetime_s": F.greatest(elapsed_s("registered_at", lived_to), F.lit(0)),
             "silent_s": F.greatest(elapsed_s(seen_at, until), F.lit(0)),
         }
     )
@@ -183,7 +183,7 @@ def _processes(processes: DataFrame, until: Column) -> DataFrame:
 
 
 def _class(until: Column, recent_since: Column) -> Column:
-    """The first that is true, worst first."""
+    """Return the class: the first that is true, worst first."""
     recent = F.col("process_changed_at") >= recent_since
     flaps = F.col("process").isin(*RUNS) & (F.col("recent_restarts") >= FLAPPING_RESTARTS)
     overdue = elapsed_s("unread_since", until) >= SILENT_S
@@ -199,7 +199,7 @@ def _class(until: Column, recent_since: Column) -> Column:
 
 
 def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> DataFrame:
-    """Every request for a process, and what the relay said to it: results.AGENT_SPAWN."""
+    """List every request for a process, and its outcome: results.AGENT_SPAWN."""
     asked = messages.where(F.col("message_type").isin(*REQUESTS))
     refused = refusals(asked, messages)
     obeyed = deliveries.where(F.col("recipient") == ORCHESTRATOR).select(
@@ -235,7 +235,7 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many agents of each class, and requests that were refused: results.COUNT."""
+    """Count agents of each class, and refused requests: results.COUNT."""
     refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
     spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
     both = count_by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
@@ -243,7 +243,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Agents that somebody should look after: results.FINDING."""
+    """Find agents that need attention: results.FINDING."""
     return make_findings(
         tables[NAME].where(F.col("class").isin(*FOUND)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -265,7 +265,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The agents to print: those that something is found of, then the busiest."""
+    """Choose the agents to print: those with findings, then the busiest."""
     columns = ("agent", "class", "status", "process", "messages", "received", "unread", "silent_s")
     is_fine = F.col("class").isin("present", "away")
     ordered = tables[NAME].orderBy(is_fine, F.desc("messages"), "agent")
@@ -278,7 +278,7 @@ def _hour(at: str) -> Column:
 
 JOB = AuditJob(
     name=NAME,
-    explains="lifetimes, processes, restarts; who is stuck, failed or silent",
+    description="lifetimes, processes, restarts; who is stuck, failed or silent",
     tables={NAME: results.AGENT_LIFE, SPAWNS: results.AGENT_SPAWN},
     make=make,
     counts=counts,

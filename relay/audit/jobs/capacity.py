@@ -1,10 +1,10 @@
-"""How much the home grows a day, when the disk is full, and what the tiers save.
+"""Growth of the home a day, the day when the disk is full, and the savings of the tiers.
 
 Growth is that of the last seven days, of the last one alone where there is no more; a day that
-has only begun counts where it is the only one. What stays of a part with the years: the ledger,
-`store/archive` and the journal (unless config.json bounds it); archive, inboxes and attachments
-grow to what retention leaves. Full is where the relay takes nothing more in, at its floor. What
-others write to the disk is not foreseen.
+has only begun counts where it is the only one. The ledger, `store/archive` and the journal (unless
+config.json bounds it) grow without end; archive, inboxes and attachments up to the limits of
+retention. The disk is full at the relay's floor, where it accepts nothing more. Writes of other
+programs are not foreseen.
 
 | class | means | found |
 |---|---|---|
@@ -26,7 +26,7 @@ from relay.audit.disk_usage import (
     JOURNAL_PART,
     LEDGER_PART,
     STORE_PART,
-    DiskUsage,
+    HomeUsage,
 )
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, make_findings
@@ -37,12 +37,12 @@ NAME = "capacity"
 PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"
 GROWTH_DAYS = 7  # a week has working days and others
 SOON_DAYS = 30  # time to order a disk
-HORIZON_DAYS = 3650  # who looks further ahead has another disk by then
+HORIZON_DAYS = 3650  # ten years: the disk will be another one
 DAILY_PARTS = (JOURNAL_PART, STORE_PART, ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART)
 
 
 def make(inputs: Inputs) -> Tables:
-    """One row a day, one a part, and one forecast."""
+    """Make one row a day, one a part, and one forecast."""
     sizes = inputs.disk_usage
     messages = inputs.ledger("messages", "file_size", "discovered_at")
     measured = inputs.local_table(sizes.measured, results.MEASURED)
@@ -54,7 +54,7 @@ def make(inputs: Inputs) -> Tables:
 
 
 def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
-    """What each day has left on the disk: results.CAPACITY.
+    """Sum the bytes of each day on the disk: results.CAPACITY.
 
     The ledger's file is shared out by messages: a row is as long as any other.
     """
@@ -81,8 +81,8 @@ def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
     return conform(total, results.CAPACITY)
 
 
-def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: DiskUsage) -> DataFrame:
-    """What each part of the home takes, how fast it grows, and where that ends.
+def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: HomeUsage) -> DataFrame:
+    """Measure the size, growth and limit of each part of the home.
 
     results.CAPACITY_PART.
     """
@@ -110,8 +110,8 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Disk
     )
 
 
-def _window(days: DataFrame, sizes: DiskUsage) -> DataFrame:
-    """The days that growth is reckoned by: begin, end and how many, one row.
+def _window(days: DataFrame, sizes: HomeUsage) -> DataFrame:
+    """Choose the days that growth is reckoned by: begin, end and number, one row.
 
     Days without anything count as days; the last, which has only begun, where it is the only one.
     """
@@ -124,14 +124,14 @@ def _window(days: DataFrame, sizes: DiskUsage) -> DataFrame:
     )
 
 
-def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: DiskUsage) -> DataFrame:
-    """When the disk is full, and what the tiers save, one row: results.CAPACITY_FORECAST."""
+def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: HomeUsage) -> DataFrame:
+    """Forecast the full disk, and sum the tiers' savings, one row: results.CAPACITY_FORECAST."""
     home = parts.agg(
         F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")
     )
     ahead = parts.select("*", F.explode(F.sequence(F.lit(1), F.lit(HORIZON_DAYS))).alias("in_days"))
     grown = F.col("bytes") + F.col("bytes_per_day") * F.col("in_days")
-    # What is there already may be all young: retention is not foreseen to take of it.
+    # Everything that is there may be young: retention is not expected to remove it.
     most = F.when(F.col("limit_bytes").isNotNull(), F.greatest("limit_bytes", "bytes"))
     kept = F.least(grown, most)
     room = max(sizes.free_bytes - sizes.floor_bytes, 0)
@@ -163,7 +163,7 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: DiskUsa
 
 
 def counts(tables: Tables) -> DataFrame:
-    """The forecast's numbers: results.COUNT; what is not known is left out."""
+    """Count by the forecast: results.COUNT; unknown numbers are left out."""
     names = ["free_bytes", "home_bytes", "bytes_per_day", "full_in_days", "full_in_days_kept"]
     rounded = tables[FORECAST].select(*[F.round(name).cast("bigint").alias(name) for name in names])
     rows = rounded.unpivot([], names, "name", "count")
@@ -171,7 +171,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """A disk that is full, or soon will be: results.FINDING."""
+    """Find a disk that is full, or soon will be: results.FINDING."""
     row = tables[FORECAST]
     is_below = F.col("free_bytes") < F.col("floor_bytes")
     below = make_findings(
@@ -192,7 +192,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The parts to print, largest first."""
+    """Choose the parts to print, largest first."""
     return tables[PARTS].orderBy(F.desc("bytes"), "part")
 
 
@@ -206,7 +206,7 @@ def _first_day(is_full: Column) -> Column:
 
 JOB = AuditJob(
     name=NAME,
-    explains="growth a day, when the disk is full, what the tiers save",
+    description="growth a day, when the disk is full, what the tiers save",
     tables={
         NAME: results.CAPACITY,
         PARTS: results.CAPACITY_PART,

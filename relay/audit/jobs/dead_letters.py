@@ -1,18 +1,18 @@
-"""Deliveries that were given up: why, when, how often, and what became of them.
+"""Dead letters: deliveries that were given up, with reason, time and outcome.
 
 | class | means |
 |---|---|
-| waiting | dead, and its message is in the store: replay it, or let it go |
-| discarded | dead, and its message is not in the store: it was let go |
+| waiting | dead, and its message is in the store: replay or discard it |
+| discarded | dead, and its message is not in the store any more |
 | replayed | dead once, and delivered again, acknowledged or ended since |
 
 | finding | means | severity |
 |---|---|---|
 | repeated | three or more deliveries to one recipient died for the same reason | warning |
 | again | it was replayed, and died once more | warning |
-| forgotten | waiting for a week: nobody replays it or lets it go | warning |
+| forgotten | waiting for a week: it was neither replayed nor discarded | warning |
 
-One that has just died is none: its sender was told, and `relay dead list` shows it.
+A new dead letter is not a finding: its sender was notified, and `relay dead list` shows it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from relay.audit.schemas.fields import conform
 NAME = "dead_letters"
 REASONS = "dead_letters_reasons"
 KEYS = ["message_id", "recipient"]  # of a delivery
-REPEATED = 3  # two may be one incident, told twice
-FORGOTTEN_S = 7 * 86_400  # whoever looks each Monday has seen it
+REPEATED = 3  # two may be one incident
+FORGOTTEN_S = 7 * 86_400  # a weekly look has seen it
 SHOWN = 20
 
 
 def make(inputs: Inputs) -> Tables:
-    """A row a delivery that is dead, or was; and how many by day, reason and recipient."""
+    """Make a row a delivery that is dead, or was; and counts by day, reason and recipient."""
     messages = inputs.ledger("messages", "message_id", "agent_name", "target")
     deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "attempt", "last_error"
@@ -59,8 +59,7 @@ def dead_letters(
     stored: DataFrame,
     snapshot_ns: int,
 ) -> DataFrame:
-    """Every delivery that is dead now or was, as audit_log knows: results.DEAD_LETTER."""
-    # few of many: the rest has no part in what follows
+    """List every delivery that is dead, or was by audit_log: results.DEAD_LETTER."""
     letters = _that_died(deliveries, moves)
     known = letters.join(messages, on="message_id", how="left").join(
         _kept(stored, letters), on="message_id", how="left"
@@ -89,7 +88,7 @@ def dead_letters(
 
 
 def _that_died(deliveries: DataFrame, moves: DataFrame) -> DataFrame:
-    """The deliveries that are dead, or once were, and when they died and how often."""
+    """List the deliveries that are dead, or once were, with time and number of deaths."""
     died = moves.where(F.col("new_status") == "dead").groupBy(*KEYS)
     ended = died.agg(F.count("*").alias("times"), F.max("at").alias("died_at"))
     return deliveries.join(ended, on=KEYS, how="left").where(
@@ -98,7 +97,7 @@ def _that_died(deliveries: DataFrame, moves: DataFrame) -> DataFrame:
 
 
 def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
-    """Messages of these deliveries that the store has, once each, with ``is_kept``."""
+    """List messages of these deliveries that the store has, once each, with ``is_kept``."""
     kept = stored.where(F.col("relay_id").isNotNull()).select(
         F.col("relay_id").alias("message_id"), F.lit(True).alias("is_kept")
     )
@@ -107,12 +106,12 @@ def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: results.COUNT."""
+    """Count each class: results.COUNT."""
     return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What somebody should do something about: results.FINDING."""
+    """Find dead letters that need attention: results.FINDING."""
     letters = tables[NAME]
     dead = letters.where((F.col("state") == "dead") & F.col("reason_kind").isNotNull())
     groups = dead.groupBy("recipient", "reason_kind").agg(
@@ -149,7 +148,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The reasons to print, the most frequent first."""
+    """Choose the reasons to print, the most frequent first."""
     by_reason = tables[REASONS].groupBy("recipient", "reason_kind")
     summed = by_reason.agg(F.sum("letters").alias("letters"), F.sum("waiting").alias("waiting"))
     return summed.orderBy(F.desc("letters"), "recipient").limit(SHOWN)
@@ -157,7 +156,7 @@ def shown(tables: Tables) -> DataFrame:
 
 JOB = AuditJob(
     name=NAME,
-    explains="deliveries given up: reasons, ages, repeats, replays",
+    description="deliveries given up: reasons, ages, repeats, replays",
     tables={NAME: results.DEAD_LETTER, REASONS: results.DEAD_REASON},
     make=make,
     counts=counts,

@@ -46,7 +46,12 @@ _COLUMNS = (
 
 
 def sent(inputs: Inputs) -> DataFrame:
-    """One row a delivery of the ledger, computed once in a run."""
+    """Make one row a delivery of the ledger, computed once in a run.
+
+    ``waited`` is true for a delivery that waited for a reason outside the relay: its inbox could
+    not be written, the channel was full, it was delivered again, it is the copy of somebody who
+    joined later, or the full disk deferred its message.
+    """
 
     def make() -> DataFrame:
         messages = inputs.ledger(
@@ -90,7 +95,7 @@ def with_messages(deliveries: DataFrame, messages: DataFrame) -> DataFrame:
 
 
 def _waited() -> Column:
-    # What is accepted at once is committed before its message is completed.
+    # A message that is accepted at once is committed before it is completed.
     later = F.coalesce(F.col("staged_at") > F.col("processed_at"), F.lit(False))
     put_off = F.coalesce(F.col("retry_count") > 0, F.lit(False))
     return later | put_off | (F.col("attempt") > 1)
@@ -101,7 +106,7 @@ _SEPARATOR = "\0"
 
 
 def refusals(asked: DataFrame, messages: DataFrame) -> DataFrame:
-    """(message_id, answer_id) of those of ``asked`` that the orchestrator answered with a nack.
+    """List (message_id, answer_id) of the requests that the orchestrator answered with a nack.
 
     ``asked`` and ``messages`` have the ledger's columns message_id, agent_name, message_type.
     """
@@ -117,7 +122,11 @@ def refusals(asked: DataFrame, messages: DataFrame) -> DataFrame:
 
 
 def digest(kind: Kind) -> Column:
-    """What the id of such an answer to a row of ``messages`` ends with."""
+    """Return the last part of the id of such an answer to a row of ``messages``.
+
+    ``relay.base.names.answer_id``: behind the time stand the first 32 hex digits of the SHA-256 of
+    "answer", sender, message id and kind.
+    """
     parts = [F.lit("answer"), F.col("agent_name"), F.col("message_id"), F.lit(str(kind))]
     text = F.concat_ws(_SEPARATOR, *parts).cast("binary")
     return F.substring(F.sha2(text, 256), 1, _DIGEST_DIGITS)
@@ -127,7 +136,7 @@ def digest(kind: Kind) -> Column:
 AGREE: Mapping[str, tuple[str, ...]] = {
     "held": ("Sent", "Staged", "Waiting"),
     "staged": ("Sent", "Staged", "Waiting"),
-    # overdue, an acknowledgment waits for the next attempt, and the ledger hears of that alone
+    # overdue, an acknowledgment waits for the next attempt, and only that reaches the ledger
     "written": ("Staged", "Waiting", "Delivered", "Received"),
     "read": ("Staged", "Waiting", "Delivered", "Received"),
     "acked": ("Acknowledged",),
@@ -135,20 +144,20 @@ AGREE: Mapping[str, tuple[str, ...]] = {
     "bounced": ("Bounced",),
     "dead": ("Dead", "Staged", "Waiting"),  # replayed: its next attempt is due
 }
-# What is carried out by the relay itself is read, in the ledger, whatever became of it.
+# Control messages are executed by the relay itself: `read` in the ledger, whatever the outcome.
 CARRIED_OUT = (*AGREE["read"], "Acknowledged")
 _MADE = "Delivered"
 
 
 def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> DataFrame:
-    """One row a message and recipient, of whichever source names the two.
+    """Make one row a message and recipient, of whichever source has the two.
 
     ``ledger``: message_id, recipient, state, attempt, and its times. ``stored``: id, relay_id,
-    recipient, state, file. ``journal``: end, at, event, relay_id, state, deliveries. What has no
-    relay id was sent through the engine alone, and is left out.
+    recipient, state, file. ``journal``: end, at, event, relay_id, state, deliveries. Messages
+    without a relay id were sent through the engine alone, and are left out.
     """
     engine = _by_number(stored, journal)
-    told = ledger.select(
+    rows = ledger.select(
         "message_id",
         "recipient",
         F.col("state").alias("ledger_state"),
@@ -156,7 +165,7 @@ def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> Da
         _lacks_time().alias("lacks_time"),
         *[_nothing(name, kind) for name, kind in _ENGINE.items()],
     )
-    both = told.unionByName(
+    both = rows.unionByName(
         engine.select(
             F.col("relay_id").alias("message_id"),
             "recipient",
@@ -182,10 +191,10 @@ def delivery_class(
     young: Column,
     reaches: Column,
 ) -> Column:
-    """The class of a delivery, the first that is true: see reconcile.
+    """Return the class of a delivery, the first that is true: see reconcile.
 
     ``names``: status and agent of the message's row. ``young``: the message itself is not judged.
-    ``reaches``: the journal goes back to its discovery, so that it has all that was done.
+    ``reaches``: the journal goes back to its discovery, so it has all of its changes.
     """
     status, agent = names["status"], names["agent"]
     state = F.col("ledger_state")
@@ -208,7 +217,7 @@ def delivery_class(
 
 
 def _if_whole(name: str) -> Column:
-    """This class, where all of store and journal was read."""
+    """Return this class, where all of store and journal was read."""
     return F.when(F.col("is_whole"), name).otherwise("not_checked")
 
 
@@ -257,7 +266,7 @@ def _in_journal(journal: DataFrame) -> DataFrame:
 
 
 def _by_number(stored: DataFrame, journal: DataFrame) -> DataFrame:
-    """Store and journal, which know messages by the engine's number, with the ledger's id."""
+    """Join store and journal, which have the engine's numbers, with the ledger's ids."""
     is_made = F.col("is_made")
     return (
         _in_store(stored)
@@ -291,7 +300,7 @@ def _by_number(stored: DataFrame, journal: DataFrame) -> DataFrame:
 
 
 def is_known_to_engine() -> Column:
-    """True where store or journal know the recipient: over a message, whether they know it."""
+    """True where store or journal have the recipient, and so know the message."""
     return _engine_state().isNotNull()
 
 
@@ -300,7 +309,7 @@ def _engine_state() -> Column:
 
 
 def _contradicts() -> Column:
-    """True when store or journal say what does not go with the ledger's state."""
+    """True when the state in store or journal does not go with the ledger's."""
     agree = F.create_map(
         *[
             part
@@ -317,7 +326,7 @@ def _contradicts() -> Column:
 
 
 def _lacks_time() -> Column:
-    """True for a state of the ledger whose own time is not there."""
+    """True for a state of the ledger that lacks its time."""
     times = {"written": "written_at", "read": "read_at", "acked": "acked_at"}
     lacking = [(F.col("state") == state) & F.col(at).isNull() for state, at in times.items()]
     return functools.reduce(Column.__or__, lacking)
@@ -326,8 +335,9 @@ def _lacks_time() -> Column:
 def _is_at_odds() -> Column:
     """True where the ledger counts other attempts than the journal, or lacks a time.
 
-    What is held may be of an attempt that a crash kept from the journal, and what was answered
-    is not counted on: more attempts than in the ledger are known of what lies in an inbox alone.
+    A held delivery may be of an attempt that a crash kept from the journal, and attempts are no
+    longer counted once there is an answer: more attempts than in the ledger are known only for
+    files in an inbox.
     """
     state = F.col("ledger_state")
     more = state.isin("written", "read", "acked") & (F.col("attempt") > F.col("attempts"))

@@ -1,4 +1,4 @@
-"""The same message twice, anywhere.
+"""Messages that exist twice, anywhere.
 
 | class | means | found |
 |---|---|---|
@@ -9,9 +9,9 @@
 | delivered_twice | put into an inbox twice in one attempt | error |
 | resent | a command or query of the same text to the same target, within a minute | warning |
 
-A message in the live store and in one archive is none: it is leaving, a slice at a time. Neither
-is a further attempt. A text, an ack or a status may well be said twice; a command said twice is
-done twice. The name of a file that was taken is refused when it comes, which `security` counts.
+A message in the live store and in one archive is not a duplicate: it is being rolled. Neither is
+a further attempt. A text, an ack or a status may well be repeated; a command that is repeated is
+executed twice. A file whose id is in use is refused, which `security` counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from relay.base.home import ARCHIVES
 from relay.base.names import ORCHESTRATOR
 
 NAME = "duplicates"
-RESENT_WITHIN_S = 60  # who means it a second time lets more time pass
+RESENT_WITHIN_S = 60  # an intended repetition comes later
 RESENT_KINDS = ("command", "query")
 CLASSES = (
     "numbered_twice",
@@ -44,7 +44,7 @@ _ACCEPTED = ("completed", "archived")
 
 
 def make(inputs: Inputs) -> Tables:
-    """One row for each thing that is there twice: results.DUPLICATE."""
+    """Make one row for each duplicate: results.DUPLICATE."""
     messages = inputs.ledger(
         "messages",
         "id",
@@ -72,7 +72,7 @@ def make(inputs: Inputs) -> Tables:
 
 
 def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
-    """Every place where a message of the relay's has a number; ``file`` NULL: in the journal."""
+    """List every place where a message has an engine number; ``file`` NULL: in the journal."""
     sent = journal.where(F.col("event") == "MessageSent")
     in_store = stored.select(
         F.col("id").try_cast("bigint").alias("number"), "relay_id", "file", "sender", "to"
@@ -88,7 +88,7 @@ def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
 
 
 def _by_id(copies: DataFrame) -> DataFrame:
-    """Faults that show among the copies of one id."""
+    """Find duplicates among the copies of one id."""
     in_archive = F.col("file").startswith(f"{ARCHIVES}/")
     by_id = copies.groupBy("relay_id").agg(
         F.min("number").alias("lowest"),
@@ -118,7 +118,7 @@ def _by_id(copies: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("recipient"),
         F.col("one.times").alias("times"),
         F.col("one.what").alias("what"),
-        F.lit(None).cast("bigint").alias("apart_ms"),
+        F.lit(None).cast("bigint").alias("interval_ms"),
     )
 
 
@@ -143,7 +143,7 @@ def _by_number(copies: DataFrame) -> DataFrame:
 
 
 def delivered_twice(moves: DataFrame) -> DataFrame:
-    """Deliveries that were written again without a new attempt."""
+    """Find deliveries that were written again without a new attempt."""
     written = moves.where((F.col("new_status") == "written") & (F.col("recipient") != ORCHESTRATOR))
     # The first writing of an attempt comes from held or staged, and is logged where it was late.
     again = F.col("old_status").isin("written", "read", "acked") & ~F.col("is_again")
@@ -156,13 +156,13 @@ def delivered_twice(moves: DataFrame) -> DataFrame:
 
 
 def resent(messages: DataFrame) -> DataFrame:
-    """Commands and queries that say the same as one shortly before."""
+    """Find commands and queries with the same content as one shortly before."""
     asked = messages.where(
         F.col("message_type").isin(*RESENT_KINDS)
         & F.col("status").isin(*_ACCEPTED)
         & F.col("checksum").isNotNull()
         & (F.col("agent_name") != ORCHESTRATOR)
-        & (F.col("target") != ORCHESTRATOR)  # to whom the same may be said again and again
+        & (F.col("target") != ORCHESTRATOR)  # which may be sent the same repeatedly
     )
     same = Window.partitionBy("agent_name", "target", "message_type", "checksum").orderBy("id")
     apart = F.unix_millis("discovered_at") - F.unix_millis(F.lag("discovered_at").over(same))
@@ -171,26 +171,26 @@ def resent(messages: DataFrame) -> DataFrame:
         F.col("agent_name").alias("agent"),
         F.col("target").alias("route"),
         F.lag("message_id").over(same).alias("what"),
-        apart.alias("apart_ms"),
+        apart.alias("interval_ms"),
     )
-    return timed.where(F.abs("apart_ms") <= RESENT_WITHIN_S * 1000).select(
+    return timed.where(F.abs("interval_ms") <= RESENT_WITHIN_S * 1000).select(
         F.lit("resent").alias("class"),
         "message_id",
         "agent",
         "route",
         F.lit(2).alias("times"),
         "what",
-        "apart_ms",
+        "interval_ms",
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: results.COUNT."""
+    """Count each class: results.COUNT."""
     return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Each row is one: results.FINDING."""
+    """Make each row a finding: results.FINDING."""
     return make_findings(
         tables[NAME],
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -199,13 +199,13 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=("recipient", "times", "what", "apart_ms"),
+        detail=("recipient", "times", "what", "interval_ms"),
     )
 
 
 JOB = AuditJob(
     name=NAME,
-    explains="the same message numbered, recorded, archived or delivered twice",
+    description="the same message with_noun, recorded, archived or delivered twice",
     tables={NAME: results.DUPLICATE},
     make=make,
     counts=counts,

@@ -1,23 +1,23 @@
-"""Whether what is kept is what was written: every file, and every day against an earlier run.
+"""Integrity of every stored file, and of every day against an earlier run.
 
 | class | means | found |
 |---|---|---|
-| sound | its checksums are right, and it is what the manifest or the store says of it | |
+| sound | its checksums are right, and manifest and store agree with it | |
 | warned | the same, with something worth knowing | |
-| damaged | it is not what was written; `problems` says where. Of the ledger: rows of | error |
-| | audit_log or security_events, or a trigger that keeps them, are gone | |
+| damaged | it has changed since it was written; `problems` says where. Of the ledger: | error |
+| | rows of audit_log or security_events, or their triggers, are missing | |
 | unreadable | an original, or a pack of them, that cannot be read | error |
-| unreferenced | an attachment that no message names: retention takes it, in time | |
-| missing | an attachment of a message that somebody has still to read; the journal | error |
+| unreferenced | an attachment that no message names: retention removes it, in time | |
+| missing | an attachment of a message that is still unread; the journal | error |
 
-What never changes again belongs to a day: an archive, a sealed segment in whatever tier, an
+Files that never change belong to a day: an archive, a sealed segment in whatever tier, an
 original in its folder or its pack. A day's hash is over names and checksums, sorted. Compared with
 the table `integrity_days` of an earlier run, a day is:
 
 | class | means | found |
 |---|---|---|
 | new, same, grown | not there before; as it was; with more files | |
-| pruned | with fewer files, and none of an older day is as it was: retention took them | |
+| pruned | with fewer files, and no older day is as it was: retention removed them | |
 | shrunk | with fewer files, while older days are as they were | error |
 | changed | with as many files, and another hash | error |
 """
@@ -46,14 +46,14 @@ NAME = "integrity"
 DAYS = "integrity_days"
 WRONG = ("damaged", "unreadable", "missing")
 WRONG_DAYS = ("changed", "shrunk")
-WANTED = ("held", "staged", "written")  # a delivery whose recipient is still to read it
+WANTED = ("held", "staged", "written")  # a delivery that is still unread
 LOGS = ("audit_log", "security_events")
 _TRIGGER = re.compile(r"^CREATE TRIGGER (\w+)", re.MULTILINE)
 _UNPRUNED = "archive"  # archives of the store are kept for ever
 
 
 def make(inputs: Inputs) -> Tables:
-    """A row a file, and a row a day and kind of file."""
+    """Make a row a file, and a row a day and kind of file."""
     files = inputs.files(*formats.KEPT_FILE.names)
     originals = inputs.originals("path", "kind", "day", "size", "sha256", "problem")
     every = verify(files, originals, wanted(inputs)).unionByName(behind(inputs))
@@ -63,7 +63,7 @@ def make(inputs: Inputs) -> Tables:
 
 
 def wanted(inputs: Inputs) -> DataFrame:
-    """One row an attachment that is named: sha256, and whether somebody has still to read it."""
+    """List the attachments that messages name, with ``is_wanted``: the message is still unread."""
     refs = inputs.ledger("attachment_refs", "sha256", "message_id")
     open_ones = (
         inputs.ledger("deliveries", "message_id", "state")
@@ -71,7 +71,6 @@ def wanted(inputs: Inputs) -> DataFrame:
         .select("message_id", F.lit(True).alias("is_open"))
         .distinct()
     )
-    # few messages name one
     joined = open_ones.join(F.broadcast(refs), on="message_id", how="right")
     return joined.groupBy(F.regexp_replace("sha256", "^sha256:", "").alias("named")).agg(
         F.bool_or(F.coalesce("is_open", F.lit(False))).alias("is_wanted")
@@ -79,20 +78,20 @@ def wanted(inputs: Inputs) -> DataFrame:
 
 
 def behind(inputs: Inputs) -> DataFrame:
-    """A row when the journal ends before what the ledger has heard of it, or is gone.
+    """Make a row when the journal ends before the position that the ledger has, or is missing.
 
-    The ledger follows the journal, whose end was looked at after the ledger's snapshot: whatever
-    was killed, and whenever, the journal is the longer of the two.
+    The ledger follows the journal, whose end was read after the ledger's snapshot: even after a
+    crash the journal is the longer of the two.
     """
     state = inputs.ledger("orchestrator_state", "key", "value")
-    heard = F.col("value").try_cast("bigint")
+    position = F.col("value").try_cast("bigint")
     ends = inputs.snapshot.journal.until.values()
     is_gone = F.lit(not ends)
-    shorter = state.where((F.col("key") == "journal") & (heard > max(ends, default=0)))
+    shorter = state.where((F.col("key") == "journal") & (position > max(ends, default=0)))
     problem = F.concat(
-        F.lit("the ledger has heard of it up to "),
+        F.lit("the ledger follows it up to "),
         F.col("value"),
-        F.lit(f", and it ends at {max(ends)}" if ends else ", and there is none"),
+        F.lit(f", but it ends at {max(ends)}" if ends else ", but it is missing"),
     )
     return _verified(
         shorter.select(
@@ -105,7 +104,7 @@ def behind(inputs: Inputs) -> DataFrame:
 
 
 def log_of(inputs: Inputs) -> DataFrame:
-    """A row when the ledger's log of its own changes is not whole."""
+    """Make a row when the ledger's log of its own changes is incomplete."""
     problems = _log_problems(inputs.snapshot.ledger.path)
     fields = [results.VERIFIED[name] for name in ("path", "kind", "class", "problems")]
     rows = [(LEDGER, "ledger", "damaged", problems)] if problems else []
@@ -128,7 +127,7 @@ def _log_problems(snapshot: str) -> list[str]:
     except sqlite3.Error as exc:
         raise LedgerError(f"{snapshot}: {exc}") from exc
     gone = [name for name in _TRIGGER.findall(schema_sql()) if name not in there]
-    return [gap for gap in gaps if gap] + [f"its trigger {name} is gone" for name in gone]
+    return [gap for gap in gaps if gap] + [f"its trigger {name} is missing" for name in gone]
 
 
 def _log_gap(db: sqlite3.Connection, table: str) -> str:
@@ -138,7 +137,7 @@ def _log_gap(db: sqlite3.Connection, table: str) -> str:
 
 
 def _verified(row: DataFrame) -> DataFrame:
-    """What is known of no file of its own, with all columns."""
+    """Give a row that is not about one file all columns."""
     whole = row.withColumn("warnings", F.array().cast("array<string>"))
     absent = [field for field in results.VERIFIED if field.name not in whole.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in absent}
@@ -146,7 +145,7 @@ def _verified(row: DataFrame) -> DataFrame:
 
 
 def verify(files: DataFrame, originals: DataFrame, named: DataFrame) -> DataFrame:
-    """Everything that is kept, and attachments that should be: results.VERIFIED."""
+    """List all files, and attachments that should be there: results.VERIFIED."""
     every = _of_files(files, named).unionByName(_of_originals(originals))
     return conform(
         every.unionByName(_missing(files, named), allowMissingColumns=True), results.VERIFIED
@@ -185,7 +184,7 @@ def _of_files(files: DataFrame, named: DataFrame) -> DataFrame:
 
 
 def _missing(files: DataFrame, named: DataFrame) -> DataFrame:
-    """Attachments that somebody has still to read, and that are not there."""
+    """List attachments of unread messages that are missing."""
     there = files.where(F.col("kind") == "attachment").select("item")
     absent = named.where("is_wanted").join(there, F.col("named") == F.col("item"), "left_anti")
     path = F.concat_ws("/", F.lit("attachments"), F.substring("named", 1, 2), "named")
@@ -200,7 +199,7 @@ def _missing(files: DataFrame, named: DataFrame) -> DataFrame:
 
 
 def days(verified: DataFrame, before: DataFrame) -> DataFrame:
-    """The hash of each day and kind, beside that of the run before: results.INTEGRITY_DAY.
+    """Compare the hash of each day and kind with the previous run: results.INTEGRITY_DAY.
 
     In two steps, by the first digits of each file's own hash: no task holds a whole day's names.
     """
@@ -230,7 +229,7 @@ def days(verified: DataFrame, before: DataFrame) -> DataFrame:
 
 
 def _items(verified: DataFrame) -> DataFrame:
-    """What belongs to a day; a segment in two tiers, or an original beside its pack, is one."""
+    """List the items of each day; a segment in two tiers, or an original and its pack, is one."""
     is_kept = F.col("day").isNotNull() & F.col("item").isNotNull()
     kind = F.when(F.col("kind") == "object", "segment").otherwise(F.col("kind"))
     grouped = verified.where(is_kept).groupBy("day", kind.alias("kind"), "item")
@@ -277,7 +276,7 @@ def _class_of_day() -> Column:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many files of each kind and class: results.COUNT."""
+    """Count files of each kind and class: results.COUNT."""
     is_sound = F.col("class").isin("sound", "warned", "unreferenced")
     name = F.when(is_sound, F.concat(F.col("kind"), F.lit("s"))).otherwise(F.col("class"))
     by_name = tables[NAME].groupBy(name.alias("name")).agg(F.count("*").alias("count"))
@@ -289,7 +288,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Files that are not what was written, days that are not what they were: results.FINDING."""
+    """Find damaged or missing files, and days that changed: results.FINDING."""
     wrong = tables[NAME].where(F.col("class").isin(*WRONG))
     files = make_findings(
         wrong.withColumn("file", F.col("path")).withColumn(
@@ -314,7 +313,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 JOB = AuditJob(
     name=NAME,
-    explains="checksum of every file; each day against an earlier run",
+    description="checksum of every file; each day against an earlier run",
     tables={NAME: results.VERIFIED, DAYS: results.INTEGRITY_DAY},
     make=make,
     counts=counts,

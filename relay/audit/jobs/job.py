@@ -1,7 +1,7 @@
-"""The shape of a job: what it reads, the tables it makes, what it counts and what it finds.
+"""The parts of a job: its tables, counts and findings, and helpers that jobs share.
 
 A job's functions are pure, DataFrame in and DataFrame out; time comes in as an argument. Its
-tables are written once, and counts and findings are made from what was written.
+tables are written once, and counts and findings are computed from the written tables.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class AuditJob:
     """One audit. Its first table has its name; others begin with it, as ``latency_slowest``."""
 
     name: str  # on the command line, and the folder of its first table
-    explains: str  # what it tells, one line
+    description: str  # its purpose, one line
     tables: Mapping[str, StructType]  # folder -> schema
     make: Callable[[Inputs], Tables]
     counts: Callable[[Tables], DataFrame]  # -> results.COUNT
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
-    checks: tuple[str, ...] = ()  # what it can find, without its name before it
+    checks: tuple[str, ...] = ()  # the findings it can have, without its name before them
     shown: Callable[[Tables], DataFrame] | None = None  # the rows to print
 
 
@@ -47,10 +47,10 @@ def make_findings(
     route: str | None = None,
     detail: Iterable[str] = (),
 ) -> DataFrame:
-    """A finding for each of these rows: results.FINDING.
+    """Make a finding of each of these rows: results.FINDING.
 
     ``check`` is ``job.class``, ``severity`` ERROR or WARNING; ``message_id``, ``agent`` and
-    ``route`` name columns of ``rows``, and so does ``detail``, of which what is NULL is left out.
+    ``route`` name columns of ``rows``, and so does ``detail``, where NULLs are left out.
     """
     named = {"message_id": message_id, "agent": agent, "route": route}
     return conform(
@@ -69,12 +69,12 @@ def make_findings(
 
 
 def count_by_class(rows: DataFrame) -> DataFrame:
-    """How many rows of each class; the columns of results.COUNT."""
+    """Count the rows of each class; the columns of results.COUNT."""
     return rows.groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
 
 
 def lookup(words: Mapping[str, str | None], key: Column) -> Column:
-    """The word that stands for ``key``; NULL where none does."""
+    """Map ``key`` to a word; NULL for an unknown key."""
     return F.create_map(*[F.lit(part) for pair in words.items() for part in pair])[key]
 
 
@@ -83,7 +83,7 @@ def _value(given: str | Column) -> Column:
 
 
 def _detail(*names: str) -> Column:
-    """A map of the columns that are not NULL."""
+    """Make a map of the columns that are not NULL."""
     if not names:
         return F.create_map().cast("map<string,string>")
     entries = [part for name in names for part in (F.lit(name), F.col(name).cast("string"))]
@@ -98,20 +98,20 @@ _US_PER_S = 1_000_000
 
 
 def instant(at_ns: int) -> Column:
-    """A timestamp of Unix nanoseconds; they end at microseconds."""
+    """Make a timestamp of Unix nanoseconds; it has microseconds."""
     return F.timestamp_micros(F.lit(at_ns // _NS_PER_US))
 
 
 def elapsed_ms(begin: str | Column, end: str | Column) -> Column:
-    """Milliseconds; negative when the clock was put back in between, NULL where an end is."""
+    """Milliseconds between; negative when the clock was set back, NULL where an end is NULL."""
     return (F.unix_micros(end) - F.unix_micros(begin)) / _US_PER_MS
 
 
 def elapsed_s(begin: str | Column, end: str | Column) -> Column:
-    """Whole seconds, rounded down; NULL where an end is."""
+    """Whole seconds between, rounded down; NULL where an end is NULL."""
     return F.floor((F.unix_micros(end) - F.unix_micros(begin)) / _US_PER_S)
 
 
 def hour_of(at: str | Column) -> Column:
-    """The hour that it is in, UTC."""
+    """Truncate to the hour, UTC."""
     return F.date_trunc("hour", at)

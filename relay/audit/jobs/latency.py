@@ -1,4 +1,4 @@
-"""How long each stage takes, by hour and by route, and which messages took longest.
+"""Latency of each stage, by hour and by route, and the slowest messages.
 
 | stage | from | to |
 |---|---|---|
@@ -8,10 +8,10 @@
 | read | renamed into the inbox | it left the inbox: the reader's time |
 | acked | it left the inbox | its ack was discovered: the reader's time |
 
-What waited for a reason of its own (see jobs/sent.py), and the orchestrator's own messages, which
-lay in no outbox, have no stage before `written`; a delivery that was made again
-has no `read`. Times that a start made again from the journal are whole seconds, the engine's, and
-measure nothing. An interval below zero is counted apart.
+Deliveries that waited for a reason outside the relay (``sent`` in jobs/deliveries.py), and the
+orchestrator's own messages, have no stage before `written`; a repeated delivery has no `read`.
+Times that a start rebuilt from the journal are whole seconds, the engine's, and are left out. An
+interval below zero is counted apart.
 
 | class | means | found |
 |---|---|---|
@@ -46,18 +46,18 @@ ROUTES, SLOWEST = f"{NAME}_routes", f"{NAME}_slowest"
 STAGES = ("accepted", "written", "inbox", "read", "acked")
 INBOX = "inbox"
 
-SLOW_MS = 5_000  # a thousand times the usual: whoever waits looks up
-SLOWEST_ROWS = 100  # as many as somebody looks into
+SLOW_MS = 5_000  # a thousand times the usual
+SLOWEST_ROWS = 100  # as many as a person looks into
 TIMES_MEDIAN = 10  # the load of a day changes p99 by two or three
 HOUR_LEAST = 100  # deliveries in an hour: its p99 is the slowest of them
-HOURS_LEAST = 4  # of so many hours one is no longer most of the median
-HOUR_FLOOR_MS = 100.0  # ten times next to nothing is nothing
+HOURS_LEAST = 4  # with fewer, one hour is most of the median
+HOUR_FLOOR_MS = 100.0  # ten times a tiny median is still fast
 ACCURACY = 1_000  # a percentile's rank is right to a thousandth: 98.9 may pass for 99
 _US_PER_S = 1_000_000
 
 
 def make(inputs: Inputs) -> Tables:
-    """Stages by hour, stages by route, and the slowest: three tables of one join."""
+    """Make stages by hour, stages by route, and the slowest: three tables of one join."""
     timed = inputs.cached("latency stages", lambda: stages(sent(inputs)))
     return {
         NAME: by_hour(timed, inputs.recent_since_ns),
@@ -67,7 +67,7 @@ def make(inputs: Inputs) -> Tables:
 
 
 def stages(deliveries: DataFrame) -> DataFrame:
-    """A delivery with the milliseconds of each stage; NULL where it has not ended, or has none."""
+    """Compute the milliseconds of each stage of each delivery; NULL where it has not ended."""
     at_once = ~F.col("waited") & (F.col("sender") != ORCHESTRATOR)
     first = F.col("attempt") == 1
     staged, written = _measured("staged_at"), _measured("written_at")
@@ -91,7 +91,7 @@ def stages(deliveries: DataFrame) -> DataFrame:
 
 
 def by_hour(timed: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Percentiles of each stage in each hour of discovery: results.LATENCY."""
+    """Compute percentiles of each stage in each hour of discovery: results.LATENCY."""
     hours = _percentiles(timed.withColumn("hour", hour_of("discovered_at")), "hour")
     last = F.col("hour") + F.expr("INTERVAL 1 HOUR")
     judged = hours.withColumn("recent", last > instant(recent_since_ns))
@@ -99,19 +99,19 @@ def by_hour(timed: DataFrame, recent_since_ns: int) -> DataFrame:
 
 
 def by_route(timed: DataFrame) -> DataFrame:
-    """Percentiles of each stage between two agents: results.LATENCY_ROUTES."""
+    """Compute percentiles of each stage between two agents: results.LATENCY_ROUTES."""
     return conform(_percentiles(timed, "sender", "recipient"), results.LATENCY_ROUTES)
 
 
 def slowest(timed: DataFrame) -> DataFrame:
-    """The messages that took longest to their inboxes, longest first: results.LATENCY_SLOWEST."""
+    """List the messages that took longest to their inboxes: results.LATENCY_SLOWEST."""
     named = timed.where(F.col(INBOX) >= 0).withColumnRenamed(INBOX, "inbox_ms")
     ordered = named.orderBy(F.desc("inbox_ms"), "message_id", "recipient").limit(SLOWEST_ROWS)
     return conform(ordered, results.LATENCY_SLOWEST)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Deliveries timed to their inboxes, how many were slow, and backward steps: results.COUNT."""
+    """Count timed deliveries, slow ones, and negative intervals: results.COUNT."""
     hours = tables[NAME]
     inbox = F.col("stage") == INBOX
     totals = hours.agg(
@@ -125,13 +125,13 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Hours in which the relay itself was slow: results.FINDING."""
+    """Find hours in which the relay itself was slow: results.FINDING."""
     hours = tables[NAME].where(F.col("stage") == INBOX)
     return slow(hours, tables[SLOWEST], observed_at).unionByName(slow_hours(hours, observed_at))
 
 
 def slow(hours: DataFrame, slowest: DataFrame, observed_at: datetime) -> DataFrame:
-    """Hours with messages above SLOW_MS, each with its worst if that is among the slowest."""
+    """Find hours with messages above SLOW_MS, each with its slowest message if that is known."""
     worst = slowest.groupBy(hour_of("discovered_at").alias("hour")).agg(
         F.max_by(F.struct("message_id", "sender", "recipient"), "inbox_ms").alias("worst")
     )
@@ -149,7 +149,7 @@ def slow(hours: DataFrame, slowest: DataFrame, observed_at: datetime) -> DataFra
 
 
 def slow_hours(hours: DataFrame, observed_at: datetime) -> DataFrame:
-    """Hours whose p99 is far above that of the median hour, where there is enough to compare."""
+    """Find hours whose p99 is far above that of the median hour, given enough hours."""
     busy = hours.where(F.col("deliveries") >= HOUR_LEAST)
     usual = busy.agg(
         F.median("p99_ms").alias("median_p99_ms"), F.count("*").alias("hours_compared")
@@ -166,7 +166,7 @@ def slow_hours(hours: DataFrame, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """Each stage of the last day that has any, to print."""
+    """Choose the hours of the last day with messages, to print."""
     last = tables[NAME].agg(F.max("hour").alias("last"))
     rows = tables[NAME].crossJoin(F.broadcast(last))
     recent = rows.where(F.col("hour") > F.col("last") - F.expr("INTERVAL 24 HOURS"))
@@ -175,12 +175,12 @@ def shown(tables: Tables) -> DataFrame:
 
 
 def _measured(at: str) -> Column:
-    """The time, unless it is of whole seconds: one measured is so once in a million."""
+    """Return the time, unless it is of whole seconds: a measured one is so once in a million."""
     return F.when(F.unix_micros(at) % _US_PER_S != 0, F.col(at))
 
 
 def _percentiles(timed: DataFrame, *keys: str) -> DataFrame:
-    """One row a stage and key. Stages are columns until then: one pass, and few rows to turn."""
+    """Make one row a stage and key. Stages are columns until then: one pass, few rows to turn."""
     grouped = timed.groupBy(*keys).agg(*[_of_stage(stage).alias(stage) for stage in STAGES])
     stacked = F.array(*[F.struct(F.lit(stage).alias("stage"), f"{stage}.*") for stage in STAGES])
     rows = grouped.select(*keys, F.explode(stacked).alias("row")).select(*keys, "row.*")
@@ -209,7 +209,7 @@ def _of_stage(stage: str) -> Column:
 
 JOB = AuditJob(
     name=NAME,
-    explains="milliseconds of each stage by hour and route; slow hours, slowest",
+    description="milliseconds of each stage by hour and route; slow hours, slowest",
     tables={
         NAME: results.LATENCY,
         ROUTES: results.LATENCY_ROUTES,

@@ -1,7 +1,7 @@
 """Every message as ledger, store, journal and archive have it, side by side, for `reconcile`.
 
-Every function is DataFrame to DataFrame. All sides are put into one table and grouped once by the
-message's id: joined with each other, each of them is moved and put in order for itself.
+Every function is DataFrame to DataFrame. All sources are put into one table and grouped once by
+the message's id: as joins, each of them would be shuffled and sorted by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NS_PER_US = 1000
 
 
 class MessageSources(NamedTuple):
-    """Who says something of a message."""
+    """The sources that are compared."""
 
     messages: DataFrame  # the ledger's, and so are its deliveries
     deliveries: DataFrame
@@ -32,11 +32,11 @@ class MessageSources(NamedTuple):
 
 
 def side_by_side(given: MessageSources) -> DataFrame:
-    """One row a message of whichever source: its row of the ledger, and what the others say.
+    """Make one row a message of whichever source: its ledger row, and the data of the others.
 
-    ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
-    nothing of it, the ledger's columns where it has no row. Its age in the store is the younger
-    of discovery and the engine's own time.
+    ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive do not
+    have it, the ledger's columns where it has no row. Its age in the store is the younger of
+    discovery and the engine's own time.
     """
     row_columns = given.messages.columns[1:]
     sides = [
@@ -51,7 +51,7 @@ def side_by_side(given: MessageSources) -> DataFrame:
         every = every.unionByName(side, allowMissingColumns=True)
     # Strings are aggregated in order: ordered once, where each row is moved once.
     grouped = every.repartition("message_id").groupBy("message_id")
-    told = grouped.agg(
+    summed = grouped.agg(
         F.max("row").alias("row"),
         F.count("delivery").alias("deliveries"),
         F.count_if(F.col("delivery.state") == "dead").alias("dead"),
@@ -60,14 +60,14 @@ def side_by_side(given: MessageSources) -> DataFrame:
         *_of_archive(),
     )
     there = F.coalesce("row.status", "store_file", "original_path").isNotNull()
-    known = told.where(there | F.col("records").isNotNull())
+    known = summed.where(there | F.col("records").isNotNull())
     return known.join(_ends(given.deliveries), on="message_id", how="left").select(
         "*", *[f"row.{name}" for name in row_columns]
     )
 
 
 def _ends(deliveries: DataFrame) -> DataFrame:
-    """One row a message with deliveries that wait, or have ended unwritten, and whose.
+    """Make one row a message with deliveries that wait, or have ended unwritten, with recipients.
 
     Names are collected of these few alone: a list for every message is ten times the work.
     """
@@ -77,7 +77,7 @@ def _ends(deliveries: DataFrame) -> DataFrame:
 
 
 def _in_store(stored: DataFrame) -> DataFrame:
-    """Messages without a relay id were sent through the engine alone: the ledger knows none."""
+    """Choose messages with a relay id; others were sent through the engine alone."""
     names = ("file", "checksum", "sender", "to", "kind", "created_at")
     more = (_dated().alias("dated"), _rank().alias("rank"), *_marks("to", "correlation_id"))
     return stored.where(F.col("relay_id").isNotNull()).select(
@@ -113,19 +113,19 @@ def _in_journal(journal: DataFrame) -> DataFrame:
 
 
 def _dated() -> Column:
-    """Its discovery, in the microseconds of the ledger; no float, which has not so many digits."""
+    """Return the discovery, in the microseconds of the ledger; a float has too few digits."""
     return F.timestamp_micros(F.expr(f"created_ns div {_NS_PER_US}"))
 
 
 def _rank() -> Column:
-    """The priority as a number, by its first letter: no two have the same; 0 for none."""
+    """Return the priority as a number, by its first letter, which is unique; 0 for none."""
     return F.ascii("priority")
 
 
 def _marks(to: str, thread: str) -> tuple[Column, Column]:
-    """TTL and TOPIC as one number, the thread as another: texts take longer to aggregate.
+    """Hash TTL and TOPIC to one number, the thread to another: texts take longer to aggregate.
 
-    NULL where there is no TO, for the header was not read, or no thread.
+    NULL without a TO, since the header was not read, or without a thread.
     """
     route = F.xxhash64(F.coalesce(F.col("ttl_s").cast("string"), F.lit("")), "topic")
     return (
@@ -150,7 +150,7 @@ def _of_journal() -> list[Column]:
 
 
 def _in_archive(originals: DataFrame) -> DataFrame:
-    """Originals proper: not refused, no second file."""
+    """Choose accepted originals: neither rejected nor duplicates."""
     kept = originals.where((F.col("kind") == "original") & F.col("message_id").isNotNull())
     names = ("path", "agent", "size", "checksum", "changed_at", "target", "message_type")
     more = (_rank().alias("rank"), *_marks("target", "thread"))
@@ -177,9 +177,9 @@ def _of_archive() -> list[Column]:
 
 
 def journal_range(journal: DataFrame, state: DataFrame) -> DataFrame:
-    """One row: from when on the journal tells everything, and up to where the ledger follows it.
+    """Make one row: the time since which the journal is complete, and the ledger's position in it.
 
-    ``journal_from`` NULL: there is no journal; ``follows`` NULL: the ledger says nothing of it.
+    ``journal_from`` NULL: the journal is missing; ``follows`` NULL: unknown to the ledger.
     """
     begins = journal.agg(F.min("at").alias("journal_from"))
     follows = state.where(F.col("key") == "journal").agg(
@@ -191,11 +191,11 @@ def journal_range(journal: DataFrame, state: DataFrame) -> DataFrame:
 def first_judged_day(
     messages: DataFrame, originals: DataFrame, snapshot_ns: int, days: int, mib: int
 ) -> DataFrame:
-    """One row, ``originals_from``: the first day of which no original may be missing.
+    """Make one row, ``originals_from``: the first day whose originals must all be there.
 
-    Retention, of ``days`` and ``mib`` where they are not 0, takes whole days, the oldest first,
+    Retention, of ``days`` and ``mib`` where they are not 0, removes whole days, the oldest first,
     and nothing of today. So a day is judged when an older one is still there. The oldest itself
-    may be half removed just now, unless neither its age nor the size of all are a reason to.
+    may be half removed just now, unless neither its age nor the total size call for that.
     """
     day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
     rows = messages.where(is_filed()).groupBy(day.alias("day"))
@@ -220,7 +220,7 @@ def first_judged_day(
 
 
 def is_filed() -> Column:
-    """True for a row of the ledger whose original was moved into the archive."""
+    """True for a row whose original was moved into the archive."""
     return (
         (F.col("status") == ARCHIVED)
         & (F.col("agent_name") != ORCHESTRATOR)
@@ -229,17 +229,17 @@ def is_filed() -> Column:
 
 
 def last_archive_report(messages: DataFrame) -> DataFrame:
-    """One row, ``noted_at``: when the ledger last heard which originals had been filed.
+    """Make one row, ``noted_at``: the last time when the ledger recorded archived originals.
 
-    A batch that is completed says so in one transaction of the one before; so does a start, which
-    completes what it finds, of every file that it finds filed.
+    The transaction that completes a batch also records the archived files of the batch before; a
+    start does so for every archived file that it finds.
     """
-    heard = messages.where(F.col("status").isin("completed", ARCHIVED))
-    return heard.agg(F.max("processed_at").alias("noted_at"))
+    finished = messages.where(F.col("status").isin("completed", ARCHIVED))
+    return finished.agg(F.max("processed_at").alias("noted_at"))
 
 
 def has_other_headers() -> Column:
-    """True where a side has another sender, TO, kind, priority or time than it should have."""
+    """True where a source has another sender, TO, kind, priority or time than the ledger."""
     pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
     pairs += [("target", name) for name in ("to", "journal_to", "original_to")]
     pairs += [("message_type", name) for name in ("kind", "journal_kind", "original_kind")]
@@ -253,7 +253,7 @@ def has_other_headers() -> Column:
 def _is_of_another_thread() -> Column:
     """True where an original names a thread, and the store has it in another or in none.
 
-    An answer is in the thread of what it answers, whatever it says itself.
+    An answer is always in the thread of its question.
     """
     is_other = ~F.col("thread_mark").eqNullSafe(F.col("original_thread_mark"))
     names_one = F.col("copies").isNotNull() & F.col("original_thread_mark").isNotNull()
@@ -261,9 +261,9 @@ def _is_of_another_thread() -> Column:
 
 
 def has_other_size() -> Column:
-    """True where an original has not as many bytes as the ledger saw in the outbox.
+    """True where an original differs in size from the file that the ledger saw in the outbox.
 
-    A spawn is filed without its secrets; a row without an inode was made again from the store,
+    A spawn is archived without its secrets; a row without an inode was rebuilt from the store,
     which does not know the size.
     """
     size = F.col("file_size")
@@ -273,10 +273,10 @@ def has_other_size() -> Column:
 
 
 def has_other_path() -> Column:
-    """True where the one original of a row does not lie where the row says.
+    """True where the only original of a row has another path than the row says.
 
-    A row that still names its outbox is not judged: a ledger that was made again knows no better
-    of a file that was packed.
+    A row that still names its outbox is not judged: a rebuilt ledger does not know the path of a
+    packed file.
     """
     is_archived = (F.col("status") == ARCHIVED) & ~F.col("file_path").startswith("agents/")
     is_other = (F.col("originals") == 1) & (F.col("original_path") != F.col("file_path"))
@@ -284,9 +284,9 @@ def has_other_path() -> Column:
 
 
 def archived_without_ack(judged_before: Column, grace: Column) -> Column:
-    """True where the ledger must have heard by now that this completed message was filed, or had.
+    """True where a completed row should be ``archived`` by now, or once was.
 
-    ``was_archived``: of Inputs.undone.
+    ``was_archived``: of Inputs.reverted_archives.
     """
     filed_at = F.greatest("original_at", "processed_at")
     is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
@@ -296,6 +296,6 @@ def archived_without_ack(judged_before: Column, grace: Column) -> Column:
 
 
 def _recipients(where: Column) -> Column:
-    """Those recipients, in order, divided by commas; NULL when there are none."""
+    """List these recipients, in order, divided by commas; NULL without any."""
     names = F.sort_array(F.collect_list(F.when(where, F.col("recipient"))))
     return F.nullif(F.array_join(names, ", "), F.lit(""))

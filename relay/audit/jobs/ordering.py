@@ -1,16 +1,16 @@
-"""Whether messages arrive in the order in which they were discovered, and what the clocks say.
+"""Order of messages by discovery and by arrival, and clocks that are wrong.
 
 Order is order of discovery: of two messages from one sender to one recipient the one discovered
-first is written first. A delivery that was held, tried again, or whose message was put off, waits
-while others go by, and counts for nothing here.
+first is written first. Deliveries that were held or retried, or whose message was deferred, are
+left out: others go by while they wait.
 
 | class | means | found |
 |---|---|---|
-| inversion | a pair has deliveries written before earlier ones, no clock explains it | warning |
-| clock_back | a message was discovered a second or more before the one before it | warning |
+| inversion | a pair has deliveries written before earlier ones, no clock description it | warning |
+| clock_back | a message was discovered a second or more before its predecessor | warning |
 | future_id | its id names a time after its discovery: the sender's clock is ahead | warning |
 | future_mtime | its file was written after it was discovered | warning |
-| negative | staged, written, read or acked before what comes before that | warning |
+| negative | staged, written, read or acked before the step that precedes it | warning |
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from relay.base.names import ORCHESTRATOR
 NAME = "ordering"
 CLOCK = "ordering_clock"
 SHOWN = 20  # pairs with the most inversions
-SKEW_S = 1  # a clock that is set back by less is noticed by nobody, the relay logs it from here
-AHEAD_S = 2  # of the future: what is told in whole seconds, and a clock's own error
+SKEW_S = 1  # the relay, too, logs a clock that is set back from here on
+AHEAD_S = 2  # of the future: rounding to whole seconds, and a clock's own error
 ROWS = 10_000  # neighbours are compared in runs of so many, each in one task
 _US_PER_MS = 1000.0
 _MOST_STEPS = 10_000  # of the clock, that inversions are compared with
 
 
 def make(inputs: Inputs) -> Tables:
-    """A row a pair of sender and recipient, and one for each clock that is wrong."""
+    """Make a row a pair of sender and recipient, and one for each wrong clock."""
     messages = inputs.ledger(
         "messages",
         "id",
@@ -46,7 +46,7 @@ def make(inputs: Inputs) -> Tables:
         "agent_name",
         "file_mtime_ns",
         "discovered_at",
-    ).where(F.col("agent_name") != ORCHESTRATOR)  # ids of its answers are made of what they answer
+    ).where(F.col("agent_name") != ORCHESTRATOR)  # ids of its answers are hashes
     kept_from = inputs.ledger("orchestrator_state", "key", "value")
     steps = clock_steps(messages)
     is_first = (F.col("attempt") == 1) & F.col("written_at").isNotNull()
@@ -63,14 +63,14 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
     """Count inversions by sender and recipient: results.ORDERED.
 
     ``written``: first attempts with their messages. What is older than audit_log goes back is
-    not judged: nobody can tell whether it was held.
+    not judged: it is unknown whether it was held.
     """
     timed = _with_previous(_judged(written, moves, state))
     early = _early(timed)
-    told = _explained_by_clock(steps, early).select("sender", "recipient", "message_id")
-    by_clock = told.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
+    explained = _explained_by_clock(steps, early).select("sender", "recipient", "message_id")
+    by_clock = explained.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
     real = early.join(
-        told.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
+        explained.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
     )
     pairs = timed.groupBy("sender", "recipient").agg(
         F.count("*").alias("deliveries"),
@@ -89,7 +89,7 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
 
 
 def _judged(written: DataFrame, moves: DataFrame, state: DataFrame) -> DataFrame:
-    """Those that nothing held up, as far back as audit_log goes to tell it."""
+    """Choose deliveries without a hold, as far back as audit_log shows it."""
     late = moves.where((F.col("old_status") == "held") | (F.col("new_status") == "held"))
     kept_from = state.where(F.col("key") == "audit_kept_from").agg(
         F.timestamp_micros(F.floor(F.max(F.col("value").try_cast("bigint")) / 1000)).alias("from")
@@ -103,7 +103,7 @@ def _judged(written: DataFrame, moves: DataFrame, state: DataFrame) -> DataFrame
 
 
 def _with_previous(judged: DataFrame) -> DataFrame:
-    """Each delivery with the latest that its sender had written to its recipient before."""
+    """Join each delivery with the latest earlier one of its pair."""
     before = (
         Window.partitionBy("sender", "recipient")
         .orderBy("ledger_id")
@@ -120,18 +120,18 @@ def _with_previous(judged: DataFrame) -> DataFrame:
 
 
 def _early(timed: DataFrame) -> DataFrame:
-    """What was written before something that was sent before it."""
-    # A row that was made again from the journal knows whole seconds.
+    """Find deliveries that were written before an earlier one of the pair."""
+    # A row that was rebuilt from the journal has whole seconds.
     is_whole = F.unix_micros("written_at") % 1_000_000 == 0
     latest = F.when(is_whole, F.timestamp_micros(F.unix_micros("written_at") + 1_000_000))
     return timed.where(F.coalesce(latest, F.col("written_at")) < F.col("last_written"))
 
 
 def _explained_by_clock(steps: DataFrame, early: DataFrame) -> DataFrame:
-    """Of these, what a step of the clock explains.
+    """Choose those that a step of the clock description.
 
-    After a step from before_at to at the clock went through the time between them once more;
-    what was written just then may be discovered a little earlier.
+    After a step from before_at to at the clock went through the time between them twice; a
+    message written just then may be discovered a little earlier.
     """
     written_us, second = F.unix_micros("written_at"), 1_000_000
     return early.join(
@@ -153,7 +153,7 @@ def _worst(real: DataFrame) -> DataFrame:
 
 
 def clock_steps(messages: DataFrame) -> DataFrame:
-    """Where a message was discovered before the one before it: the clock was put back.
+    """Find messages that were discovered before their predecessor: the clock was set back.
 
     Neighbours are compared in runs of ids, and the ends of the runs with each other: an order
     over everything would be the work of one task.
@@ -192,7 +192,7 @@ def clock_steps(messages: DataFrame) -> DataFrame:
 
 
 def ahead(messages: DataFrame) -> DataFrame:
-    """Messages whose id, or whose file, is of a time after their discovery."""
+    """Find messages whose id or file has a time after their discovery."""
     seen_us = F.unix_micros("discovered_at")
     by_id, by_file = _created_us() - seen_us, F.col("file_mtime_ns") / 1000 - seen_us
     limit = AHEAD_S * 1_000_000
@@ -215,7 +215,7 @@ def ahead(messages: DataFrame) -> DataFrame:
 
 
 def negative(written: DataFrame) -> DataFrame:
-    """First attempts of which something came before what it follows."""
+    """Find first attempts whose times are not in order."""
     gaps = [
         F.unix_micros(later) - F.unix_micros(earlier)
         for earlier, later in (
@@ -238,7 +238,7 @@ def negative(written: DataFrame) -> DataFrame:
 
 
 def _created_us() -> Column:
-    """The time in the id, Unix microseconds; NULL where it is none.
+    """Return the time in the id, Unix microseconds; NULL where it has none.
 
     Nanoseconds, as the SDK and ``date +%s%N`` write it; a shell without %N gives seconds.
     """
@@ -253,7 +253,7 @@ def _created_us() -> Column:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Pairs, deliveries, inversions, and clocks by class: results.COUNT."""
+    """Count pairs, deliveries, inversions, and clocks by class: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("pairs"),
         *[
@@ -267,7 +267,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """A pair with inversions, and each clock that is wrong: results.FINDING."""
+    """Find pairs with inversions, and wrong clocks: results.FINDING."""
     pairs = make_findings(
         tables[NAME].where(F.col("inversions") > F.col("by_clock")),
         f"{NAME}.inversion",
@@ -291,14 +291,14 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The pairs to print."""
+    """Choose the pairs to print."""
     wrong = tables[NAME].where(F.col("inversions") > 0)
     return wrong.orderBy(F.desc("inversions"), "sender", "recipient").limit(SHOWN)
 
 
 JOB = AuditJob(
     name=NAME,
-    explains="inversions by sender and recipient, clocks that are wrong",
+    description="inversions by sender and recipient, clocks that are wrong",
     tables={NAME: results.ORDERED, CLOCK: results.CLOCK},
     make=make,
     counts=counts,

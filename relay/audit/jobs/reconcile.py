@@ -7,25 +7,25 @@ A message has one class, the worst that is true of it:
 | delivered | in the store with the ledger's checksum, and no delivery waits | |
 | unverified | the same, but a checksum is missing or sealed | |
 | returned | of its deliveries one expired, bounced or is dead; none waits | |
-| discarded | dead for somebody, and not in the store: its dead letter was let go | |
+| discarded | dead for a recipient, and not in the store: its dead letter was discarded | |
 | undelivered | completed, but a delivery is still held or staged | warning |
-| checksum_differs | the store holds another content than the ledger saw, or lost | error |
+| checksum_differs | the content in the store is not the ledger's, or the ledger lost it | error |
 | missing | completed or archived in the ledger, and not in the store | error |
-| not_checked | the same, and a damaged file was passed over, which may have it | |
-| journal_differs | the journal holds another content than the ledger saw | error |
+| not_checked | the same, but a damaged file was skipped, which may have it | |
+| journal_differs | the content in the journal is not the ledger's | error |
 | headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
 | | priority, TTL, topic or thread | |
 | unjournaled | completed, and not in the journal, which goes back that far | error |
-| original_differs | the archived file says something else, or more or less, than was seen | error |
+| original_differs | the archived file has another content or size than was accepted | error |
 | original_missing | archived by the ledger, and not in the archive, nor pruned | error |
-| path_differs | archived by the ledger, and its original lies elsewhere in the archive | error |
+| path_differs | archived by the ledger, but its original has another path there | error |
 | status_differs | pending or refused, for the ledger; accepted, for store or journal: or | error |
-| | completed, although its original was filed before the ledger last heard of any, | |
+| | completed, although its original was archived long ago, | |
 | | or audit_log has it archived | |
-| in_flight | pending or processing: not at its end yet | |
+| in_flight | pending or processing: not finished yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
 | orphan | in store or journal, old enough to be judged, no ledger row | error |
-| unknown_file | an original in the archive that no ledger row knows | warning |
+| unknown_file | a file in the archive without a ledger row | warning |
 | recent | one of these two, but too young to be judged | |
 
 A delivery, of one message to one recipient, has one as well:
@@ -33,15 +33,15 @@ A delivery, of one message to one recipient, has one as well:
 | class | means | found |
 |---|---|---|
 | held, staged, written, read, acked, expired, bounced, dead | the ledger's state | |
-| missing | store or journal have accepted it, the ledger does not know it | error |
-| orphan | in the ledger; store and journal know the message, not this recipient | error |
-| conflict | store or journal say what does not go with the ledger's state, or | error |
-| | number of attempts; or the ledger has not the time of its state | |
-| not_checked | orphan or conflict, as far as was read: a damaged file was passed over | |
+| missing | store or journal have accepted it, the ledger does not have it | error |
+| orphan | in the ledger; store and journal have the message, but not this recipient | error |
+| conflict | store or journal contradict the ledger's state or number of attempts; or | error |
+| | the ledger lacks the time of its state | |
+| not_checked | orphan or conflict, but a damaged file was skipped | |
 | duplicate | put into the inbox more often than there were attempts | error |
-| undeliverable_reply | an answer of the relay's own for somebody who is no agent any more | |
+| undeliverable_reply | a reply of the relay itself to an agent that no longer exists | |
 | in_flight, failed, recent | as its message | |
-| unknown | its message has no ledger row, which is that message's own finding | |
+| unknown | its message has no ledger row, which is a finding of the message | |
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ _SAID = ("relay_id", "checksum", "sender", "to", "kind", "created_ns", "created_
 _STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
 _HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
-# What a finding says of its message, and of its delivery.
+# Columns in the detail of a finding, of a message and of a delivery.
 _DETAIL = (
     *("status", "waiting_for", "last_error"),
     *("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum"),
@@ -138,13 +138,13 @@ _DETAIL = (
 )
 _DELIVERY_DETAIL = (
     *("recipient", "ledger_state", "stored_state", "journal_state"),
-    *("attempt", "journal_attempt", "made"),
+    *("attempt", "journal_attempt", "inbox_writes"),
 )
 _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
 
 def make(inputs: Inputs) -> Tables:
-    """A row a message of whatever source, and a row a message and recipient."""
+    """Make a row a message of whatever source, and a row a message and recipient."""
     sides = MessageSources(
         inputs.ledger("messages", *_MESSAGE),
         inputs.ledger("deliveries", *_DELIVERY),
@@ -152,21 +152,21 @@ def make(inputs: Inputs) -> Tables:
         inputs.journal(*_SENT),
         inputs.originals(*_FILE, *_HEADERS),
     )
-    told = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
-    moves = inputs.journal("end", "at", "event", "relay_id", "state", "deliveries")
+    stored = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
+    changes = inputs.journal("end", "at", "event", "relay_id", "state", "deliveries")
     reach = _reach(inputs, sides)
-    # The ledger was read first, and the others after it: what is younger is not judged.
+    # The ledger was read first, and the others after it: younger messages are not judged.
     judged_before = F.timestamp_micros(F.lit((inputs.snapshot_ns - inputs.grace_ns) // 1000))
     return {
         NAME: reconcile(sides, reach, inputs.reverted_archives(), judged_before, inputs.grace_ns),
         DELIVERIES: reconcile_deliveries(
-            sides.messages, sides.deliveries, told, moves, reach, judged_before
+            sides.messages, sides.deliveries, stored, changes, reach, judged_before
         ),
     }
 
 
 def _reach(inputs: Inputs, sides: MessageSources) -> DataFrame:
-    """How far back each source goes, and whether all of it was read: one row for all messages."""
+    """Make one row for all messages: the range of each source, and whether all of it was read."""
     retention = inputs.config.retention
     ledger_state = inputs.ledger("orchestrator_state", "key", "value")
     first_day = first_judged_day(
@@ -184,20 +184,20 @@ def _reach(inputs: Inputs, sides: MessageSources) -> DataFrame:
 def reconcile(
     sides: MessageSources,
     reach: DataFrame,
-    undone: DataFrame,
+    reverted: DataFrame,
     judged_before: Column,
     grace_ns: int,
 ) -> DataFrame:
-    """Compare the ledger's rows with what the others hold: results.RECONCILED.
+    """Compare the ledger's rows with the other sources: results.RECONCILED.
 
-    ``reach``: how far back each of them goes. ``undone``: of Inputs.
+    ``reach``: how far back each of them goes. ``reverted``: Inputs.reverted_archives.
     """
     day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
     joined = (
         side_by_side(sides)
         .withColumn("day", day)
         .join(F.broadcast(_broken_days(sides.originals)), on="day", how="left")
-        .join(F.broadcast(undone), on="message_id", how="left")
+        .join(F.broadcast(reverted), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
     )
     return conform(
@@ -207,7 +207,7 @@ def reconcile(
 
 
 def _shown() -> list[Column | str]:
-    """The columns of results.RECONCILED, of a joined row."""
+    """List the columns of results.RECONCILED, of a joined row."""
     filed = F.when(is_filed(), F.col("file_path"))
     return [
         "message_id",
@@ -234,7 +234,7 @@ def _shown() -> list[Column | str]:
 
 
 def _broken_days(originals: DataFrame) -> DataFrame:
-    """Days of which a pack or folder cannot be read: what is missing there, nobody knows."""
+    """List days whose pack or folder cannot be read: originals may be missing there."""
     unread = originals.where(F.col("problem").isNotNull() & F.col("message_id").isNull())
     return unread.select("day", F.lit(True).alias("is_broken")).distinct()
 
@@ -258,12 +258,12 @@ def reconcile_deliveries(
     young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
-    says = delivery_class(names, judged_before, F.col("follows"), young, reaches)
+    state_class = delivery_class(names, judged_before, F.col("follows"), young, reaches)
     return conform(
         joined.select(
             "message_id",
             "recipient",
-            says.alias("class"),
+            state_class.alias("class"),
             F.col("agent_name").alias("agent"),
             F.col("target").alias("route"),
             "ledger_state",
@@ -271,15 +271,15 @@ def reconcile_deliveries(
             "journal_state",
             "attempt",
             F.col("attempts").alias("journal_attempt"),
-            F.coalesce("made", F.lit(0)).alias("made"),
-            "moved_at",
+            F.coalesce("made", F.lit(0)).alias("inbox_writes"),
+            F.col("moved_at").alias("journal_changed_at"),
         ),
         results.RECONCILED_DELIVERY,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many messages of each class, and deliveries that are wrong: results.COUNT."""
+    """Count messages of each class, and deliveries that are wrong: results.COUNT."""
     wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
     named = wrong.withColumn("class", lookup(DELIVERY_CHECKS, F.col("class")))
     both = count_by_class(tables[NAME]).unionByName(count_by_class(named))
@@ -287,7 +287,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """The messages and deliveries of a class that is wrong: results.FINDING."""
+    """Find messages and deliveries of a class that is wrong: results.FINDING."""
     wrong = make_findings(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -316,7 +316,7 @@ def _interval(ns: int) -> Column:
 
 
 def _class(judged_before: Column, grace_ns: int) -> Column:
-    """The first that is true, worst first."""
+    """Return the class: the first that is true, worst first."""
     status = F.col("status")
     unknown = F.col("checksum").isNull() | (F.col("checksums") < F.col("copies"))
     return (
@@ -346,7 +346,7 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
 
 
 def _class_without_row(judged_before: Column) -> Column:
-    """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
+    """Classify a message without a ledger row. The journal may be ahead of the ledger."""
     is_unknown_file = F.coalesce("copies", "records").isNull()
     return (
         F.when(_is_recent(judged_before, "original_at"), "recent")
@@ -356,32 +356,32 @@ def _class_without_row(judged_before: Column) -> Column:
 
 
 def _is_recent(judged_before: Column, *more: str) -> Column:
-    """Too young, or behind the place up to which the ledger follows the journal."""
+    """True for a message that is too young, or behind the ledger's position in the journal."""
     young = F.greatest("dated", "stored_at", "journaled_at", *more) >= judged_before
     ahead = F.col("journal_end") > F.coalesce("follows", F.lit(0))
     return F.coalesce(young | ahead, young, ahead, F.lit(False))
 
 
 def _is_accepted(judged_before: Column) -> Column:
-    """Store or journal have it, and the ledger, which follows the journal, has heard of that."""
+    """True where store or journal have it, before the ledger's position in the journal."""
     is_there = F.coalesce("copies", "records").isNotNull()
     return is_there & F.col("follows").isNotNull() & ~_is_recent(judged_before)
 
 
 def _differs(*names: str) -> Column:
-    """True when one of these checksums is not the ledger's."""
+    """True when one of these checksums differs from the ledger's."""
     differs = [F.col(name) != F.col("checksum") for name in names]
     return F.coalesce(differs[0] | differs[1], F.lit(False))
 
 
 def _lacks_checksum() -> Column:
-    """The ledger has none, though it has one of whatever it accepts, and another side has."""
+    """True where the ledger lacks the checksum, and another source has it."""
     sides = F.coalesce("highest_checksum", "journal_checksum", "original_checksum")
     return F.col("checksum").isNull() & sides.isNotNull()
 
 
 def _is_unjournaled() -> Column:
-    """The journal goes back as far as its discovery, and has not got it."""
+    """True where the journal goes back to its discovery, but does not have it."""
     reaches = F.col("discovered_at") >= F.col("journal_from")
     return F.col("is_whole") & F.col("records").isNull() & F.coalesce(reaches, F.lit(False))
 
@@ -393,14 +393,14 @@ def _lacks_original() -> Column:
 
 
 def _store_checksum() -> Column:
-    """One that differs from the ledger's, if any copy's does."""
+    """Return a checksum that differs from the ledger's, if any copy's does."""
     is_lowest = F.col("lowest_checksum") != F.col("checksum")
     return F.when(is_lowest, F.col("lowest_checksum")).otherwise(F.col("highest_checksum"))
 
 
 JOB = AuditJob(
     name=NAME,
-    explains="every message and delivery: ledger, store, journal, originals",
+    description="every message and delivery: ledger, store, journal, originals",
     tables={NAME: results.RECONCILED, DELIVERIES: results.RECONCILED_DELIVERY},
     make=make,
     counts=counts,

@@ -1,4 +1,4 @@
-"""What should not have been: the relay's incidents, and everything that it refused.
+"""Security: the relay's incidents, and everything that it refused.
 
 By agent, hour and kind, from four sources:
 
@@ -7,11 +7,11 @@ By agent, hour and kind, from four sources:
 | event | `security_events` | the words of relay/base/incidents.py |
 | rejection | `rejections` | bad_name, id_taken, unsafe_file, and those of `failed` |
 | failed | rows of `messages` that failed | see FAILURES |
-| request | what the orchestrator was asked for and refused | refused_request |
+| request | requests that the orchestrator refused | refused_request |
 
-A kind is an error where somebody else's hand or another content shows, a warning where somebody
-should look, and else counted alone: a message that was refused was answered, and its sender is
-the one to mend it. One finding an agent and kind, of what happened within the days judged.
+A kind is an error where it shows tampering, a warning where a person should look, and else only
+counted: the sender of a refused message has the reason and must fix it. There is one finding an
+agent and kind, of the days that are judged.
 """
 
 from __future__ import annotations
@@ -43,27 +43,28 @@ EVENT, REJECTION, FAILED, REQUEST = "event", "rejection", "failed", "request"
 OTHER = "other"
 SHOWN = 20
 
-# What the incidents' kinds are; one that is not here is of a newer relay, and a warning.
+# Severity by kind of incident; an unknown kind is of a newer relay, and a warning.
 EVENTS: Mapping[str, str | None] = {
-    "attachment_mismatch": ERROR,  # content that is not its name's
-    "attachment_unsafe": ERROR,  # a link, or another user's, among the attachments
-    "bad_signature": ERROR,  # not of the registered key, or changed after it was signed
+    "attachment_mismatch": ERROR,  # the content does not match its name
+    "attachment_unsafe": ERROR,  # a link, or another user's file, among the attachments
+    "bad_signature": ERROR,  # not of the registered key, or changed after signing
     "foreign_owner": ERROR,  # another user has written into the home
-    "linked_directory": ERROR,  # somebody wants the relay to write elsewhere
-    "not_a_regular_file": ERROR,  # somebody wants it to read elsewhere
+    "linked_directory": ERROR,  # an attempt to make the relay write elsewhere
+    "not_a_regular_file": ERROR,  # an attempt to make it read elsewhere
     "hard_link": WARNING,  # the same, or a backup by hard links
     "key_changed": WARNING,  # a new key, or somebody else's
-    "mode_repaired": WARNING,  # others could read it for a while
+    "mode_repaired": WARNING,  # it was readable by others for a while
     "quota_exceeded": WARNING,  # an agent that loops
     "rate_limited": WARNING,  # likewise
-    "reply_loop": WARNING,  # agents that answer each other without end
-    "stray_message": WARNING,  # somebody writes into inboxes, past the relay
-    "unsigned": WARNING,  # an agent without its key, or somebody without it
-    "audit_pruned": None,  # retention, which says what it did
-    "key_confirmed": None,  # somebody looked
+    "reply_loop": WARNING,  # agents that answer each other endlessly
+    "stray_message": WARNING,  # a program writes into inboxes, past the relay
+    "unsigned": WARNING,  # an agent without its key, or an impostor
+    "audit_pruned": None,  # retention
+    "key_confirmed": None,  # by a person
     "key_registered": None,  # the first one
 }
-# What the relay says of a refused message -> kind; the first that matches.
+# Reason of a refusal, as a pattern -> kind; the first that matches. Texts of earlier relays stay:
+# their ledgers are audited, too.
 FAILURES: Mapping[str, str] = {
     # From the beginning: what follows may quote its sender.
     r"^(the relay has a fault|internal error of the relay)": "fault",
@@ -90,19 +91,19 @@ FAILURES: Mapping[str, str] = {
         "malformed"
     ),
 }
-# Of a refusal; what is an incident as well is judged as one.
+# Severity of refusals that are not incidents as well.
 REFUSED: Mapping[str, str] = {
     "fault": ERROR,  # of the relay's own
-    "file_disappeared": WARNING,  # somebody took it out of the outbox: it reached nobody
-    "id_taken": WARNING,  # ids are random: a program that uses one twice, or somebody else's
+    "file_disappeared": WARNING,  # taken out of the outbox: not delivered
+    "id_taken": WARNING,  # ids are random: one used twice, or by another
 }
 
-# Of these kinds; an incident of a newer relay is one as well, under a name that nobody knows yet.
+# An incident of a newer relay is a finding, too, under a kind that is not listed here.
 CHECKS = (*(kind for kind, severity in EVENTS.items() if severity is not None), *REFUSED)
 
 
 def make(inputs: Inputs) -> Tables:
-    """One row an agent, hour, source and kind: results.SECURITY."""
+    """Make one row an agent, hour, source and kind: results.SECURITY."""
     events = inputs.ledger("security_events", "at", "kind", "agent", "path", "detail")
     rejections = inputs.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
     messages = inputs.ledger(
@@ -123,14 +124,14 @@ def make(inputs: Inputs) -> Tables:
 
 
 def incidents(events: DataFrame) -> DataFrame:
-    """What security_events has."""
+    """Read security_events."""
     kind = F.col("kind")
     severity = F.when(kind.isin(*EVENTS), lookup(EVENTS, kind)).otherwise(WARNING)
     return _seen(events, EVENT, kind, severity, at="at", path="path", detail="detail")
 
 
 def refused_files(rejections: DataFrame) -> DataFrame:
-    """Files without a row of their own."""
+    """Read files that were refused without a row of their own."""
     kind = _kind(F.col("reason"))
     return _seen(
         rejections,
@@ -145,7 +146,7 @@ def refused_files(rejections: DataFrame) -> DataFrame:
 
 
 def failures(messages: DataFrame) -> DataFrame:
-    """Messages that reached nobody."""
+    """Read messages that failed."""
     failed = messages.where(F.col("status") == "failed").withColumnRenamed("agent_name", "agent")
     kind = _kind(F.col("last_error"))
     return _seen(
@@ -161,7 +162,7 @@ def failures(messages: DataFrame) -> DataFrame:
 
 
 def refused_requests(messages: DataFrame) -> DataFrame:
-    """What the orchestrator answered with a nack; why stands in that nack."""
+    """Find requests that the orchestrator answered with a nack, which has the reason."""
     asked = messages.where((F.col("target") == ORCHESTRATOR) & (F.col("status") != "failed"))
     joined = refusals(asked, messages).join(asked, on="message_id", how="inner")
     return _seen(
@@ -177,7 +178,7 @@ def refused_requests(messages: DataFrame) -> DataFrame:
 
 
 def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Each kind, by agent and hour: results.SECURITY."""
+    """Count each kind, by agent and hour: results.SECURITY."""
     counted = seen.groupBy("agent", hour_of("at").alias("hour"), "source", "kind", "severity").agg(
         F.count("*").alias("events"),
         F.min("at").alias("first_at"),
@@ -189,13 +190,13 @@ def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How often each kind: results.COUNT; one that is found in two sources counts in each."""
+    """Count each kind: results.COUNT; an event in two sources counts in each."""
     by_kind = tables[NAME].groupBy(F.concat_ws(".", "source", "kind").alias("name"))
     return conform(by_kind.agg(F.sum("events").alias("count")), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """One an agent and kind that is an error or a warning: results.FINDING."""
+    """Make one finding an agent and kind that is an error or a warning: results.FINDING."""
     wrong = tables[NAME].where(F.col("recent") & F.col("severity").isNotNull())
     totals = wrong.groupBy("agent", "kind", "severity").agg(
         F.sum("events").alias("events"),
@@ -215,7 +216,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """Agents and kinds to print: errors, then warnings, then what is only counted."""
+    """Choose agents and kinds to print: errors, then warnings, then the rest."""
     totals = (
         tables[NAME]
         .groupBy("severity", "source", "kind", "agent")
@@ -225,7 +226,7 @@ def shown(tables: Tables) -> DataFrame:
 
 
 def _kind(reason: Column) -> Column:
-    """What kind of refusal this text is."""
+    """Classify the reason of a refusal."""
     kind = F.lit(OTHER)
     for pattern, name in reversed(list(FAILURES.items())):
         kind = F.when(reason.rlike(pattern), name).otherwise(kind)
@@ -233,14 +234,14 @@ def _kind(reason: Column) -> Column:
 
 
 def _severity(kind: Column) -> Column:
-    """NULL for what is counted alone."""
+    """Return the severity of a refusal; NULL for one that is only counted."""
     return lookup(REFUSED, kind)
 
 
 def _seen(
     rows: DataFrame, source: str, kind: Column, severity: Column, **columns: str
 ) -> DataFrame:
-    """Rows of one source in the columns that all have; those that are not named are NULL."""
+    """Give the rows of one source the columns that all have; others are NULL."""
     named = [
         (F.col(columns[to]) if to in columns else F.lit(None).cast("string")).alias(to)
         for to in ("message_id", "path", "detail")
@@ -257,7 +258,7 @@ def _seen(
 
 JOB = AuditJob(
     name=NAME,
-    explains="incidents and refusals by kind, agent and hour; which are errors",
+    description="incidents and refusals by kind, agent and hour; which are errors",
     tables={NAME: results.SECURITY},
     make=make,
     counts=counts,

@@ -1,19 +1,18 @@
-"""Threads: what belongs together by its correlation id, what was asked, and who cannot stop.
+"""Threads: messages of one correlation id, queries without an answer, and runaway pairs.
 
-A thread is the messages of one correlation id. What expects an answer has one of its own, unless
-its sender names a THREAD; a text without one is in none.
+A message that expects an answer has a correlation id of its own, unless its sender names a THREAD;
+a text without one is in no thread.
 
 | class of a query | means | found |
 |---|---|---|
-| answered | a Response of somebody who was asked came later in its thread | |
-| closed | nobody responded, and somebody who was asked called it completed or failed | |
-| ended | every delivery of it expired, bounced or is dead: its sender was told | |
+| answered | a Response of a recipient came later in its thread | |
+| closed | without a Response, but a recipient acknowledged it as completed or failed | |
+| ended | every delivery of it expired, bounced or is dead: its sender was notified | |
 | waiting | none of these, for an hour at most | |
 | unanswered | none of these, for longer | warning |
 
 `threads.runaway`, a warning: more than 30 messages within 60 s between the same two, of KIND
-message, by turns. Commands and queries with their answers go by turns as well, and
-are no runaways however fast.
+message, by turns. Commands and queries with their answers go by turns as well, and do not count.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ from relay.base.names import ORCHESTRATOR
 NAME = "threads"
 QUERIES, RUNAWAYS = f"{NAME}_queries", f"{NAME}_runaways"
 UNANSWERED_S = HOUR_S  # a model thinks for minutes, and an answer may take a build
-RUNAWAY_MESSAGES = 30  # in a minute: one every other second, faster than anybody who reads
+RUNAWAY_MESSAGES = 30  # in a minute: one every other second, too fast for a reader
 RUNAWAY_WITHIN_US = 60_000_000
-RUNAWAY_TURNS = 0.8  # of them, each the other's turn: two that talk past each other have half
+RUNAWAY_TURNS = 0.8  # share of alternating turns: two independent senders have half
 RUNAWAY_SHARE = 0.3  # of a busy minute each of the two wrote at least
 ENDED = ("expired", "bounced", "dead")
-CLOSES = ("completed", "failed")  # a response that found its asker gone leaves no more than this
+CLOSES = ("completed", "failed")  # a response to an agent that has gone leaves only this
 SHOWN = 20
 _NS_PER_US = 1000
 
 
 def make(inputs: Inputs) -> Tables:
-    """One row a thread, one a query, one a minute of a runaway."""
+    """Make one row a thread, one a query, one a minute of a runaway."""
     stored = inputs.store(
         STORE_SECTIONS,
         "id",
@@ -78,7 +77,7 @@ def make(inputs: Inputs) -> Tables:
 
 
 def threaded(stored: DataFrame) -> DataFrame:
-    """The messages that are in a thread, each once: one may lie in two files for a while."""
+    """Choose messages in a thread, each once: one may be in two files for a while."""
     dated = F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US).cast("bigint"))
     return (
         stored.where(F.col("correlation_id").isNotNull())
@@ -88,7 +87,7 @@ def threaded(stored: DataFrame) -> DataFrame:
 
 
 def threads(messages: DataFrame) -> DataFrame:
-    """How long each thread is, who takes part and how deep it goes: results.THREAD."""
+    """Measure length, participants and depth of each thread: results.THREAD."""
     in_order = Window.partitionBy("correlation_id").orderBy("at", "id")
     before = F.lag("sender").over(in_order)
     begins = F.row_number().over(Window.partitionBy("correlation_id", "sender").orderBy("at", "id"))
@@ -114,9 +113,9 @@ def threads(messages: DataFrame) -> DataFrame:
 def queries(
     messages: DataFrame, deliveries: DataFrame, observed_until_ns: int, recent_since_ns: int
 ) -> DataFrame:
-    """What became of every query of the relay's: results.THREAD_QUERY.
+    """Classify every query: results.THREAD_QUERY.
 
-    One to the orchestrator, which takes none, is left out: it is refused at once.
+    Queries to the orchestrator are left out: they are refused at once.
     """
     until = instant(observed_until_ns)
     by_query = (
@@ -149,7 +148,7 @@ def queries(
 
 
 def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Each recipient of each query, and when it first responded to it."""
+    """List each recipient of each query, with the time of its first response."""
     asked = messages.where((F.col("message_type") == "Query") & F.col("relay_id").isNotNull())
     named = asked.select("relay_id", "correlation_id", "to", "id", F.col("sender").alias("asker"))
     posed = deliveries.where((F.col("kind") == "query") & (F.col("recipient") != ORCHESTRATOR))
@@ -160,14 +159,14 @@ def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         F.col("id").alias("response"),
         F.col("at").alias("responded_at"),
     )
-    # The engine's numbers tell what came later, whatever the clock did.
+    # The engine's numbers have the order, whatever the clock did.
     is_its_answer = (
         (F.col("answered_thread") == F.col("correlation_id"))
         & (F.col("answerer") == F.col("recipient"))
         & (F.col("response") > F.col("id"))
     )
-    told = pairs.join(answers, on=is_its_answer, how="left")
-    return told.groupBy("message_id", "recipient").agg(
+    answered = pairs.join(answers, on=is_its_answer, how="left")
+    return answered.groupBy("message_id", "recipient").agg(
         *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
         *[F.first(name).alias(name) for name in ("discovered_at", "state", "ack_status")],
         F.min("responded_at").alias("responded_at"),
@@ -185,10 +184,10 @@ def _class(age_s: Column) -> Column:
 
 
 def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
-    """When two agents wrote to each other without end, a row a minute: results.THREAD_RUNAWAY.
+    """Find agents that write to each other endlessly, a row a minute: results.THREAD_RUNAWAY.
 
-    Of more than N within 60 s one minute of the clock has half at least: by that count the few
-    that may be are known, and these alone are put in order.
+    Of more than N within 60 s, one minute of the clock has at least half: that count finds the few
+    candidates, and these alone are sorted.
     """
     own = (F.col("sender") != ORCHESTRATOR) & (F.col("recipient") != ORCHESTRATOR)
     texts = deliveries.where((F.col("kind") == "message") & own).select(
@@ -222,7 +221,7 @@ def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
 
 
 def _busy_minutes(texts: DataFrame) -> DataFrame:
-    """Minutes of pairs that may be part of a runaway, and those beside them."""
+    """Choose minutes of pairs that may be part of a runaway, and those beside them."""
     there = F.count_if(F.col("sender") == F.col("first"))
     counted = texts.groupBy("first", "second", "minute").agg(
         F.count("*").alias("messages"), there.alias("there")
@@ -238,7 +237,7 @@ def _busy_minutes(texts: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Threads, their messages, and queries of each class: results.COUNT."""
+    """Count threads, their messages, and queries of each class: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
     )
@@ -247,7 +246,7 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Queries that nobody answers, and pairs that run away: results.FINDING."""
+    """Find unanswered queries and runaway pairs: results.FINDING."""
     unanswered = tables[QUERIES].where(F.col("recent") & (F.col("class") == "unanswered"))
     asked = make_findings(
         unanswered,
@@ -284,14 +283,14 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The longest threads, to print."""
+    """Choose the longest threads, to print."""
     ordered = tables[NAME].orderBy(F.desc("messages"), "thread")
     return ordered.select("thread", "messages", "participants", "turns", "duration_s").limit(SHOWN)
 
 
 JOB = AuditJob(
     name=NAME,
-    explains="threads: length, depth, time; unanswered queries, runaway pairs",
+    description="threads: length, depth, time; unanswered queries, runaway pairs",
     tables={
         NAME: results.THREAD,
         QUERIES: results.THREAD_QUERY,

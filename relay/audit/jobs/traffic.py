@@ -1,7 +1,7 @@
-"""Who writes to whom, how much, and how long it takes from discovery to the inbox.
+"""Traffic between agents: messages, bytes, and the time from discovery to the inbox.
 
-A message to several is counted once for each of them. What was not written does not count. It
-judges nothing: a burst is a row of `traffic_bursts`, and no finding.
+A message to several recipients is counted once for each. Deliveries that were not written do not
+count. It has no findings: a burst is a row of `traffic_bursts`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from relay.audit.schemas.fields import conform
 NAME = "traffic"
 AGENTS, HOURS, BURSTS = f"{NAME}_agents", f"{NAME}_hours", f"{NAME}_bursts"
 SHOWN = 20  # pairs, the busiest first
-BURST_TIMES_MEDIAN = 10  # of the minutes in which there was anything at all
-BURST_LEAST = 600  # messages in a minute: ten a second, which nobody types
+BURST_TIMES_MEDIAN = 10  # of the minutes with any message
+BURST_LEAST = 600  # messages in a minute: ten a second, too fast for a person
 ENDED = ("dead", "expired", "bounced")
 
 
 def make(inputs: Inputs) -> Tables:
-    """Pairs, agents, hours and bursts; pairs are counted once for two of them."""
+    """Make pairs, agents, hours and bursts; pairs are counted once for two of them."""
     deliveries = sent(inputs)
     pairs = inputs.cached("traffic pairs", lambda: traffic(deliveries))
     messages = inputs.ledger("messages", "agent_name", "file_size", "discovered_at")
@@ -41,7 +41,7 @@ def traffic(deliveries: DataFrame) -> DataFrame:
     """Count what was written, by sender and recipient: results.TRAFFIC.
 
     Percentiles are values that occurred, exact up to 10,000 different ones a pair. A latency
-    is negative when the clock was put back in between.
+    is negative when the clock was set back in between.
     """
     written = deliveries.where(F.col("written_at").isNotNull())
     latency = elapsed_ms("discovered_at", "written_at").alias("latency_ms")
@@ -60,15 +60,15 @@ def traffic(deliveries: DataFrame) -> DataFrame:
 
 
 def by_agent(pairs: DataFrame) -> DataFrame:
-    """The graph by its nodes: how many each agent writes to and hears from, and how much.
+    """Sum the pairs by agent: recipients, senders, messages and bytes.
 
     results.TRAFFIC_AGENTS.
     """
     nothing = F.lit(0)
     ends = pairs.select(
         F.col("sender").alias("agent"),
-        F.lit(1).alias("writes_to"),
-        nothing.alias("hears_from"),
+        F.lit(1).alias("recipients"),
+        nothing.alias("senders"),
         F.col("messages").alias("sent"),
         nothing.alias("received"),
         F.col("bytes").alias("bytes_sent"),
@@ -76,8 +76,8 @@ def by_agent(pairs: DataFrame) -> DataFrame:
     ).unionByName(
         pairs.select(
             F.col("recipient").alias("agent"),
-            nothing.alias("writes_to"),
-            F.lit(1).alias("hears_from"),
+            nothing.alias("recipients"),
+            F.lit(1).alias("senders"),
             nothing.alias("sent"),
             F.col("messages").alias("received"),
             nothing.alias("bytes_sent"),
@@ -90,9 +90,9 @@ def by_agent(pairs: DataFrame) -> DataFrame:
 
 
 def by_minute(messages: DataFrame) -> DataFrame:
-    """Messages and bytes a minute of discovery, and who sent most of them.
+    """Count messages and bytes a minute of discovery, and find the busiest sender.
 
-    By sender first: what is left to compare is small.
+    By sender first: few rows are left to compare.
     """
     minute = F.date_trunc("minute", "discovered_at").alias("minute")
     by_sender = messages.groupBy(minute, "agent_name").agg(
@@ -106,7 +106,7 @@ def by_minute(messages: DataFrame) -> DataFrame:
 
 
 def by_hour(minutes: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """What went through in each hour: results.TRAFFIC_HOURS."""
+    """Count messages and deliveries of each hour: results.TRAFFIC_HOURS."""
     nothing = F.lit(0)
     discovered = minutes.select(
         hour_of("minute").alias("hour"),
@@ -129,7 +129,7 @@ def by_hour(minutes: DataFrame, deliveries: DataFrame) -> DataFrame:
 
 
 def bursts(minutes: DataFrame) -> DataFrame:
-    """Minutes far above the median one, the largest first: results.TRAFFIC_BURSTS."""
+    """Find minutes far above the median one, the largest first: results.TRAFFIC_BURSTS."""
     usual = minutes.agg(F.median("messages").alias("median"))
     times = F.col("messages") / F.col("median")
     large = (F.col("messages") >= BURST_LEAST) & (F.col("times_median") >= BURST_TIMES_MEDIAN)
@@ -146,7 +146,7 @@ def bursts(minutes: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Pairs, messages and bytes in all: results.COUNT."""
+    """Count pairs, messages and bytes: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("pairs"),
         F.coalesce(F.sum("messages"), F.lit(0)).alias("messages"),
@@ -158,14 +158,14 @@ def counts(tables: Tables) -> DataFrame:
 
 
 def busiest(tables: Tables) -> DataFrame:
-    """The pairs to print."""
+    """Choose the pairs to print."""
     ordered = tables[NAME].orderBy(F.desc("messages"), "sender", "recipient")
     return conform(ordered, results.TRAFFIC).limit(SHOWN)
 
 
 JOB = AuditJob(
     name=NAME,
-    explains="who writes to whom: messages, bytes, milliseconds to the inbox",
+    description="pairs of agents: messages, bytes, milliseconds to the inbox",
     tables={
         NAME: results.TRAFFIC,
         AGENTS: results.TRAFFIC_AGENTS,

@@ -15,12 +15,11 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from relay.audit import summary
 from relay.audit.report import timelines
-from relay.audit.report.drawing import HEAT, ROLES, Drawing, Size, both, figure
+from relay.audit.report.drawing import HEAT, ROLES, Drawing, Size, draw_both, figure
 from relay.audit.report.tables import Table, anchor_id, shortened
 from relay.audit.report.timelines import ChartParts
-from relay.audit.summary import numbered
+from relay.audit.summary import format_size, with_noun
 
 MOST_PAIRS = 20_000  # read for the chart, the busiest
 MOST_AGENTS = 20  # a side; the others are one row and one column
@@ -42,24 +41,24 @@ class Matrix(NamedTuple):
 
 
 def talks(slug: str, tables: Mapping[str, Table]) -> ChartParts:
-    """A heat map of the busiest agents of ``traffic``."""
+    """Draw the heat map of the busiest agents of ``traffic``."""
     table = tables["traffic"]
     rows = table.largest("messages", MOST_PAIRS)
     matrix = _matrix(rows)
-    wide, narrow = both(slug, lambda size: _draw(matrix, size))
+    wide, narrow = draw_both(slug, lambda size: _draw(matrix, size))
     top = rows[0]
     total = sum(row["messages"] for row in rows)
-    says = (
-        f"{numbered(table.count, 'pair')}, {numbered(total, 'message')}. The busiest: "
+    text = (
+        f"{with_noun(table.count, 'pair')}, {with_noun(total, 'message')}. The busiest: "
         f"{shortened(top['sender'])} to {shortened(top['recipient'])}, "
-        f"{numbered(top['messages'], 'message')}, {summary.size(top['bytes'] or 0)}."
+        f"{with_noun(top['messages'], 'message')}, {format_size(top['bytes'] or 0)}."
     )
     note = "A message to several counts once for each."
     if OTHERS in (*matrix.senders, *matrix.recipients):
         note += f" Agents beyond the busiest {MOST_AGENTS} are {OTHERS}."
     if table.count > MOST_PAIRS:
         note += f" Of the pairs the busiest {MOST_PAIRS:,} are counted."
-    return ChartParts(says, note, wide, narrow)
+    return ChartParts(text, note, wide, narrow)
 
 
 def _matrix(rows: list[dict[str, object]]) -> Matrix:
@@ -128,7 +127,7 @@ def _draw(matrix: Matrix, size: Size) -> Drawing:
 def _draw_cell(
     axis: Axes, matrix: Matrix, at: tuple[int, int], gid: str, *, is_narrow: bool
 ) -> None:
-    """The square of column and row ``at``; its number where there is room, its rows' link."""
+    """Draw the square at a column and row, with a link, and its number where there is room."""
     x, y = at
     pair = (matrix.senders[y], matrix.recipients[x])
     count = matrix.messages.get(pair, 0)
@@ -153,12 +152,12 @@ def _draw_cell(
 
 def _title(matrix: Matrix, sender: str, recipient: str) -> str:
     pair = (sender, recipient)
-    messages, size = numbered(matrix.messages[pair], "message"), summary.size(matrix.bytes[pair])
+    messages, size = with_noun(matrix.messages[pair], "message"), format_size(matrix.bytes[pair])
     return f"{shortened(sender)} to {shortened(recipient)}: {messages}, {size}"
 
 
 def _step(count: int, most: int) -> int:
-    """0 for none, else 1 to 8 by the logarithm: one busy pair must not hide the others."""
+    """Return 0 for none, else 1 to 8 by the logarithm: one busy pair must not hide the others."""
     if not count:
         return 0
     return 1 + round(7 * math.log1p(count) / math.log1p(most))
@@ -183,15 +182,15 @@ class Chart:
     slug: str
     title: str
     table: str  # whose rows it shows
-    says: str  # in words what it shows, with its numbers
-    note: str = ""  # how it was made, where that is not plain
-    wide: str = ""  # svg elements; empty: there is nothing to draw
+    summary: str  # its numbers in words
+    note: str = ""  # on how it was made
+    wide: str = ""  # svg elements; empty without data
     narrow: str = ""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A chart that there may be."""
+class ChartType:
+    """A type of chart, with the table that it needs."""
 
     slug: str
     title: str
@@ -202,7 +201,7 @@ class Kind:
 
 
 CHART_TYPES = (
-    Kind(
+    ChartType(
         "latency",
         "Latency over time",
         "latency",
@@ -210,7 +209,7 @@ CHART_TYPES = (
         timelines.latency,
         "No message went through a stage.",
     ),
-    Kind(
+    ChartType(
         "throughput",
         "Throughput",
         "traffic_hours",
@@ -218,23 +217,23 @@ CHART_TYPES = (
         timelines.throughput,
         "No message was written.",
     ),
-    Kind(
+    ChartType(
         "talks",
         "Who talks to whom",
         "traffic",
         ("sender", "recipient", "messages", "bytes"),
         talks,
-        "Nobody wrote to anybody.",
+        "No agent wrote to another.",
     ),
-    Kind(
+    ChartType(
         "dead",
         "Dead letters",
         "dead_letters_reasons",
         ("day", "reason_kind", "letters"),
         timelines.dead_letters,
-        "There are no dead letters.",
+        "No dead letters.",
     ),
-    Kind(
+    ChartType(
         "capacity",
         "Capacity",
         "capacity",
@@ -246,7 +245,7 @@ CHART_TYPES = (
 
 
 def charts(tables: Mapping[str, Table]) -> list[Chart]:
-    """The charts of these tables, in the order of the page."""
+    """Make the charts of these tables, in the order of the page."""
     return [
         _chart(kind, tables)
         for kind in CHART_TYPES
@@ -254,14 +253,14 @@ def charts(tables: Mapping[str, Table]) -> list[Chart]:
     ]
 
 
-def _chart(kind: Kind, tables: Mapping[str, Table]) -> Chart:
+def _chart(kind: ChartType, tables: Mapping[str, Table]) -> Chart:
     has_rows = tables[kind.table].count > 0
     made = kind.make(kind.slug, tables) if has_rows else timelines.ChartParts(kind.empty)
     return Chart(
         kind.slug,
         kind.title,
         kind.table,
-        made.says or kind.empty,
+        made.summary or kind.empty,
         made.note,
         made.wide,
         made.narrow,

@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, MaxNLocator
 
-from relay.audit import summary
 from relay.audit.report.tables import anchor_id
+from relay.audit.summary import format_size
 
 SVG = "http://www.w3.org/2000/svg"
 HREF = "{http://www.w3.org/1999/xlink}href"
@@ -35,7 +35,7 @@ SETTINGS: dict[Any, Any] = {
     "timezone": "UTC",
     "font.size": 10,
 }
-# What stands for a colour of the page while matplotlib draws.
+# Placeholders for the colours of the page while matplotlib draws.
 ROLES = {
     "ink": "#010101",
     "muted": "#010102",
@@ -50,8 +50,8 @@ _FONT = re.compile(r"font-family:[^;\"]*;?\s*")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
-def finished(figure: Figure, prefix: str, titles: Mapping[str, str]) -> str:
-    """The figure as an ``svg`` element; ``titles``: what the mark of a gid says when pointed at."""
+def page_svg(figure: Figure, prefix: str, titles: Mapping[str, str]) -> str:
+    """Turn the figure into an ``svg`` element; ``titles`` are the tooltips of marks, by gid."""
     written = io.BytesIO()
     with rc_context({**SETTINGS, "svg.hashsalt": prefix}):
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
@@ -62,7 +62,7 @@ def finished(figure: Figure, prefix: str, titles: Mapping[str, str]) -> str:
     for element in root.iter():
         _finish(element, prefix, titles)
     for size in ("width", "height"):
-        del root.attrib[size]  # the view box says the shape, the page the size
+        del root.attrib[size]  # the view box has the shape, the page the size
     root.set("aria-hidden", "true")  # the figure has its words beside it
     root.set("focusable", "false")
     ElementTree.register_namespace("", SVG)
@@ -95,7 +95,7 @@ def _finish(element: ElementTree.Element, prefix: str, titles: Mapping[str, str]
 
 
 def _reference(target: str, element: ElementTree.Element, prefix: str) -> str:
-    """Of a link as it is; of a mark that is used again, to the drawing's own id."""
+    """Return a link unchanged; a reference to a mark gets the drawing's own id."""
     return target if element.tag == f"{{{SVG}}}a" else target.replace("#", f"#{prefix}-", 1)
 
 
@@ -119,32 +119,32 @@ class Size:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, and what its marks say when they are pointed at."""
+    """A figure, and the tooltips of its marks."""
 
     figure: Figure
     titles: dict[str, str]
 
 
-def both(slug: str, draw: Callable[[Size], Drawing]) -> tuple[str, str]:
-    """The drawing for wide pages and that for narrow ones, as ``svg`` elements."""
+def draw_both(slug: str, draw: Callable[[Size], Drawing]) -> tuple[str, str]:
+    """Draw for wide pages and for narrow ones; two ``svg`` elements."""
     made = []
     for size, kind in ((Size(WIDE, False), "wide"), (Size(NARROW, True), "narrow")):
         with rc_context(SETTINGS):
             drawing = draw(size)
-            made.append(finished(drawing.figure, anchor_id(slug, kind), drawing.titles))
+            made.append(page_svg(drawing.figure, anchor_id(slug, kind), drawing.titles))
     return made[0], made[1]
 
 
 def figure(size: Size, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, in reading order."""
+    """Make a figure of so many panels, in reading order."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, hspace=0.06)
     made = Figure(figsize=(size.width, height), layout=layout)
     axes = made.subplots(rows, columns, squeeze=False)
     return made, [_plain(axis) for row in axes for axis in row]
 
 
-def over_time(axis: Axes, moments: Sequence[datetime | date], size: Size) -> None:
-    """The horizontal axis is time, in UTC, with a date wherever one begins."""
+def time_axis(axis: Axes, moments: Sequence[datetime | date], size: Size) -> None:
+    """Make the horizontal axis time, in UTC, with a date wherever one begins."""
     locator = mdates.AutoDateLocator(  # type: ignore[no-untyped-call]
         minticks=3, maxticks=4 if size.narrow else 7
     )
@@ -163,36 +163,36 @@ def over_time(axis: Axes, moments: Sequence[datetime | date], size: Size) -> Non
         axis.set_xlim(only - around, only + around)  # type: ignore[arg-type]
 
 
-def counted(axis: Axes) -> None:
-    """The vertical axis counts, from nothing."""
+def count_axis(axis: Axes) -> None:
+    """Make the vertical axis a count, from 0."""
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     axis.yaxis.set_major_formatter(as_text(lambda value: f"{value:,.0f}"))
 
 
-def sized(axis: Axes) -> None:
-    """The vertical axis is bytes, from nothing, with lines at whole KiB, MiB or GiB."""
+def byte_axis(axis: Axes) -> None:
+    """Make the vertical axis bytes, from 0, with lines at whole KiB, MiB or GiB."""
     axis.set_ylim(bottom=0)
     most = axis.get_ylim()[1]
     step = 1024 ** max(0, int(math.log(max(most, 1), 1024)))
     ticks = MaxNLocator(nbins=4).tick_values(0, most / step)
     axis.set_ylim(0, most)  # the ticks may reach beyond
     axis.yaxis.set_major_locator(FixedLocator([tick * step for tick in ticks]))
-    axis.yaxis.set_major_formatter(as_text(summary.size))
+    axis.yaxis.set_major_formatter(as_text(format_size))
 
 
 def as_text(text: Callable[[float], str]) -> Formatter:
-    """Ticks in these words."""
+    """Make a formatter of ticks from a function."""
     return FuncFormatter(lambda value, _: text(value))
 
 
-def titled(axis: Axes, text: str) -> None:
-    """What a panel shows, at its left."""
+def panel_title(axis: Axes, text: str) -> None:
+    """Put a title at the left of a panel."""
     axis.set_title(text, loc="left", fontsize=10, color=ROLES["ink"], fontweight="bold")
 
 
 def legend(axis: Axes, size: Size, **more: Any) -> None:
-    """Names of the lines, above them and not over them."""
+    """Put the names of the lines above the panel."""
     axis.legend(
         loc="lower right",
         bbox_to_anchor=(1, 1),

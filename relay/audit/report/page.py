@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from relay.audit import summary
 from relay.audit.jobs import JOBS
 from relay.audit.report.advice import advice
 from relay.audit.report.tables import (
@@ -29,7 +28,7 @@ from relay.audit.report.tables import (
     tables_in,
     unit_of,
 )
-from relay.audit.summary import JobReport, Report, numbered
+from relay.audit.summary import JobReport, Report, format_count, with_noun
 
 MOST_FINDINGS = 50  # shown of a check
 MOST_ROWS = 100  # shown of a table
@@ -54,7 +53,7 @@ SEVERITIES = ("error", "warning")
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """A column of a table shown."""
 
     name: str
@@ -73,14 +72,14 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """How it is set: at the right, on one line, or with room for a sentence."""
+        """CSS class: at the right, on one line, or with room for a sentence."""
         if self.number:
             return "number"
         return "short" if len(self.text) <= SHORT else "long"
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """Rows that belong together, with an anchor; rows have their own."""
 
     anchor: str
@@ -88,14 +87,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageTable:
     """A table of the page."""
 
     name: str
     anchor: str
-    explains: str
-    columns: list[Column]
-    groups: list[Group]
+    description: str
+    columns: list[PageColumn]
+    groups: list[RowGroup]
     shown: int
     count: int
     path: str  # where all rows are, below the folder of the report
@@ -108,30 +107,30 @@ class Shown:
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found."""
+    """The findings of one check."""
 
     name: str
     severity: str
     count: int
     anchor: str
-    todo: str
-    table: Shown
+    advice_text: str
+    table: PageTable
 
 
 @dataclass(frozen=True)
 class Count:
-    """A number, and where its rows are."""
+    """A number, and the anchor of its rows."""
 
     text: str  # as summary.counted
-    anchor: str  # empty: there is no table
+    anchor: str  # empty without a table
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobVerdict:
     """A job's line."""
 
     name: str
-    explains: str
+    description: str
     state: str  # ok, error, warning, failed
     outcome: str
     hint: str
@@ -141,7 +140,7 @@ class Verdict:
 
 
 def checks(report: Report, folder: str) -> list[Check]:
-    """Every check that found something: errors, then warnings, the most frequent first."""
+    """List checks with findings: errors, then warnings, the most frequent first."""
     made = []
     for job in report.jobs.values():
         examples = findings_of(folder, job.name, MOST_FINDINGS) if job.findings else {}
@@ -155,18 +154,18 @@ def _check(job: str, name: str, count: int, rows: list[Row]) -> Check:
     severity = next((known for known in SEVERITIES if known in severities), SEVERITIES[0])
     has_message = any(row["message_id"] for row in rows)
     anchor = anchor_id("check", name)
-    columns = [Column("agent", "", "sender"), Column("route", "", "the TO header")]
-    columns += [Column("what is known", "", "of the finding")]
+    columns = [PageColumn("agent", "", "sender"), PageColumn("route", "", "the TO header")]
+    columns += [PageColumn("details", "", "of the finding")]
     if has_message:
-        columns = [Column("message_id", "", "of the ledger"), *columns]
-        columns += [Column("look into it", "", "a command")]
+        columns = [PageColumn("message_id", "", "of the ledger"), *columns]
+        columns += [PageColumn("command", "", "a command")]
     lines = [(f"{anchor}-{number}", _finding(row, has_message)) for number, row in enumerate(rows)]
-    table = Shown(
+    table = PageTable(
         name,
         f"table-{anchor}",
         "",
         columns,
-        [Group("", lines)],
+        [RowGroup("", lines)],
         len(rows),
         count,
         f"findings/job={job}/",
@@ -182,20 +181,20 @@ def _finding(row: Row, has_message: bool) -> list[Cell]:
 
 
 def _trace(message_id: object) -> Cell:
-    """The command for a message; an id that is none of ours is not put into a command."""
+    """Make the command for a message; an id that is not one of ours is not put into a command."""
     text = str(message_id or "")
     if not text.replace("-", "").isalnum() or not text.isascii():
         return Cell(NOTHING, False)
     return Cell(f"relay trace {text}", False, command=True)
 
 
-def verdicts(report: Report, folder_has: Iterable[str], classes: Iterable[str]) -> list[Verdict]:
-    """A line a job; ``classes``: anchors of rows of one class."""
+def verdicts(report: Report, folder_has: Iterable[str], classes: Iterable[str]) -> list[JobVerdict]:
+    """Make a line a job; ``classes``: anchors of rows of one class."""
     there, groups = set(folder_has), set(classes)
     return [_verdict(job, there, groups) for job in report.jobs.values()]
 
 
-def _verdict(job: JobReport, there: set[str], groups: set[str]) -> Verdict:
+def _verdict(job: JobReport, there: set[str], groups: set[str]) -> JobVerdict:
     state = "failed" if job.error is not None else "ok"
     if state == "ok" and job.errors + job.warnings:
         state = "error" if job.errors else "warning"
@@ -205,11 +204,11 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> Verdict:
         anchors = [anchor_id("rows", table, name) for table in tables]
         fallback = anchor_id("table", tables[0]) if tables else ""
         anchor = next((anchor for anchor in anchors if anchor in groups), fallback)
-        counts.append(Count(summary.counted(name, count), anchor))
+        counts.append(Count(format_count(name, count), anchor))
     known = JOBS.get(job.name)
-    return Verdict(
+    return JobVerdict(
         job.name,
-        known.explains if known else "",
+        known.description if known else "",
         state,
         job.outcome if state != "ok" else "OK",
         job.hint,
@@ -219,23 +218,23 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> Verdict:
     )
 
 
-def matching_rows(report: Report, tables: Mapping[str, Table]) -> list[Shown]:
-    """The rows of every table of the run that there are, each table bounded."""
+def matching_rows(report: Report, tables: Mapping[str, Table]) -> list[PageTable]:
+    """Make every table of the page, with a bounded number of rows."""
     return [_shown(table, report) for table in tables.values()]
 
 
-def class_anchors(shown: Iterable[Shown]) -> list[str]:
-    """Where the rows of one class begin."""
+def class_anchors(shown: Iterable[PageTable]) -> list[str]:
+    """List the anchors of rows of one class."""
     return [group.anchor for table in shown for group in table.groups if group.anchor]
 
 
-def _shown(table: Table, report: Report) -> Shown:
+def _shown(table: Table, report: Report) -> PageTable:
     grouped = _rows(table)
     traced = "message_id" in table.columns and table.name.endswith("slowest")
     names = table.columns[:MOST_COLUMNS]
     columns = _columns(table.name, names, report)
     if traced:
-        columns = [*columns, Column("look into it", "", "a command")]
+        columns = [*columns, PageColumn("command", "", "a command")]
     groups, number = [], 0
     for value, rows in grouped:
         lines = []
@@ -246,11 +245,11 @@ def _shown(table: Table, report: Report) -> Shown:
             lines.append((anchor_id("row", table.name, str(number)), values))
             number += 1
         columns = [_aligned(column, at, lines) for at, column in enumerate(columns)]
-        groups.append(Group(anchor_id("rows", table.name, value) if value else "", lines))
-    return Shown(
+        groups.append(RowGroup(anchor_id("rows", table.name, value) if value else "", lines))
+    return PageTable(
         table.name,
         anchor_id("table", table.name),
-        _explains(table.name, report),
+        _description(table.name, report),
         columns,
         groups,
         number,
@@ -259,14 +258,14 @@ def _shown(table: Table, report: Report) -> Shown:
     )
 
 
-def _aligned(column: Column, at: int, lines: list[tuple[str, list[Cell]]]) -> Column:
-    """The column, over its numbers when it has any."""
+def _aligned(column: PageColumn, at: int, lines: list[tuple[str, list[Cell]]]) -> PageColumn:
+    """Align the column to the right when it has numbers."""
     has_numbers = any(values[at].number for _, values in lines)
     return replace(column, number=True) if has_numbers else column
 
 
 def _rows(table: Table) -> Sequence[tuple[str, list[Row]]]:
-    """The rows to show, with the class that they share."""
+    """Choose the rows to show, by the class that they share."""
     if not table.count:
         return []
     if table.has("class"):
@@ -277,21 +276,21 @@ def _rows(table: Table) -> Sequence[tuple[str, list[Row]]]:
     return [("", table.head(MOST_ROWS))]
 
 
-def _columns(table: str, names: Sequence[str], report: Report) -> list[Column]:
+def _columns(table: str, names: Sequence[str], report: Report) -> list[PageColumn]:
     means: dict[str, str] = {}
     job = JOBS.get(_owner(table, report))
     if job is not None and table in job.tables:
         means = {field.name: field.metadata.get("comment", "") for field in job.tables[table]}
-    return [Column(name, unit_of(name), means.get(name, "")) for name in names]
+    return [PageColumn(name, unit_of(name), means.get(name, "")) for name in names]
 
 
 def _owner(table: str, report: Report) -> str:
     return next((job.name for job in report.jobs.values() if table in job.tables), "")
 
 
-def _explains(table: str, report: Report) -> str:
+def _description(table: str, report: Report) -> str:
     job = JOBS.get(_owner(table, report))
-    return job.explains if job is not None and job.name == table else ""
+    return job.description if job is not None and job.name == table else ""
 
 
 def _cell(value: Any) -> Cell:
@@ -300,12 +299,12 @@ def _cell(value: Any) -> Cell:
 
 REPORT = "report.html"
 TEMPLATE, STYLE = "report.html.j2", "report.css"
-# It says on stderr that it makes a cache of fonts; the text of the page is in the reader's fonts.
+# It logs that it makes a cache of fonts; the text of the page is in the reader's fonts.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def make_page(report: Report, folder: str) -> bytes:
-    """The report on what lies in ``folder``: tables and findings, as a run writes them.
+    """Make the report on ``folder``: its tables and findings, as a run writes them.
 
     Bounded: at most ``sections.MOST_ROWS`` rows of a table and ``MOST_FINDINGS`` of a check are
     in it, and the path of the others.
@@ -331,13 +330,13 @@ def make_page(report: Report, folder: str) -> bytes:
 
 
 def headline(report: Report) -> str:
-    """What the run found, in one sentence."""
+    """Summarise the run in one sentence."""
     failed = [job.name for job in report.jobs.values() if job.error is not None]
     parts = []
     if report.findings:
         errors = sum(job.errors for job in report.jobs.values())
-        found = numbered(report.findings, "finding")
-        parts.append(f"{found}: {numbered(errors, 'error')}, {_warnings(report, errors)}")
+        found = with_noun(report.findings, "finding")
+        parts.append(f"{found}: {with_noun(errors, 'error')}, {_warnings(report, errors)}")
     elif not failed:
         parts.append("Nothing is wrong")
     if failed:
@@ -347,7 +346,7 @@ def headline(report: Report) -> str:
 
 
 def _warnings(report: Report, errors: int) -> str:
-    return numbered(report.findings - errors, "warning")
+    return with_noun(report.findings - errors, "warning")
 
 
 def _state(report: Report) -> str:
@@ -374,7 +373,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _coded(text: str) -> Markup:
-    """Text in which backquotes hold commands."""
+    """Turn parts between backquotes into code elements."""
     parts = text.split("`")
     coded = [
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part)

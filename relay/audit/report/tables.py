@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-MOST_GROUPS = 200_000  # of one aggregation; what comes behind them is left out, and said so
+MOST_GROUPS = 200_000  # of one aggregation; further ones are left out
 BATCH_ROWS = 32_768
 
 Row = dict[str, Any]
@@ -33,11 +33,11 @@ class Table:
         self.count: int = self._files.count_rows()
 
     def has(self, *columns: str) -> bool:
-        """True when it has all of these columns."""
+        """Return True when it has all of these columns."""
         return set(columns) <= set(self.columns)
 
     def numbers(self, *endings: str) -> list[str]:
-        """Columns of numbers whose names end so."""
+        """List the columns of numbers with these name endings."""
         return [
             field.name
             for field in self._files.schema
@@ -45,12 +45,12 @@ class Table:
         ]
 
     def head(self, most: int) -> list[Row]:
-        """The first rows."""
+        """Read the first rows."""
         rows: list[Row] = self._files.head(most, batch_size=BATCH_ROWS).to_pylist()
         return rows
 
     def largest(self, by: str, most: int) -> list[Row]:
-        """The rows with the largest values of a column, NULL last, the largest first."""
+        """Read the rows with the largest values of a column, largest first, NULL last."""
         kept: pa.Table | None = None
         for batch in self._batches(None):
             together = batch if kept is None else pa.concat_tables([kept, batch])
@@ -59,7 +59,7 @@ class Table:
         return [] if kept is None else kept.to_pylist()
 
     def first_of_each(self, column: str, most: int) -> dict[str, list[Row]]:
-        """Up to ``most`` rows of each value of a column that has few."""
+        """Read up to ``most`` rows of each value of a column that has few values."""
         found: dict[str, list[Row]] = {}
         for batch in self._batches(None):
             for value in pc.unique(batch[column]).to_pylist():
@@ -70,7 +70,7 @@ class Table:
         return found
 
     def sums(self, by: Sequence[str], columns: Sequence[str]) -> list[Row]:
-        """The columns summed by groups, in the order of the groups."""
+        """Sum the columns by groups, in the order of the groups."""
         wanted = [(column, "sum") for column in columns]
         names = [*by, *columns]
         kept: pa.Table | None = None
@@ -92,14 +92,14 @@ class Table:
 
 
 def tables_in(folder: str, names: Sequence[str]) -> dict[str, Table]:
-    """Those of the tables that are there."""
+    """Open those of the tables that exist."""
     return {
         name: Table(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))
     }
 
 
 def findings_of(folder: str, job: str, most: int) -> dict[str, list[Row]]:
-    """Up to ``most`` findings of each check of a job."""
+    """Read up to ``most`` findings of each check of a job."""
     path = os.path.join(folder, "findings")
     if not os.path.isdir(os.path.join(path, f"job={job}")):
         return {}
@@ -124,7 +124,7 @@ _UNSEEN = re.compile(
 
 
 def cell(value: object) -> str:
-    """A value as text, of bounded length."""
+    """Show a value as text of bounded length."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -153,7 +153,7 @@ def moment(value: datetime) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text on one line, without characters that nobody sees, and with an end."""
+    """Put the text on one line, without invisible characters, shortened."""
     seen = _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
     return seen if len(seen) <= MOST_TEXT else seen[: MOST_TEXT - 1] + "…"
 
@@ -168,22 +168,22 @@ def duration_ms(value: float) -> str:
 
 
 def unit_of(column: str) -> str:
-    """The unit that a column's name speaks of; empty when it has none."""
+    """Return the unit in a column's name, or ""."""
     return next((unit for ending, unit in UNITS if column.endswith(ending)), "")
 
 
 def anchor_id(*parts: str) -> str:
-    """An id for an anchor."""
+    """Make the id of an anchor."""
     return "-".join(_OTHER.sub("_", part) for part in parts)
 
 
 def is_number(value: object) -> bool:
-    """True for what stands at the right of its column."""
+    """Return True for values that are aligned to the right."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _pairs(value: Iterable[object]) -> str:
-    """A map, as Arrow gives it: a list of pairs; or a plain list."""
+    """Show a list, or a map, which Arrow gives as a list of pairs."""
     shown = [
         f"{part[0]}: {part[1]}" if isinstance(part, tuple) and len(part) == 2 else str(part)
         for part in value

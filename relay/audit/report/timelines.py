@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from relay.audit import summary
 from relay.audit.report.drawing import (
     DASHES,
     SERIES,
     Drawing,
     Size,
     as_text,
-    both,
-    counted,
+    byte_axis,
+    count_axis,
+    draw_both,
     figure,
     legend,
-    over_time,
-    sized,
-    titled,
+    panel_title,
+    time_axis,
 )
 from relay.audit.report.tables import Row, Table, cell, duration_ms, shortened
+from relay.audit.summary import format_size
 
 MOST_ROWS = 200_000  # hours times stages: five years of them
 MOST_POINTS = 400  # of a line; beyond that a point is a day
@@ -44,9 +44,9 @@ MORE_HEADROOM = 1.5  # of a logarithmic axis
 
 
 class ChartParts(NamedTuple):
-    """What a chart's maker gives."""
+    """The text and drawings of a chart."""
 
-    says: str
+    summary: str
     note: str = ""
     wide: str = ""
     narrow: str = ""
@@ -56,7 +56,7 @@ Moment = datetime | date
 
 
 def latency(slug: str, tables: Mapping[str, Table]) -> ChartParts:
-    """Percentiles a stage, one panel each."""
+    """Draw percentiles, one panel a stage."""
     rows = _since(tables["latency"], "hour", ("stage", "hour", *QUANTILES))
     by_stage: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -70,20 +70,20 @@ def latency(slug: str, tables: Mapping[str, Table]) -> ChartParts:
         stage: _by_day(of, QUANTILES, max) if daily else sorted(of, key=lambda row: row["hour"])
         for stage, of in by_stage.items()
     }
-    wide, narrow = both(slug, lambda size: _draw_latency(lines, size))
+    wide, narrow = draw_both(slug, lambda size: _draw_latency(lines, size))
     worst = max(
         (row for row in rows if row["p99_ms"] is not None),
         key=lambda row: row["p99_ms"],
         default=None,
     )
-    says = "No percentile is known."
+    text = "No percentile is known."
     if worst is not None:
-        says = (
+        text = (
             f"The slowest hour, {cell(worst['hour'])}: 99 of 100 messages took at most "
             f"{duration_ms(worst['p99_ms'])} for {worst['stage']}."
         )
     note = "Each point is the worst hour of a day." if daily else "Each point is an hour."
-    return ChartParts(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
+    return ChartParts(text, note + " The scale is logarithmic; times are UTC.", wide, narrow)
 
 
 def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
@@ -93,7 +93,7 @@ def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
     for axis, (stage, rows) in zip(panels, lines.items(), strict=False):
         moments = [row["hour"] for row in rows]
         for number, column in enumerate(QUANTILES):
-            # A clock that was put back makes a latency negative: nothing a logarithm knows.
+            # A clock that was set back makes a latency negative: nothing a logarithm knows.
             values = [row[column] if (row[column] or 0) > 0 else None for row in rows]
             axis.plot(
                 moments,
@@ -111,8 +111,8 @@ def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
         axis.yaxis.set_major_locator(FixedLocator(_round_durations(low, high)))
         axis.yaxis.set_major_formatter(as_text(duration_ms))
         axis.yaxis.set_minor_locator(NullLocator())
-        over_time(axis, moments, size)
-        titled(axis, stage)
+        time_axis(axis, moments, size)
+        panel_title(axis, stage)
     for axis in panels[len(lines) :]:
         axis.set_axis_off()
     legend(panels[0], size)
@@ -120,13 +120,13 @@ def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
 
 
 def _round_durations(low: float, high: float) -> list[float]:
-    """Milliseconds where a line stands: not too many, and round ones."""
+    """Choose a few round durations for the ticks, in milliseconds."""
     within = [tick for tick in TICKS_MS if low / MORE_HEADROOM <= tick <= high * MORE_HEADROOM]
     return within[:: -(-len(within) // MOST_TICKS)] if within else [low]
 
 
 def throughput(slug: str, tables: Mapping[str, Table]) -> ChartParts:
-    """Messages and bytes, an hour or a day a bar."""
+    """Draw messages and bytes, an hour or a day a bar."""
     table = tables["traffic_hours"]
     rows = [row for row in _since(table, "hour", ("hour", "messages", "bytes")) if row["hour"]]
     if not rows:
@@ -134,14 +134,14 @@ def throughput(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     daily = len(rows) > MOST_POINTS // 2
     shown = _by_day(rows, ("messages", "bytes"), _sum) if daily else rows
     per = "day" if daily else "hour"
-    wide, narrow = both(slug, lambda size: _draw_throughput(shown, per, size))
+    wide, narrow = draw_both(slug, lambda size: _draw_throughput(shown, per, size))
     busiest = max(rows, key=lambda row: row["messages"] or 0)
-    says = (
+    text = (
         f"{sum(row['messages'] or 0 for row in rows):,} messages, "
-        f"{summary.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
+        f"{format_size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
         f"{cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
     )
-    return ChartParts(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
+    return ChartParts(text, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
 
 
 def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
@@ -149,19 +149,21 @@ def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
     moments = [row["hour"] for row in rows]
     length = 0.9 if per == "day" else 0.9 / 24  # days
     for axis, column, scaled, colour in (
-        (above, "messages", counted, SERIES[0]),
-        (below, "bytes", sized, SERIES[1]),
+        (above, "messages", count_axis, SERIES[0]),
+        (below, "bytes", byte_axis, SERIES[1]),
     ):
         values = [row[column] or 0 for row in rows]
         axis.bar(moments, values, width=length, align="edge", color=colour, linewidth=0)
         scaled(axis)
-        over_time(axis, moments, size)
-        titled(axis, f"{column} a{'n' if per == 'hour' else ''} {per}".replace("an day", "a day"))
+        time_axis(axis, moments, size)
+        panel_title(
+            axis, f"{column} a{'n' if per == 'hour' else ''} {per}".replace("an day", "a day")
+        )
     return Drawing(made, {})
 
 
 def dead_letters(slug: str, tables: Mapping[str, Table]) -> ChartParts:
-    """Bars a day, a panel for each of the most frequent reasons."""
+    """Draw bars a day, a panel for each of the most frequent reasons."""
     rows = tables["dead_letters_reasons"].sums(("day", "reason_kind"), ("letters",))
     tally: dict[str, dict[date, int]] = defaultdict(dict)
     for row in rows:
@@ -174,36 +176,36 @@ def dead_letters(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     total = sum(totals.values())
     if not total:
         return ChartParts("No dead letter has a known day.")
-    says = (
+    text = (
         f"{total:,} dead letters. The most frequent reason: {ordered[0]}, {totals[ordered[0]]:,}."
     )
     stack = {reason: dict(tally[reason]) for reason in ordered[:MOST_KINDS]}
     if len(ordered) > MOST_KINDS:
         stack = {reason: stack[reason] for reason in ordered[: MOST_KINDS - 1]}
         stack[OTHERS] = _added(tally[reason] for reason in ordered[MOST_KINDS - 1 :])
-    wide, narrow = both(slug, lambda size: _draw_reasons(stack, size))
-    return ChartParts(says, "Each bar is a day, UTC.", wide, narrow)
+    wide, narrow = draw_both(slug, lambda size: _draw_reasons(stack, size))
+    return ChartParts(text, "Each bar is a day, UTC.", wide, narrow)
 
 
 def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
-    """A panel a reason: told apart by place and name, not by colour."""
+    """Draw a panel a reason, distinguished by place and name, not by colour."""
     made, panels = figure(size, 0.4 + 1.15 * len(stack), len(stack), 1)
     days = sorted({day for of in stack.values() for day in of})
     most = max(count for of in stack.values() for count in of.values())
     for axis, (reason, of) in zip(panels, stack.items(), strict=True):
         axis.bar(list(of), list(of.values()), width=0.9, color=SERIES[2], linewidth=0)  # type: ignore[arg-type]
         axis.set_ylim(top=most * 1.1)  # the same for all: they are to be compared
-        counted(axis)
-        over_time(axis, days, size)
+        count_axis(axis)
+        time_axis(axis, days, size)
         axis.set_xlim(days[0] - timedelta(days=1), days[-1] + timedelta(days=1))  # type: ignore[arg-type]
         shown = reason if len(reason) <= MOST_LABEL else reason[: MOST_LABEL - 1] + "…"
-        titled(axis, f"{shown} ({sum(of.values()):,})")
+        panel_title(axis, f"{shown} ({sum(of.values()):,})")
         axis.tick_params(labelbottom=axis is panels[-1])
     return Drawing(made, {})
 
 
 def capacity(slug: str, tables: Mapping[str, Table]) -> ChartParts:
-    """What each part of the home grew by, a day a point, and when the disk is full."""
+    """Draw the growth of each part of the home by day, and forecast the full disk."""
     table = tables["capacity"]
     parts = [name for name in table.numbers("_bytes") if name not in NO_PARTS]
     rows = [row for row in _since(table, "day", ("day", "total_bytes", *parts)) if row["day"]]
@@ -216,14 +218,12 @@ def capacity(slug: str, tables: Mapping[str, Table]) -> ChartParts:
         for name in busiest
         if totals[name]
     }
-    wide, narrow = both(slug, lambda size: _draw_capacity(lines, size)) if lines else ("", "")
+    wide, narrow = draw_both(slug, lambda size: _draw_capacity(lines, size)) if lines else ("", "")
     last = rows[-1]
-    says = (
-        f"On {_day(last['day']).isoformat()} {summary.size(last['total_bytes'] or 0)} were added."
-    )
+    text = f"On {_day(last['day']).isoformat()} {format_size(last['total_bytes'] or 0)} were added."
     if "capacity_forecast" in tables:
-        says = f"{says} {_forecast(tables['capacity_forecast'])}".strip()
-    return ChartParts(says, "Bytes added a day, UTC.", wide, narrow)
+        text = f"{text} {_forecast(tables['capacity_forecast'])}".strip()
+    return ChartParts(text, "Bytes added a day, UTC.", wide, narrow)
 
 
 def _forecast(table: Table) -> str:
@@ -232,9 +232,7 @@ def _forecast(table: Table) -> str:
         return ""
     row = table.head(1)[0]
     full, kept = row["full_in_days"], row["full_in_days_kept"]
-    at = (
-        f"{summary.size(row['free_bytes'])} are free; at {summary.size(row['bytes_per_day'])} a day"
-    )
+    at = f"{format_size(row['free_bytes'])} are free; at {format_size(row['bytes_per_day'])} a day"
     when = "it is not full within ten years" if full is None else f"it is full in {full:,} days"
     with_kept = "" if kept == full else "; with what retention removes "
     if with_kept:
@@ -256,14 +254,14 @@ def _draw_capacity(lines: dict[str, dict[date, float]], size: Size) -> Drawing:
             markersize=3,
             label=kind,
         )
-    sized(axis)
-    over_time(axis, sorted({day for of in lines.values() for day in of}), size)
+    byte_axis(axis)
+    time_axis(axis, sorted({day for of in lines.values() for day in of}), size)
     legend(axis, size)
     return Drawing(made, {})
 
 
 def _since(table: Table, moment: str, columns: Sequence[str]) -> list[Row]:
-    """The rows, the latest when there are too many, in order of time."""
+    """Read the rows in order of time, the latest when there are too many."""
     rows = table.largest(moment, MOST_ROWS) if table.count > MOST_ROWS else table.head(MOST_ROWS)
     kept = [{name: row[name] for name in columns} for row in rows]
     return sorted(kept, key=lambda row: str(row[moment]))

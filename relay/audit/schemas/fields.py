@@ -1,4 +1,4 @@
-"""What columns are made of: the types of the audits, and a column with its comment."""
+"""Types and columns of the schemas, and how frames are fitted to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS, WORDS = MapType(StringType(), StringType()), ArrayType(StringType())
 
 
 def always(name: str, kind: DataType, comment: str) -> StructField:
-    """A column that is never NULL; the comment says unit and source."""
+    """A column that is never NULL; the comment has unit and source."""
     return StructField(name, kind, False, {"comment": comment})
 
 
@@ -39,25 +39,25 @@ def maybe(name: str, kind: DataType, comment: str) -> StructField:
 
 
 def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
-    """These columns of a schema, in the order asked for. Errors: RelayError for another name."""
+    """Choose columns of a schema, in this order. Errors: RelayError for an unknown name."""
     known = {field.name: field for field in schema}
     wanted = list(names)
     for name in wanted:
         if name not in known:
-            raise RelayError(f"{what} has no column {name}: it has {', '.join(known)}")
+            raise RelayError(f"unknown column {name} of {what}: expected one of {', '.join(known)}")
     return StructType([known[name] for name in wanted])
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of ``schema`` and no others, in its order and of its types."""
+    """Give a frame exactly the columns of ``schema``, in its order and of its types."""
     return frame.select(*[F.col(field.name).cast(field.dataType) for field in schema])
 
 
 def check_columns(asked: StructType, known: StructType, what: str) -> None:
-    """Check that a schema asked for has known columns of the right types. Errors: RelayError."""
+    """Check that a requested schema has known columns of the right types. Errors: RelayError."""
     for field, ours in zip(asked, subset(known, asked.names, what), strict=True):
         if field.dataType.simpleString() != ours.dataType.simpleString():
             raise RelayError(
-                f"column {field.name} of {what} is {ours.dataType.simpleString()}, "
-                f"not {field.dataType.simpleString()}"
+                f"column {field.name} of {what}: expected {ours.dataType.simpleString()}, "
+                f"got {field.dataType.simpleString()}"
             )

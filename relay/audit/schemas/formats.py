@@ -39,15 +39,15 @@ STORED_MESSAGE = StructType(
         maybe("topic", TEXT, "topic of a PubSub message"),
         maybe("correlation_id", TEXT, "UUID v4 of the thread"),
         always("priority", TEXT, "Critical, High, Normal, Low, Background"),
-        maybe("metadata", TEXTS, "values that are no text are written as JSON"),
+        maybe("metadata", TEXTS, "values other than text are written as JSON"),
         maybe("relay_id", TEXT, "metadata relay_id: message_id of the ledger"),
         maybe("to", TEXT, "metadata to: the TO header"),
         maybe("kind", TEXT, "the KIND header: metadata kind, or what message_type stands for"),
         maybe("created_ns", NUMBER, "metadata created_ns: discovery, Unix nanoseconds"),
         maybe("created_at", TIME, "the engine's clock, whole seconds"),
         maybe("delivered_at", TIME, "written for every recipient, whole seconds"),
-        maybe("acknowledged_at", TIME, "acked by all that owe it, whole seconds"),
-        maybe("ttl_s", U64, "seconds that it is worth delivering"),
+        maybe("acknowledged_at", TIME, "acked by all that owe an ack, whole seconds"),
+        maybe("ttl_s", U64, "time to live, seconds"),
         always("status", TEXT, "Created, Sent, Delivered, Acknowledged, Failed, ..."),
         always("retry_count", NUMBER, "deliveries tried again"),
         maybe("signature", BYTES, "Ed25519"),
@@ -142,7 +142,7 @@ JOURNAL = StructType(
         maybe("state", TEXT, "of the deliveries from now on: Sent, Delivered, Acknowledged, ..."),
         maybe("attempt", NUMBER, "of a delivery that was made again"),
         maybe("said", TEXT, "the status that an acknowledgment gives"),
-        maybe("reason", TEXT, "why it was refused, or given up"),
+        maybe("reason", TEXT, "reason of a refusal or dead letter"),
         maybe("answer_id", TEXT, "FileRefused: message_id of the nack"),
         maybe("message_numbers", ArrayType(U64), "the engine's numbers of what it is about"),
         maybe("deliveries", _DELIVERIES, "each delivery that it is about"),
@@ -172,7 +172,7 @@ JOURNAL_DAMAGE = StructType(
 ORIGINAL = StructType(
     [
         always("path", TEXT, "below the home, as the ledger's file_path; in a pack, too"),
-        maybe("message_id", TEXT, "stem of the file's name, of a refused one whatever it was"),
+        maybe("message_id", TEXT, "stem of the file's name"),
         always("kind", TEXT, "original, rejected, duplicate; pack: a pack that cannot be read"),
         always("day", TEXT, "2026-01-31, of the archive's folder"),
         maybe("agent", TEXT, "sender"),
@@ -180,14 +180,14 @@ ORIGINAL = StructType(
         maybe("size", NUMBER, "bytes, header and body"),
         maybe("checksum", TEXT, "SHA-256 of the content, 64 hex, as the ledger's"),
         maybe("sha256", TEXT, "of the whole file, 64 hex"),
-        maybe("target", TEXT, "the TO header; empty: the header is that of no message"),
+        maybe("target", TEXT, "the TO header; empty: the header is not valid"),
         maybe("message_type", TEXT, "the KIND header; likewise"),
         maybe("priority", TEXT, "Critical, High, Normal, Low, Background; likewise"),
         maybe("ttl_s", NUMBER, "the TTL header; NULL: none"),
         maybe("topic", TEXT, "the TOPIC header; NULL: none"),
         maybe("thread", TEXT, "the THREAD header, as the UUID v4 of its thread; NULL: none"),
         maybe("changed_at", TIME, "of the inode: when it came here; NULL in a pack"),
-        maybe("problem", TEXT, "why it could not be read"),
+        maybe("problem", TEXT, "reason why it could not be read"),
     ]
 )
 
@@ -195,12 +195,12 @@ KEPT_FILE = StructType(
     [
         always("path", TEXT, "below the home; of Tier 2, the object's key"),
         always("kind", TEXT, "store, archive, journal, segment, object, attachment"),
-        maybe("day", TEXT, "2026-01-31, of what never changes again; NULL: it may"),
-        maybe("item", TEXT, "what it is called in whatever tier it lies"),
+        maybe("day", TEXT, "2026-01-31, of a file that never changes; NULL: it may"),
+        maybe("item", TEXT, "its name, the same in every tier"),
         maybe("size", NUMBER, "bytes"),
         maybe("sha256", TEXT, "of the file; of a segment size and crc64 of its records"),
-        always("problems", WORDS, "what is wrong with it, a line each"),
-        always("warnings", WORDS, "what is only worth knowing"),
+        always("problems", WORDS, "faults, a line each"),
+        always("warnings", WORDS, "notes, a line each"),
     ]
 )
 

@@ -16,14 +16,14 @@ FINDING = StructType(
         maybe("message_id", TEXT, "of the ledger"),
         maybe("agent", TEXT, "sender"),
         maybe("route", TEXT, "the TO header"),
-        always("observed_at", TIME, "of the evidence: the ledger's snapshot"),
-        always("detail", TEXTS, "what else there is to know; only what is known"),
+        always("observed_at", TIME, "time of the ledger's snapshot"),
+        always("detail", TEXTS, "further facts, where known"),
     ]
 )
 
 COUNT = StructType(
     [
-        always("name", TEXT, "what is counted"),
+        always("name", TEXT, "of the count"),
         always("count", NUMBER, "how many"),
     ]
 )
@@ -40,13 +40,13 @@ RECONCILED = StructType(
         maybe("last_error", TEXT, "of the ledger's row"),
         maybe("ledger_checksum", TEXT, "SHA-256, 64 hex"),
         maybe("store_checksum", TEXT, "SHA-256, 64 hex: one that differs, if any does"),
-        maybe("journal_checksum", TEXT, "SHA-256, 64 hex: of what was accepted"),
-        maybe("original_checksum", TEXT, "SHA-256, 64 hex: of what the archived file says"),
+        maybe("journal_checksum", TEXT, "SHA-256, 64 hex: of the accepted content"),
+        maybe("original_checksum", TEXT, "SHA-256, 64 hex: of the archived file's content"),
         always("copies", NUMBER, "in store and archives"),
         always("records", NUMBER, "of the journal that accept it"),
         maybe("store_file", TEXT, "one of the files with a copy"),
         maybe("stored_at", TIME, "the engine's clock, whole seconds"),
-        maybe("original", TEXT, "where the archived file is, or should be, below the home"),
+        maybe("original", TEXT, "path of the archived file, or its expected path"),
         always("deliveries", NUMBER, "recipients in the ledger"),
         maybe("waiting_for", TEXT, "recipients whose delivery is held or staged"),
         maybe("ended_for", TEXT, "recipients whose delivery expired, bounced or is dead"),
@@ -65,8 +65,8 @@ RECONCILED_DELIVERY = StructType(
         maybe("journal_state", TEXT, "by the last record about it"),
         maybe("attempt", NUMBER, "of the ledger's row"),
         maybe("journal_attempt", NUMBER, "the highest that the journal has begun"),
-        always("made", NUMBER, "records of the journal that put it into the inbox"),
-        maybe("moved_at", TIME, "of the last record about it"),
+        always("inbox_writes", NUMBER, "records of the journal that put it into the inbox"),
+        maybe("journal_changed_at", TIME, "of the last record about it"),
     ]
 )
 
@@ -96,7 +96,7 @@ DUPLICATE = StructType(
         maybe("recipient", TEXT, "of the delivery that was made twice"),
         always("times", NUMBER, "how often it is there, or was done"),
         maybe("what", TEXT, "the numbers, files, or the message before, divided by commas"),
-        maybe("apart_ms", NUMBER, "resent: since the same was sent before"),
+        maybe("interval_ms", NUMBER, "resent: since the same was sent before"),
     ]
 )
 
@@ -104,9 +104,9 @@ ORDERED = StructType(
     [
         always("sender", TEXT, "agent"),
         always("recipient", TEXT, "agent"),
-        always("deliveries", NUMBER, "first attempts that were neither held nor put off"),
+        always("deliveries", NUMBER, "first attempts that were neither held nor deferred"),
         always("inversions", NUMBER, "written before one that was discovered earlier"),
-        always("by_clock", NUMBER, "of these, while the clock was put back"),
+        always("by_clock", NUMBER, "of these, while the clock was set back"),
         maybe("worst_ms", FLOAT, "by how much at most, those by the clock left out"),
         maybe("message_id", TEXT, "of that one"),
         always("created_inversions", NUMBER, "ids older than that of one discovered before"),
@@ -126,13 +126,13 @@ CLOCK = StructType(
 
 ACKS = StructType(
     [
-        always("sender", TEXT, "who is owed the acknowledgment"),
-        always("recipient", TEXT, "who owes it"),
+        always("sender", TEXT, "agent that is owed the acknowledgment"),
+        always("recipient", TEXT, "agent that owes it"),
         always("acked", NUMBER, "deliveries that were acknowledged"),
         always("failed", NUMBER, "of these, with the status failed"),
         always("owed", NUMBER, "delivered, and not acknowledged yet"),
         always("late", NUMBER, "of these, delivered more than once already"),
-        always("overdue", NUMBER, "of these, past their time, and nothing was done"),
+        always("overdue", NUMBER, "of these, past their time, without a further attempt"),
         maybe("p50_ms", FLOAT, "written to acknowledged, half are at most this"),
         maybe("p90_ms", FLOAT, "written to acknowledged, 9 of 10 are at most this"),
         maybe("p99_ms", FLOAT, "written to acknowledged, 99 of 100 are at most this"),
@@ -142,23 +142,23 @@ ACKS = StructType(
 
 OWED = StructType(
     [
-        always("class", TEXT, "owed, late or overdue; unrequested: never asked for"),
+        always("class", TEXT, "owed, late or overdue; unrequested: not asked for"),
         _ID,
         _AGENT,
         _ROUTE,
-        maybe("recipient", TEXT, "who owes it, or has sent it"),
+        maybe("recipient", TEXT, "agent that owes it, or has sent it"),
         maybe("state", TEXT, "of the delivery in the ledger"),
         maybe("attempt", NUMBER, "1 for the first"),
         maybe("written_at", TIME, "renamed into the inbox, the last time"),
         maybe("due_at", TIME, "when it is overdue"),
-        maybe("overdue_s", FLOAT, "when the relay was last seen at work; negative: not yet"),
+        maybe("overdue_s", FLOAT, "at the relay's last activity; negative: not yet"),
     ]
 )
 
 DEAD_LETTER = StructType(
     [
         always("message_id", TEXT, "of the ledger"),
-        always("recipient", TEXT, "for whom it is dead, or was"),
+        always("recipient", TEXT, "agent"),
         _AGENT,
         _ROUTE,
         always("class", TEXT, "waiting, discarded or replayed: see docs/audit.md"),
@@ -166,7 +166,7 @@ DEAD_LETTER = StructType(
         maybe("reason", TEXT, "why it was given up"),
         maybe("reason_kind", TEXT, "the same, with # for its numbers"),
         maybe("attempt", NUMBER, "the last that was made"),
-        always("times", NUMBER, "how often it died, as far as audit_log goes back"),
+        always("times", NUMBER, "how often it died, as far back as audit_log goes"),
         maybe("died_at", TIME, "the last time"),
         maybe("day", TEXT, "2026-01-31, of that time"),
         maybe("age_s", FLOAT, "at the snapshot"),
@@ -179,7 +179,7 @@ DEAD_REASON = StructType(
         maybe("reason_kind", TEXT, "why, with # for numbers"),
         always("recipient", TEXT, "agent"),
         always("letters", NUMBER, "that died for this reason"),
-        always("waiting", NUMBER, "of these, neither replayed nor let go"),
+        always("waiting", NUMBER, "of these, neither replayed nor discarded"),
     ]
 )
 
@@ -190,12 +190,12 @@ VERIFIED = StructType(
             "kind", TEXT, "store, archive, journal, ledger, segment, object, attachment, original"
         ),
         always("class", TEXT, "see docs/audit.md"),
-        maybe("day", TEXT, "2026-01-31, of what never changes again"),
-        maybe("item", TEXT, "what it is called in whatever tier or pack it lies"),
+        maybe("day", TEXT, "2026-01-31, of a file that never changes"),
+        maybe("item", TEXT, "its name, the same in every tier or pack"),
         maybe("size", NUMBER, "bytes"),
         maybe("sha256", TEXT, "of the file; of a segment size and crc64 of its records"),
-        always("problems", WORDS, "what is wrong with it, a line each"),
-        always("warnings", WORDS, "what is only worth knowing"),
+        always("problems", WORDS, "faults, a line each"),
+        always("warnings", WORDS, "notes, a line each"),
     ]
 )
 
@@ -223,7 +223,7 @@ _PERCENTILES = (
     maybe("p99_ms", FLOAT, "99 of 100 took at most this"),
     maybe("max_ms", FLOAT, "the longest"),
     always("slow", NUMBER, "inbox: of them, above 5 s; 0 for other stages"),
-    always("negative", NUMBER, "ended before they began: the clock was put back; not in the rest"),
+    always("negative", NUMBER, "ended before they began: the clock was set back; not in the rest"),
 )
 
 LATENCY = StructType(
@@ -259,8 +259,8 @@ LATENCY_SLOWEST = StructType(
 TRAFFIC_AGENTS = StructType(
     [
         always("agent", TEXT, "sender or recipient"),
-        always("writes_to", NUMBER, "agents that it wrote to"),
-        always("hears_from", NUMBER, "agents that wrote to it"),
+        always("recipients", NUMBER, "agents that it wrote to"),
+        always("senders", NUMBER, "agents that wrote to it"),
         always("sent", NUMBER, "deliveries of its messages"),
         always("received", NUMBER, "written into its inbox"),
         always("bytes_sent", NUMBER, "of the files sent, header and body"),
@@ -298,14 +298,14 @@ AGENT_LIFE = StructType(
         maybe("registered_at", TIME, "first seen"),
         maybe("last_seen_at", TIME, "wrote or read"),
         maybe("changed_at", TIME, "of the status"),
-        maybe("lived_s", NUMBER, "from its registration until it was terminated or retired"),
+        maybe("lifetime_s", NUMBER, "from its registration until it was terminated or retired"),
         always("messages", NUMBER, "files that it sent"),
         always("received", NUMBER, "written into its inbox"),
-        always("unread", NUMBER, "that stand in its inbox"),
+        always("unread", NUMBER, "files in its inbox"),
         maybe("unread_since", TIME, "when the oldest of those was written"),
         always("saves", NUMBER, "continuity messages that it sent"),
         maybe("silent_s", NUMBER, "since it last wrote or read"),
-        maybe("longest_silence_s", NUMBER, "between two signs of it; of an hour and more"),
+        maybe("longest_silence_s", NUMBER, "between two of its activities; of an hour and more"),
         maybe("process", TEXT, "state of the process that the relay started"),
         maybe("cli", TEXT, "its name in spawn.clis"),
         maybe("restart", TEXT, "never, on-failure, always"),
@@ -322,13 +322,13 @@ AGENT_LIFE = StructType(
 AGENT_SPAWN = StructType(
     [
         always("message_id", TEXT, "of the request"),
-        always("agent", TEXT, "who asked"),
+        always("agent", TEXT, "agent that asked"),
         always("kind", TEXT, "spawn or release"),
         always("asked_at", TIME, "discovered"),
         always("outcome", TEXT, "done, refused, open"),
-        maybe("answer_id", TEXT, "of the nack, which says why: for `relay trace`"),
-        maybe("reason", TEXT, "of a file that was refused unread"),
-        maybe("process", TEXT, "whose last life it began"),
+        maybe("answer_id", TEXT, "of the nack, which has the reason: for `relay trace`"),
+        maybe("reason", TEXT, "of a file that was refused"),
+        maybe("process", TEXT, "that it started"),
     ]
 )
 
@@ -336,8 +336,8 @@ THREAD = StructType(
     [
         always("thread", TEXT, "correlation id, UUID"),
         always("messages", NUMBER, "in it"),
-        always("participants", NUMBER, "who wrote in it"),
-        always("turns", NUMBER, "how often another than before wrote, and 1: its depth"),
+        always("participants", NUMBER, "agents that wrote in it"),
+        always("turns", NUMBER, "changes of the writer, and 1: its depth"),
         always("queries", NUMBER, "of type Query"),
         always("responses", NUMBER, "of type Response"),
         maybe("first_at", TIME, "its first message, discovered"),
@@ -350,7 +350,7 @@ THREAD_QUERY = StructType(
     [
         always("message_id", TEXT, "of the query"),
         always("thread", TEXT, "correlation id, UUID"),
-        always("agent", TEXT, "who asked"),
+        always("agent", TEXT, "agent that asked"),
         maybe("route", TEXT, "the TO header"),
         always("asked_at", TIME, "discovered"),
         always("class", TEXT, "answered, closed, ended, waiting, unanswered"),
@@ -368,7 +368,7 @@ THREAD_RUNAWAY = StructType(
         always("second", TEXT, "agent"),
         always("minute", TIME, "UTC"),
         always("messages", NUMBER, "of kind message between the two, in the 60 s before one of it"),
-        always("turns", NUMBER, "of them, how often the other one wrote next"),
+        always("turns", NUMBER, "of them, changes of the writer"),
         always("last_message_id", TEXT, "for `relay trace`"),
         always("recent", FLAG, "within the days that are judged"),
     ]
@@ -420,7 +420,7 @@ CAPACITY_FORECAST = StructType(
     [
         always("disk_bytes", NUMBER, "size of the disk"),
         always("free_bytes", NUMBER, "that the relay may still write"),
-        always("floor_bytes", NUMBER, "below it nothing is taken in"),
+        always("floor_bytes", NUMBER, "the relay accepts nothing below it"),
         always("home_bytes", NUMBER, "of the home, on the disk"),
         always("bytes_per_day", FLOAT, "of the home, over the last days, seven at most"),
         maybe("full_in_days", NUMBER, "until the floor, if nothing is removed; NULL: ten years on"),
@@ -433,7 +433,7 @@ CAPACITY_FORECAST = StructType(
     ]
 )
 
-# What the driver measured, as tables for the job: relay/audit/sizes.py.
+# Measured by the driver, as tables for the job: relay/audit/disk_usage.py.
 MEASURED = StructType(
     [
         always("part", TEXT, "of the home"),

@@ -1,4 +1,4 @@
-"""The audits' formats, made known to a Spark session."""
+"""Spark data sources: store files, journal, ledger, originals and files of a home."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``acomm``, ``aof2`` and ``relay_ledger`` known to a session; again is harmless.
+    """Register the formats ``acomm``, ``aof2`` and ``relay_ledger`` in a session; idempotent.
 
     Where the session has workers on other machines, agent-relay must be installed there.
     """

@@ -1,8 +1,8 @@
 """Messages of a store file as Arrow arrays, a column at a time, from the columns of section 257.
 
-What the file does not carry is made: for messages that were decoded, the same columns in memory.
-Nothing but contents, their checksums and signatures needs the records; where the file has its
-columns, those are cut out of the records' bytes, and the records themselves are never read.
+A file without that section is decoded, and the same columns are made in memory. Only contents,
+their checksums and signatures need the records; where the file has columns, those are cut out of
+the records' bytes, and the records are not decoded.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LABELS = {
     "priority": (Block.PRIORITY, Priority),
     "status": (Block.STATUS, MessageStatus),
 }
-CUT = frozenset(("content", "checksum", "signature"))  # what the records are needed for
+FROM_RECORDS = frozenset(("content", "checksum", "signature"))  # columns that need the records
 
 
 class MessageTable:
-    """The messages of one section of one file; each array is made when it is asked for.
+    """The messages of one section of one file; each array is made on demand.
 
     ``contents`` and ``signatures`` give those of the messages with these numbers.
     Errors: FormatError for columns that do not hold together.
@@ -74,7 +74,7 @@ class MessageTable:
         self._arrays: dict[str, pa.Array] = {}
 
     def column(self, name: str) -> pa.Array:
-        """A column of every message; none of CUT."""
+        """Return a column of all messages; not one of FROM_RECORDS."""
         if name in self._fixed:
             return pa.repeat(pa.scalar(*self._fixed[name]), self.count)
         if name not in self._arrays:
@@ -85,15 +85,15 @@ class MessageTable:
         return self._arrays[name]
 
     def distinct(self, name: str) -> pa.Array | None:
-        """The values among which those of a column are, where that is known without the rows."""
+        """Return the distinct values of a column, where they are known without the rows."""
         if name == "sender":
             return self._sender_texts[0]
         if name == "channel":
             return pa.array(self._channels[1], pa.string())
         return None
 
-    def cut(self, names: Sequence[str], numbers: Sequence[int]) -> dict[str, pa.Array]:
-        """The columns of CUT that are asked for, of the messages with these numbers."""
+    def from_records(self, names: Sequence[str], numbers: Sequence[int]) -> dict[str, pa.Array]:
+        """Return columns of FROM_RECORDS, of the messages with these numbers."""
         found: dict[str, pa.Array] = {}
         if "content" in names or ("checksum" in names and not self._sealed):
             contents = self._contents(self, numbers)
@@ -103,14 +103,14 @@ class MessageTable:
                 sums = [hashlib.sha256(content).hexdigest() for content in contents]
                 found["checksum"] = pa.array(sums, pa.string())
         if "checksum" in names and self._sealed:
-            # the ledger's checksum is of the plain text, which a sealed content does not tell
+            # the ledger's checksum is of the plain text, which is sealed
             found["checksum"] = pa.nulls(len(numbers), pa.string())
         if "signature" in names:
             found["signature"] = pa.array(self._signatures(self, numbers), pa.binary())
         return found
 
     def content_positions(self) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Of each record: where its content begins and ends, and where it ends itself."""
+        """Return, of each record, begin and end of its content, and the end of the record."""
         content, rest = self._numbers(Block.CONTENT_SIZE), self._numbers(Block.REST_SIZE)
         behind = pc.add(pc.add(self._sender_sizes(), content), rest)
         ends = pc.add(pc.cumulative_sum(pc.add(behind, BEFORE_CONTENT)), U64.size)
@@ -118,7 +118,7 @@ class MessageTable:
         return pc.subtract(content_ends, content), content_ends, ends
 
     def signature_sizes(self) -> pa.Array:
-        """0 for none, else the size and 1."""
+        """Return 0 for no signature, else its size plus 1."""
         return self._numbers(Block.SIGNATURE_SIZE)
 
     def _block(self, tag: int) -> Reader:
@@ -235,7 +235,7 @@ class MessageTable:
 
 
 class MetadataColumns:
-    """The metadata of all messages: the values of each key and type, and who has which."""
+    """The metadata of all messages: the values of each key and type, by message."""
 
     def __init__(self, source: Columns) -> None:
         self._source = source
@@ -251,7 +251,7 @@ class MetadataColumns:
                 self._held[lane] += 1
 
     def maps(self) -> pa.Array:
-        """Key and value as text, NULL for a message without metadata."""
+        """Return maps of key to text, NULL for a message without metadata."""
         values, place = self._all(range(len(self._lanes)))
         keys: list[int] = []
         items: list[int] = []
@@ -270,12 +270,12 @@ class MetadataColumns:
         )
 
     def texts(self, key: str) -> pa.Array:
-        """The value of that key as text; what is no text as JSON."""
+        """Return the values of a key as text; other types as JSON."""
         lanes = [number for number, lane in enumerate(self._lanes) if lane.key == key]
         return self._spread(lanes, pa.string(), self._all)
 
     def integers(self, key: str) -> pa.Array:
-        """The value of that key where it is a whole number."""
+        """Return the values of a key that are integers."""
         wanted = columns.Lane(key, META_INTEGER)
         lanes = [number for number, lane in enumerate(self._lanes) if lane == wanted]
 
@@ -290,7 +290,7 @@ class MetadataColumns:
         kind: pa.DataType,
         read: Callable[[Sequence[int]], tuple[pa.Array, dict[int, Iterator[int]]]],
     ) -> pa.Array:
-        """The values of lanes of which a message is in one at most, each at its message."""
+        """Spread the values of lanes to their messages; a message is in at most one of them."""
         if not lanes:
             return pa.nulls(len(self._rows), kind)
         values, place = read(lanes)
@@ -303,7 +303,7 @@ class MetadataColumns:
         return values.take(pa.array([next(of_shape[code]) for code in self._rows], pa.uint64()))
 
     def _all(self, lanes: Sequence[int]) -> tuple[pa.Array, dict[int, Iterator[int]]]:
-        """The texts of these lanes one behind the other, and where the next of each stands."""
+        """Return the texts of these lanes in a row, and an iterator of positions for each lane."""
         place: dict[int, Iterator[int]] = {}
         parts = [_NO_TEXT]
         first = 1
@@ -345,8 +345,8 @@ def decoded_table(
     channels: Sequence[Channel],
     sealed: bool,
 ) -> MessageTable:
-    """The table of messages that were decoded."""
-    # Nobody cuts anything out of these: a record ends with its content.
+    """Make the table of decoded messages."""
+    # Contents are not cut out of these records: a record ends with its content.
     sizes = [BEFORE_CONTENT + len(m.sender.encode()) + len(m.content) for m in messages]
     return MessageTable(
         path,
@@ -362,14 +362,14 @@ _NO_TEXT = pa.nulls(1, pa.string())
 
 
 def _times(seconds: pa.Array) -> pa.Array:
-    """Microseconds; NULL behind the last time that Spark has."""
+    """Convert to microseconds; NULL after the last time that Spark has."""
     known = pc.less_equal(seconds, pa.scalar(LAST_SECOND, pa.uint64()))
     kept = pc.if_else(known, seconds, pa.scalar(None, pa.uint64())).cast(pa.int64())
     return pc.multiply(kept, MICROS).cast(TIME)
 
 
 def _array(reader: Reader, kind: pa.DataType, length: int, whole: bool = True) -> pa.Array:
-    """So many fixed-width values of a block, all of it unless not ``whole``; not copied twice."""
+    """Read fixed-width values of a block: all of it, when ``whole``; without a second copy."""
     size = length * kind.bit_width // 8
     start = reader.skip(size, f"{length} values")
     if whole:
@@ -379,7 +379,7 @@ def _array(reader: Reader, kind: pa.DataType, length: int, whole: bool = True) -
 
 
 def _codes(width: int, codes: memoryview, less: int = 0) -> pa.Array | None:
-    """Codes, each smaller by ``less``; None when there are none."""
+    """Read codes, each smaller by ``less``; None for width 0."""
     if not width:
         return None
     kind = CODES[width]
@@ -388,7 +388,7 @@ def _codes(width: int, codes: memoryview, less: int = 0) -> pa.Array | None:
 
 
 def _texts(texts: Texts) -> pa.Array:
-    """Each text once. Errors: pa.ArrowInvalid for bytes that are no UTF-8."""
+    """Return each text once. Errors: pa.ArrowInvalid for bytes that are not UTF-8."""
     sizes = pa.array(texts.sizes, pa.uint32()) if texts.number else pa.array([], pa.uint32())
     ends = pc.cumulative_sum(sizes.cast(pa.int64())).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])

@@ -1,4 +1,4 @@
-"""Options and filters of the format ``acomm``: the files, sections and messages that are asked for.
+"""Options and filters of the format ``acomm``: files, sections and conditions.
 
 A condition decides three times: whether a file has any such message (by the texts that its
 columns or indexes name, once its checksum was verified), which rows are sent to Spark, and,
@@ -57,7 +57,7 @@ DAMAGED = "damaged"  # a table beside the sections
 SCHEMES = ("s3://", "s3a://")
 ATTEMPTS = 6  # of one request: a store that asks to slow down is waited for
 CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 10, 60
-NO_BUCKET = "there is no such bucket"
+NO_BUCKET = "no such bucket"
 _GLOB = "*?["
 
 MESSAGE_SECTIONS = ("messages", "dead_letters", "archive")
@@ -78,7 +78,7 @@ class StoredDelivery(NamedTuple):
     state: str
 
 
-class Rows(NamedTuple):
+class SectionRows(NamedTuple):
     """One section of one file."""
 
     values: Sequence[Any]
@@ -86,27 +86,27 @@ class Rows(NamedTuple):
 
 
 def sections_of(text: str) -> tuple[str, ...]:
-    """The sections that an option names, divided by commas; all must have the same columns.
+    """Parse the sections of an option, divided by commas; all must have the same columns.
 
-    Errors: RelayError for a name that is none, and for a mixture.
+    Errors: RelayError for an unknown name, and for a mixture.
     """
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in SECTIONS:
-            raise RelayError(f"section {name!r} is none of {', '.join(SECTIONS)}")
+            raise RelayError(f"section: expected one of {', '.join(SECTIONS)}, got {name!r}")
     if len({id(SECTIONS[name]) for name in names}) > 1:
         raise RelayError(f"sections {text} have different columns: read them one by one")
     return names
 
 
-def rows(store: StoreFile, section: str, path: str) -> Rows:
-    """The rows of a section without messages of the store that was read from ``path``."""
+def section_rows(store: StoreFile, section: str, path: str) -> SectionRows:
+    """Return the rows of a section without messages, of the store that was read from ``path``."""
     file: ColumnMakers = {"file": lambda _: path}
     if section == "channels":
-        return Rows(store.channels, {**file, **_CHANNEL})
+        return SectionRows(store.channels, {**file, **_CHANNEL})
     if section == "subscriptions":
-        return Rows(store.subscriptions, {**file, **_SUBSCRIPTION})
-    return Rows(_deliveries(store), {**file, **_DELIVERY})
+        return SectionRows(store.subscriptions, {**file, **_SUBSCRIPTION})
+    return SectionRows(_deliveries(store), {**file, **_DELIVERY})
 
 
 def _deliveries(store: StoreFile) -> list[StoredDelivery]:
@@ -120,7 +120,7 @@ def _deliveries(store: StoreFile) -> list[StoredDelivery]:
 
 
 def _at(seconds: int | None) -> int | None:
-    """Microseconds for a timestamp column; NULL behind the last time that Spark has."""
+    """Convert to microseconds; NULL after the last time that Spark has."""
     return seconds * MICROS if seconds is not None and seconds <= LAST_SECOND else None
 
 
@@ -167,8 +167,8 @@ _SUBSCRIPTION: dict[str, Callable[[Subscription], object]] = {
 }
 
 
-WORDS = ("sender", "channel", "status")
-OPTIONS = ("since", "until", *WORDS)
+TEXT_COLUMNS = ("sender", "channel", "status")
+OPTIONS = ("since", "until", *TEXT_COLUMNS)
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
@@ -184,42 +184,42 @@ _PUSHED: dict[type, str] = {
 
 
 class Condition(NamedTuple):
-    """One of several that a message must all meet."""
+    """A condition on one column; a message must meet all conditions."""
 
-    column: str  # created_at or one of WORDS
-    how: str  # in, >, >=, <, <=
+    column: str  # created_at or one of TEXT_COLUMNS
+    operator: str  # in, >, >=, <, <=
     values: tuple[str, ...] | tuple[int]  # texts; of created_at, Unix microseconds
 
     def mask(self, array: pa.Array) -> pa.Array:
-        """True where a value of the column meets it; never for NULL."""
+        """Return True where a value of the column meets it; never for NULL."""
         kind = TIME if self.column == "created_at" else pa.string()
-        if self.how == "in":
+        if self.operator == "in":
             return pc.is_in(array, pa.array(self.values, kind), skip_nulls=True)
-        found = _COMPARISONS[self.how](array, pa.scalar(self.values[0], kind))
+        found = _COMPARISONS[self.operator](array, pa.scalar(self.values[0], kind))
         return pc.fill_null(found, False)
 
     def meets_any(self, values: Iterable[Any]) -> bool:
-        """Whether one of these values does."""
+        """Return True when one of these values meets it."""
         kind = TIME if self.column == "created_at" else pa.string()
         return bool(pc.any(self.mask(pa.array(values, kind)), min_count=0).as_py())
 
 
 def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
-    """The conditions of the options. Errors: RelayError for a time or status that is none."""
+    """Make the conditions of the options. Errors: RelayError for an invalid time or status."""
     found = []
-    for name, how in (("since", ">="), ("until", "<")):
+    for name, operator in (("since", ">="), ("until", "<")):
         if name in options:
-            found.append(Condition("created_at", how, (_micros_of(name, options[name]),)))
-    for name in WORDS:
+            found.append(Condition("created_at", operator, (_micros_of(name, options[name]),)))
+    for name in TEXT_COLUMNS:
         if name in options:
             found.append(Condition(name, "in", _words(name, options[name])))
     return tuple(found)
 
 
 def filter_condition(one: Filter) -> Condition | None:
-    """The condition that a pushed filter is; None when it is not one for us to decide."""
+    """Translate a pushed filter; None when Spark alone must decide it."""
     column = ".".join(one.attribute) if hasattr(one, "attribute") else ""
-    if column != "created_at" and column not in WORDS:
+    if column != "created_at" and column not in TEXT_COLUMNS:
         return None
     if isinstance(one, In):
         values = one.value
@@ -239,7 +239,7 @@ def filter_condition(one: Filter) -> Condition | None:
 
 
 def matching_rows(table: MessageTable, conditions: Iterable[Condition]) -> pa.Array | None:
-    """The numbers of the messages that meet them all; None when all do."""
+    """Return the numbers of the messages that meet all conditions; None when all do."""
     wanted = list(conditions)
     for one in wanted:
         known = table.distinct(one.column)
@@ -255,9 +255,9 @@ def matching_rows(table: MessageTable, conditions: Iterable[Condition]) -> pa.Ar
 
 
 def may_match(found: Indexes, channels: Iterable[Channel], conditions: Iterable[Condition]) -> bool:
-    """Whether a file with these indexes may hold a message that meets the conditions.
+    """Return False when these indexes rule out every message of a file.
 
-    An index that is absent decides nothing.
+    A missing index rules out nothing.
     """
     names = {channel.id: channel.name for channel in channels}
     for one in conditions:
@@ -279,9 +279,9 @@ def _words(name: str, text: str) -> tuple[str, ...]:
     labels = [status.label for status in MessageStatus]
     for word in words:
         if name == "status" and word not in labels:
-            raise RelayError(f"status {word!r} is none of {', '.join(labels)}")
+            raise RelayError(f"status: expected one of {', '.join(labels)}, got {word!r}")
     if not words:
-        raise RelayError(f"option {name} names nothing: one or several, divided by commas")
+        raise RelayError(f"option {name}: expected one or several names, divided by commas")
     return words
 
 
@@ -290,12 +290,12 @@ def _micros_of(name: str, text: str) -> int:
         return _micros(datetime.fromisoformat(text.strip()))
     except ValueError:
         raise RelayError(
-            f"option {name} is {text!r}, not a time such as 2026-01-31 or 2026-01-31T09:30:00Z"
+            f"option {name}: expected a time such as 2026-01-31T09:30:00Z, got {text!r}"
         ) from None
 
 
 def _micros(at: datetime) -> int:
-    """Unix microseconds; a time without a zone is UTC."""
+    """Convert to Unix microseconds; a time without a zone is UTC."""
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     since = at - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * MICROS + since.microseconds
@@ -319,7 +319,7 @@ def find_files(paths: Iterable[str]) -> list[str]:
             continue
         matches = sorted(glob.glob(path, recursive=True))
         if not matches:
-            raise RelayError(f"there is no file {path}")
+            raise RelayError(f"{path}: no such file")
         for match in matches:
             found.extend(_below(match) if os.path.isdir(match) else [match])
     return list(dict.fromkeys(found))
@@ -361,7 +361,7 @@ def list_objects(path: str) -> list[str]:
         pattern = f"{bucket}/{key if literal != key else glob.escape(key)}"
         names = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not names and not is_folder:
-        raise RelayError(f"there is no file {path}")
+        raise RelayError(f"{path}: no such file")
     return [f"s3://{name}" for name in sorted(names)]
 
 
@@ -398,7 +398,7 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as exc:
-        raise RelayError(f"there is no file {path}") from exc
+        raise RelayError(f"{path}: no such file") from exc
     except OSError as exc:
         text = str(exc)
         reason = Reason.UNAVAILABLE

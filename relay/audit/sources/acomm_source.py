@@ -18,9 +18,9 @@ filters on ``created_at``, ``sender``, ``channel`` and ``status`` spare the file
 messages, and the rows that are not wanted.
 
 Order, for each file: the bytes and their SHA-256; the columns of section 257, or the indexes of
-section 4, say whether any message is wanted; then the columns asked for, of the messages that are
-wanted. All that can fail is done before the first batch: a file gives all of its rows, or none,
-and a damaged one fails the job with its name.
+section 4, tell whether any message is wanted; then the requested columns, of these messages. All
+that can fail is done before the first batch: a file gives all of its rows, or none, and a damaged
+one fails the job with its name.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from relay.acomm.reader import U64, Reader
 from relay.acomm.records import read_channel
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
-from relay.audit.sources.acomm_messages import CUT, MessageTable, decoded_table
+from relay.audit.sources.acomm_messages import FROM_RECORDS, MessageTable, decoded_table
 from relay.audit.sources.acomm_query import (
     DAMAGED,
     MESSAGE_SECTIONS,
     OPTIONS,
     SECTIONS,
     Condition,
-    Rows,
+    SectionRows,
     filter_condition,
     find_files,
     is_remote,
@@ -62,8 +62,8 @@ from relay.audit.sources.acomm_query import (
     may_match,
     option_conditions,
     read_object,
-    rows,
     schema_of,
+    section_rows,
     sections_of,
 )
 from relay.base.errors import FormatError, ObjectError, RelayError
@@ -83,10 +83,10 @@ def load(
     permissive: bool = False,
     cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
-    """These columns of a section of these files; no files give no rows.
+    """Read columns of a section of these files; no files give no rows.
 
-    Errors: RelayError for a section or column that there is none of. A file that is damaged
-    or missing fails the job that reads it; where it is ``permissive``, it has no rows.
+    Errors: RelayError for an unknown section or column. A file that is damaged or missing
+    fails the job that reads it; when ``permissive``, it has no rows.
     """
     schema = subset(SECTIONS[sections_of(section)[0]], columns, f"section {section}")
     named = json.dumps([glob.escape(path) for path in paths])
@@ -95,11 +95,11 @@ def load(
 
 
 class AcommSource(DataSource):  # type: ignore[misc]
-    """Made by Spark, once a plan."""
+    """A data source; Spark makes one for each plan."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -107,16 +107,16 @@ class AcommSource(DataSource):  # type: ignore[misc]
         return schema_of(self._sections()[0])
 
     def reader(self, schema: StructType) -> AcommReader:
-        """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
+        """A reader of the columns of ``schema``. Errors: RelayError for unknown columns."""
         sections = self._sections()
         check_columns(schema, schema_of(sections[0]), f"section {sections[0]}")
         mode = self.options.get("mode", MODES[0])
         if mode.lower() not in MODES:
-            raise RelayError(f"mode {mode!r} is none of {', '.join(MODES)}")
+            raise RelayError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         given = [name for name in OPTIONS if name in self.options]
         if given and sections[0] not in MESSAGE_SECTIONS:
             raise RelayError(f"option {given[0]} is for messages, not for section {sections[0]}")
-        wanted = Wanted(sections, option_conditions(self.options))
+        wanted = FileQuery(sections, option_conditions(self.options))
         permissive = mode.lower() == MODES[1]
         return AcommReader(find_files(self._paths()), wanted, schema, permissive=permissive)
 
@@ -144,7 +144,7 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
     """Reads files in workers. The list of files is made when the query is planned."""
 
     def __init__(
-        self, files: list[str], wanted: Wanted, schema: StructType, *, permissive: bool
+        self, files: list[str], wanted: FileQuery, schema: StructType, *, permissive: bool
     ) -> None:
         self._files = files
         self._wanted = wanted
@@ -152,10 +152,10 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
         self._permissive = permissive
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note what can be decided here; Spark decides all of it once more."""
+        """Note the filters that can be applied here; Spark applies all of them once more."""
         if self._wanted.sections[0] in MESSAGE_SECTIONS:
             pushed = tuple(filter(None, map(filter_condition, filters)))
-            self._wanted = Wanted(self._wanted.sections, self._wanted.conditions + pushed)
+            self._wanted = FileQuery(self._wanted.sections, self._wanted.conditions + pushed)
         return filters
 
     def partitions(self) -> list[FilePartition]:
@@ -168,8 +168,8 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
         Errors: RelayError that names the file.
         """
         if not isinstance(partition, FilePartition):
-            return  # no files at all: Spark asks for one partition nevertheless
-        _spare_the_collector()
+            return  # without files Spark asks for one partition nevertheless
+        _freeze_gc()
         path = partition.path
         schema = to_arrow_schema(self._schema, timezone="UTC")
         if self._wanted.sections == (DAMAGED,):
@@ -200,44 +200,44 @@ def _damaged(path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 
-def _spare_the_collector() -> None:
-    """Let a worker's collector pass over what is there already, once.
+def _freeze_gc() -> None:
+    """Exclude existing objects from garbage collection in a worker, once.
 
-    Spark's daemon collects after every task: 26 ms, for modules that never go.
+    Spark's daemon collects after every task: 26 ms, for modules that stay.
     """
-    global _spared
-    if not _spared and TaskContext.get() is not None:
-        _spared = True
+    global _frozen
+    if not _frozen and TaskContext.get() is not None:
+        _frozen = True
         gc.freeze()
 
 
-_spared = False
+_frozen = False
 
 
-class Wanted(NamedTuple):
-    """What is asked of each file."""
+class FileQuery(NamedTuple):
+    """The sections and conditions that are requested."""
 
     sections: tuple[str, ...]
     conditions: tuple[Condition, ...]
 
 
-class Damage(NamedTuple):
-    """Why a file could not be read."""
+class FileDamage(NamedTuple):
+    """The reason why a file could not be read."""
 
     reason: str
-    offset: int | None  # of the fault; None where there is none to tell
+    offset: int | None  # of the fault; None: unknown
     size: int | None  # of the file
 
 
-def batches(path: str, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file. Errors: FormatError, RelayError or OSError, before the first of them."""
+def batches(path: str, wanted: FileQuery, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a file. Errors: FormatError, RelayError, OSError, before the first row."""
     if wanted.sections[0] not in MESSAGE_SECTIONS:
         store = codec.decode(read_bytes(path), path)
-        yield from to_batches(rows(store, wanted.sections[0], path), schema)
+        yield from to_batches(section_rows(store, wanted.sections[0], path), schema)
         return
-    file = _Opened(path)
+    file = _OpenFile(path)
     try:
-        ready = [one for name in wanted.sections for one in file.chosen(name, wanted, schema)]
+        ready = [one for name in wanted.sections for one in file.select(name, wanted, schema)]
     except FormatError as exc:
         if exc.path:
             raise container.of_version(file.header, exc) from None
@@ -248,10 +248,10 @@ def batches(path: str, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordB
         yield from one.batches(schema)
 
 
-def damage(path: str) -> Damage | None:
-    """What is wrong with a file that no section of it can be read, or None.
+def damage(path: str) -> FileDamage | None:
+    """Return the fault of a file that cannot be read, or None.
 
-    More is looked at than a scan needs: every record, and the state of the deliveries.
+    This checks more than a scan needs: every record, and the state of the deliveries.
     """
     size = None
     try:
@@ -259,13 +259,13 @@ def damage(path: str) -> Damage | None:
         size = len(data)
         EngineState.decode(codec.decode(data, path, warn=lambda _: None).engine_state)
     except FormatError as exc:
-        return Damage(f"expected {exc.expected}, found {exc.found}", exc.offset, size)
+        return FileDamage(f"expected {exc.expected}, found {exc.found}", exc.offset, size)
     except OSError as exc:
-        return Damage(exc.strerror or str(exc), None, size)
+        return FileDamage(exc.strerror or str(exc), None, size)
     except ObjectError:
-        raise  # of an object store that does not answer no file is to blame
+        raise  # the object store is at fault, not the file
     except RelayError as exc:
-        return Damage(str(exc), None, size)
+        return FileDamage(str(exc), None, size)
     return None
 
 
@@ -276,7 +276,7 @@ def read_bytes(path: str) -> bytes:
     return codec.read_bytes(path)
 
 
-def to_batches(section: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def to_batches(section: SectionRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Rows of values as Arrow batches, a column at a time."""
     for start in range(0, len(section.values), BATCH_ROWS):
         chunk = section.values[start : start + BATCH_ROWS]
@@ -287,26 +287,26 @@ def to_batches(section: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class _Chosen(NamedTuple):
-    """The messages of one section that are wanted, and their columns but for CUT."""
+class _Selection(NamedTuple):
+    """The selected messages of one section, and their columns but for FROM_RECORDS."""
 
     table: MessageTable
     numbers: Sequence[int]
     arrays: dict[str, pa.Array]
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        cut = [field.name for field in schema if field.name in CUT]
+        cut = [field.name for field in schema if field.name in FROM_RECORDS]
         for start in range(0, len(self.numbers), BATCH_ROWS):
             numbers = self.numbers[start : start + BATCH_ROWS]
-            found = self.table.cut(cut, numbers)
+            found = self.table.from_records(cut, numbers)
             for name, array in self.arrays.items():
                 found[name] = array.slice(start, len(numbers))
             arrays = [found[field.name] for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class _Opened:
-    """A file whose checksum was found right; sections come out of their envelopes when needed."""
+class _OpenFile:
+    """A file whose checksum was verified; sections are unpacked on demand."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -315,8 +315,8 @@ class _Opened:
         self._entries = {entry.kind: entry for entry in entries if entry.length}
         self._store: StoreFile | None = None
 
-    def chosen(self, section: str, wanted: Wanted, schema: pa.Schema) -> Iterator[_Chosen]:
-        """The section's messages that are wanted; nothing when there are none."""
+    def select(self, section: str, wanted: FileQuery, schema: pa.Schema) -> Iterator[_Selection]:
+        """Select the section's messages by the conditions; nothing when none meet them."""
         table = self._table(section, wanted.conditions)
         if table is None or not table.count:
             return
@@ -325,21 +325,21 @@ class _Opened:
             return
         arrays = {}
         for field in schema:
-            if field.name not in CUT:
+            if field.name not in FROM_RECORDS:
                 array = table.column(field.name)
                 array = array if found is None else array.take(found)
                 arrays[field.name] = array if array.type == field.type else array.cast(field.type)
         numbers = range(table.count) if found is None else found.to_pylist()
-        if any(field.name in CUT for field in schema):
-            table.cut(["content", "signature"], ())  # what can go wrong with them does so now
-        yield _Chosen(table, numbers, arrays)
+        if any(field.name in FROM_RECORDS for field in schema):
+            table.from_records(["content", "signature"], ())  # so that their faults show now
+        yield _Selection(table, numbers, arrays)
 
     def _table(self, section: str, conditions: Iterable[Condition]) -> MessageTable | None:
         sealed = bool(self.header.flags & Flag.ENCRYPTED)
         if section == "messages" and SectionType.COLUMNS in self._entries:
             source = Columns.open(self._plain(SectionType.COLUMNS))
             self._compare_count(source.count)
-            cutter = _Cutter(self)
+            cutter = _ContentReader(self)
             return MessageTable(
                 self._path, section, source, sealed, cutter.contents, cutter.signatures
             )
@@ -352,7 +352,7 @@ class _Opened:
         )
 
     def raw(self, kind: SectionType) -> bytes:
-        """A section of messages out of its envelope."""
+        """Unpack a section of messages."""
         reader = self._plain(kind)
         if self.header.flags & Flag.COMPRESSED:
             return envelope.unpack(reader, f"section {kind}").data
@@ -363,18 +363,18 @@ class _Opened:
         return Reader(self._data, self._path, entry.offset, entry.offset + entry.length)
 
     def _compare_count(self, count: int) -> None:
-        """Make sure that columns and header speak of the same messages."""
+        """Check that columns and header have the same number of messages."""
         if SectionType.ARCHIVE in self._entries:
             count += int(U64.unpack_from(self.raw(SectionType.ARCHIVE))[0])
         _same(self._path, "messages in section 257 as the header counts", self.header, count)
 
     def _may_match(self, conditions: Sequence[Condition]) -> bool:
-        """What the indexes say; their channels have names in section 1."""
+        """Check the conditions against the indexes; channels have their names in section 1."""
         if not conditions or SectionType.INDEXES not in self._entries:
             return True
         try:
             found = indexes.decode(self._plain(SectionType.INDEXES))
-        except FormatError:  # an aid that is no use keeps nobody from reading the messages
+        except FormatError:  # damaged indexes do not keep the messages from being read
             return True
         channels = []
         if SectionType.CHANNELS in self._entries:
@@ -388,10 +388,10 @@ def _same(path: str, what: str, header: Header, count: int) -> None:
         raise FormatError(path, 24, f"{header.message_count} {what}", count)
 
 
-class _Cutter:
-    """Contents and signatures out of the records of section 2, which is unpacked when asked."""
+class _ContentReader:
+    """Reads contents and signatures from the records of section 2, which is unpacked on demand."""
 
-    def __init__(self, file: _Opened) -> None:
+    def __init__(self, file: _OpenFile) -> None:
         self._file = file
         self._raw = b""
         self._starts: list[int] = []

@@ -1,8 +1,8 @@
-"""A journal's events as columns: what each column needs of the wire, and how it is made.
+"""Events of a journal as columns: the fields that each column needs, and how it is made.
 
-Events are decoded into structs that have the fields of the columns asked for and no others, so
-what nobody reads is stepped over: a content is hashed, or even copied, for its own columns alone.
-One struct serves all kinds of events: a field that a kind has not is None.
+Events are decoded into structs with only the fields of the requested columns, so other fields are
+skipped: a content is hashed, or even copied, only for its own columns. One struct serves all kinds
+of events: a field that a kind lacks is None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relay.delivery.router import KIND_OF
 from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Start
 
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
-Make = Callable[["Rows", pa.DataType], pa.Array]
+Make = Callable[["RecordRows", pa.DataType], pa.Array]
 
 _WORD = str | int | float | bool | None  # what a message's metadata may hold
 # The fields of events that columns are made of; deeper ones by their path.
@@ -70,7 +70,7 @@ GAP, SEALED = "Gap", "Sealed"
 _MILLIS, _SECONDS = pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC")
 
 
-class Rows:
+class RecordRows:
     """Records of one segment, a list for each thing that all of them have."""
 
     def __init__(self, stream: str, segment: int) -> None:
@@ -80,7 +80,7 @@ class Rows:
         self.ends: list[int] = []
         self.at_ms: list[int] = []
         self.frames: list[Any] = []
-        self.events: list[Any] = []  # of a record that is none: one without a single field
+        self.events: list[Any] = []  # NO_EVENT for a record without one
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -91,11 +91,11 @@ class Rows:
         self.ends.append(end)
         self.at_ms.append(at_ms)
         self.frames.append(frame)
-        self.events.append(frame.event or NOTHING)
+        self.events.append(frame.event or NO_EVENT)
 
 
-class _Nothing:
-    """The event of a record that is none: each field is None."""
+class _NoEvent:
+    """The event of a record without one: each field is None."""
 
     type = ""
     held = None
@@ -104,7 +104,7 @@ class _Nothing:
         return None
 
 
-NOTHING = _Nothing()
+NO_EVENT = _NoEvent()
 
 
 class Marker(NamedTuple):
@@ -118,7 +118,7 @@ class Marker(NamedTuple):
     checkpoint: None = None
 
 
-class Column(NamedTuple):
+class JournalColumn(NamedTuple):
     """One column: the fields it needs, and how it is made of rows."""
 
     needs: tuple[str, ...]
@@ -126,7 +126,7 @@ class Column(NamedTuple):
 
 
 def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
-    """What turns payloads into the frames that these columns need.
+    """Make a function that decodes payloads into the frames that these columns need.
 
     Errors of a call: FormatError and VersionError with the offset; SealedStore without the key,
     or with another one.
@@ -152,14 +152,14 @@ def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
     return decode_frame
 
 
-def to_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows as one Arrow batch with the columns of ``schema``."""
+def to_batch(rows: RecordRows, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert the rows to one Arrow batch with the columns of ``schema``."""
     arrays = [_COLUMNS[field.name].make(rows, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _struct(name: str, paths: Iterable[str], prefix: str = "") -> Any:
-    """A struct with these fields of the wire; those of a path in structs of their own."""
+    """Make a struct with these fields of the wire; nested paths become nested structs."""
     inner: dict[str, list[str]] = {}
     for path in paths:
         first, _, rest = path.partition(".")
@@ -176,7 +176,7 @@ def _struct(name: str, paths: Iterable[str], prefix: str = "") -> Any:
 # -- how columns are made ---------------------------------------------------------------
 
 
-def _list(values: Callable[[Rows], list[Any]]) -> Make:
+def _list(values: Callable[[RecordRows], list[Any]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), kind)
 
 
@@ -185,22 +185,22 @@ def _of_events(value: Callable[[Any], Any]) -> Make:
 
 
 def _of_message(value: Callable[[Any], Any]) -> Make:
-    """Of the message of a MessageSent; NULL for everything else."""
+    """Make a column from the message of a MessageSent; NULL for other events."""
     return lambda rows, kind: pa.array(
         [None if (m := event.message) is None else value(m) for event in rows.events], kind
     )
 
 
-def _same(value: Callable[[Rows], Any]) -> Make:
+def _same(value: Callable[[RecordRows], Any]) -> Make:
     return lambda rows, kind: pa.repeat(pa.scalar(value(rows), kind), len(rows))
 
 
-def _time_ms(values: Callable[[Rows], list[Any]]) -> Make:
+def _time_ms(values: Callable[[RecordRows], list[Any]]) -> Make:
     # Straight from Python's numbers to times takes ten times as long.
     return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_MILLIS).cast(kind)
 
 
-def _time_s(values: Callable[[Rows], list[int | None]]) -> Make:
+def _time_s(values: Callable[[RecordRows], list[int | None]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_SECONDS).cast(kind)
 
 
@@ -229,10 +229,10 @@ _STATE_OF = {
     "DeadLettered": "Dead",
 }
 _ABOUT = ("message_id", "message_ids", "deliveries", "key", "message.id")
-_WHOM = ("recipients", "recipient", "participant", "deliveries", "key")
+_RECIPIENT_FIELDS = ("recipients", "recipient", "participant", "deliveries", "key")
 
 
-def _kinds(rows: Rows) -> list[str]:
+def _kinds(rows: RecordRows) -> list[str]:
     return [frame.event.type if frame.event else _control(frame) for frame in rows.frames]
 
 
@@ -243,7 +243,7 @@ def _control(frame: Any) -> str:
 
 
 def _about(event: Any) -> Sequence[int]:
-    """The engine's numbers of the messages that an event is about, each once."""
+    """Return the engine's numbers of the messages that an event is about, each once."""
     if event.message is not None:
         return (event.message.id,)
     number = event.message_id
@@ -256,19 +256,19 @@ def _about(event: Any) -> Sequence[int]:
     return (event.key[1],) if event.key is not None else ()
 
 
-def _number(rows: Rows, kind: pa.DataType) -> pa.Array:
+def _number(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     numbers = [_about(event) for event in rows.events]
     return _u64([one[0] if len(one) == 1 else None for one in numbers], kind)
 
 
-def _message_numbers(rows: Rows, kind: pa.DataType) -> pa.Array:
+def _message_numbers(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     every = [_about(event) for event in rows.events]
     flat = _u64([number for one in every for number in one], kind.value_type)
     return pa.ListArray.from_arrays(_offsets(every), flat, type=kind)
 
 
 def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
-    """Where each list begins in the flat one, and the end; NULL for one that is empty."""
+    """Return where each list begins in the flat one, and the end; NULL for an empty one."""
     at, offsets = 0, []
     for one in lists:
         offsets.append(at if one else None)
@@ -288,7 +288,7 @@ def _recipients(event: Any) -> Sequence[str] | None:
     return (event.key[2],) if event.key is not None else None
 
 
-def _deliveries(rows: Rows, kind: pa.DataType) -> pa.Array:
+def _deliveries(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     numbers: list[int] = []
     names: list[str] = []
     attempts: list[int | None] = []
@@ -300,12 +300,12 @@ def _deliveries(rows: Rows, kind: pa.DataType) -> pa.Array:
                 numbers.append(number)
                 names.append(name)
                 attempts.append(attempt)
-        elif whom := _recipients(event):
+        elif recipients := _recipients(event):
             attempt = _attempt(event)
             for number in _about(event):
-                numbers += [number] * len(whom)
-                names += whom
-                attempts += [attempt] * len(whom)
+                numbers += [number] * len(recipients)
+                names += recipients
+                attempts += [attempt] * len(recipients)
         offsets.append(before if len(numbers) > before else None)
     fields = list(kind.value_type)
     lists = (
@@ -332,7 +332,7 @@ def _attempt(event: Any) -> int | None:
     return event.attempt or None
 
 
-def _due_ms(rows: Rows) -> list[int | None]:
+def _due_ms(rows: RecordRows) -> list[int | None]:
     return [
         (event.due_ms if (one := event.delivery) is None else one.due_ms) or None
         for event in rows.events
@@ -342,7 +342,7 @@ def _due_ms(rows: Rows) -> list[int | None]:
 def _relay_id(event: Any) -> str | None:
     if event.message is not None:
         return _metadata_text(event.message, "relay_id")
-    # an empty one is of a file whose name gives none
+    # empty for a file whose name has no id
     return (event.message_id or None) if event.type == "FileRefused" else None
 
 
@@ -372,7 +372,7 @@ def _of_origin(name: str) -> Make:
     return _of_events(lambda event: getattr(event.origin, name) if event.origin else None)
 
 
-def _channel_id(rows: Rows, kind: pa.DataType) -> pa.Array:
+def _channel_id(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     return _u64([_channel_of(event) for event in rows.events], kind)
 
 
@@ -383,7 +383,7 @@ def _channel_of(event: Any) -> int | None:
     return event.channel_id  # type: ignore[no-any-return]
 
 
-def _reasons(rows: Rows) -> list[str | None]:
+def _reasons(rows: RecordRows) -> list[str | None]:
     return [
         event.reason or event.last_error or getattr(frame, "reason", None)
         for event, frame in zip(rows.events, rows.frames, strict=True)
@@ -399,52 +399,60 @@ def _controls(part: str, name: str) -> Make:
     )
 
 
-_COLUMNS: dict[str, Column] = {
-    "stream": Column((), _same(lambda rows: rows.stream)),
-    "segment": Column((), _same(lambda rows: rows.segment)),
-    "offset": Column((), _list(lambda rows: rows.offsets)),
-    "end": Column((), _list(lambda rows: rows.ends)),
-    "at": Column((), _time_ms(lambda rows: rows.at_ms)),
-    "event": Column((), _list(_kinds)),
-    "sequence": Column((), _list(lambda rows: [frame.seq for frame in rows.frames])),
-    "number": Column(_ABOUT, _number),
-    "numbers": Column(_ABOUT, _of_events(lambda event: len(_about(event)) or None)),
-    "relay_id": Column(("message_id", "message.metadata.relay_id"), _of_events(_relay_id)),
-    "message_type": Column(
+_COLUMNS: dict[str, JournalColumn] = {
+    "stream": JournalColumn((), _same(lambda rows: rows.stream)),
+    "segment": JournalColumn((), _same(lambda rows: rows.segment)),
+    "offset": JournalColumn((), _list(lambda rows: rows.offsets)),
+    "end": JournalColumn((), _list(lambda rows: rows.ends)),
+    "at": JournalColumn((), _time_ms(lambda rows: rows.at_ms)),
+    "event": JournalColumn((), _list(_kinds)),
+    "sequence": JournalColumn((), _list(lambda rows: [frame.seq for frame in rows.frames])),
+    "number": JournalColumn(_ABOUT, _number),
+    "numbers": JournalColumn(_ABOUT, _of_events(lambda event: len(_about(event)) or None)),
+    "relay_id": JournalColumn(("message_id", "message.metadata.relay_id"), _of_events(_relay_id)),
+    "message_type": JournalColumn(
         ("message.message_type",), _of_message(lambda m: _TYPES.get(m.message_type))
     ),
-    "sender": Column(
+    "sender": JournalColumn(
         ("message.sender", "origin.agent"),
         _of_events(
             lambda e: e.message.sender if e.message else e.origin.agent if e.origin else None
         ),
     ),
-    "to": Column(("message.metadata.to", "origin.target"), _of_events(_to)),
-    "recipients": Column(_WHOM, _of_events(_recipients)),
-    "checksum": Column(("message.content",), _of_message(lambda m: sha256_hex(m.content))),
-    "content_size": Column(("message.content",), _of_message(lambda m: len(m.content))),
-    "correlation_id": Column(("message.correlation_id",), _of_message(lambda m: m.correlation_id)),
-    "kind": Column(("message.message_type", "message.metadata.kind"), _of_message(_kind)),
-    "created_at": Column(
+    "to": JournalColumn(("message.metadata.to", "origin.target"), _of_events(_to)),
+    "recipients": JournalColumn(_RECIPIENT_FIELDS, _of_events(_recipients)),
+    "checksum": JournalColumn(("message.content",), _of_message(lambda m: sha256_hex(m.content))),
+    "content_size": JournalColumn(("message.content",), _of_message(lambda m: len(m.content))),
+    "correlation_id": JournalColumn(
+        ("message.correlation_id",), _of_message(lambda m: m.correlation_id)
+    ),
+    "kind": JournalColumn(("message.message_type", "message.metadata.kind"), _of_message(_kind)),
+    "created_at": JournalColumn(
         ("message.created_at",), _time_s(lambda rows: [_created_s(e) for e in rows.events])
     ),
-    "created_ns": Column(
+    "created_ns": JournalColumn(
         ("message.metadata.created_ns", "origin.discovered_at"), _of_events(_created_ns)
     ),
-    "state": Column(("state", "delivery.state"), _of_events(_state)),
-    "attempt": Column(("attempt", "delivery.attempt"), _of_events(_attempt)),
-    "said": Column(("said",), _of_events(lambda event: event.said or None)),
-    "reason": Column(("reason", "last_error"), _list(_reasons)),
-    "answer_id": Column(("answer_id",), _of_events(lambda event: event.answer_id or None)),
-    "message_numbers": Column(_ABOUT, _message_numbers),
-    "deliveries": Column((*_ABOUT, *_WHOM, "attempt", "delivery.attempt"), _deliveries),
-    "due_at": Column(("due_ms", "delivery.due_ms"), _time_ms(_due_ms)),
-    "held": Column(("held",), _of_events(lambda e: e.held if e.type == "MessageSent" else None)),
-    "channel_id": Column(("channel_id", "channel.id", "message.channel_id"), _channel_id),
-    "file_path": Column(("origin.path",), _of_origin("path")),
-    "file_checksum": Column(("origin.checksum",), _of_origin("checksum")),
-    "archive": Column(("note.name",), _of_events(lambda event: event.note and event.note.name)),
-    "epoch": Column((), _controls("start", "epoch")),
-    "boot_id": Column((), _controls("start", "boot_id")),
-    "covers": Column((), _controls("checkpoint", "offset")),
+    "state": JournalColumn(("state", "delivery.state"), _of_events(_state)),
+    "attempt": JournalColumn(("attempt", "delivery.attempt"), _of_events(_attempt)),
+    "said": JournalColumn(("said",), _of_events(lambda event: event.said or None)),
+    "reason": JournalColumn(("reason", "last_error"), _list(_reasons)),
+    "answer_id": JournalColumn(("answer_id",), _of_events(lambda event: event.answer_id or None)),
+    "message_numbers": JournalColumn(_ABOUT, _message_numbers),
+    "deliveries": JournalColumn(
+        (*_ABOUT, *_RECIPIENT_FIELDS, "attempt", "delivery.attempt"), _deliveries
+    ),
+    "due_at": JournalColumn(("due_ms", "delivery.due_ms"), _time_ms(_due_ms)),
+    "held": JournalColumn(
+        ("held",), _of_events(lambda e: e.held if e.type == "MessageSent" else None)
+    ),
+    "channel_id": JournalColumn(("channel_id", "channel.id", "message.channel_id"), _channel_id),
+    "file_path": JournalColumn(("origin.path",), _of_origin("path")),
+    "file_checksum": JournalColumn(("origin.checksum",), _of_origin("checksum")),
+    "archive": JournalColumn(
+        ("note.name",), _of_events(lambda event: event.note and event.note.name)
+    ),
+    "epoch": JournalColumn((), _controls("start", "epoch")),
+    "boot_id": JournalColumn((), _controls("start", "boot_id")),
+    "covers": JournalColumn((), _controls("checkpoint", "offset")),
 }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from relay.audit.sources.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
+from relay.audit.sources.journal_columns import GAP, SEALED, Marker, RecordRows, decoder, to_batch
 from relay.audit.temp_folders import temporary_folder
 from relay.base import keyfile
 from relay.base.config import read_file
@@ -31,51 +31,50 @@ from relay.base.errors import (
     SegmentAway,
 )
 from relay.base.home import CONFIG, JOURNAL
-from relay.journal import tail
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.copies import WARM
-from relay.journal.dictionaries import Dictionaries, dictionary_name
 from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
-from relay.journal.manifest import read_manifest
 from relay.journal.objects import ObjectStore, open_objects
 from relay.journal.records import HeaderCrcs, claimed_length, describe_fault, scan
+from relay.journal.recover import TailKind, inspect_tail
+from relay.journal.replay import read_manifest
 from relay.journal.segment import (
     FIRST_RECORD,
     SEGMENTS,
+    WARM,
     FileSource,
     SegmentSource,
     read_records,
     segment_ids,
     segment_path,
 )
-from relay.journal.warm import WarmSegment, warm_name
+from relay.journal.warm import Dictionaries, WarmSegment, dictionary_name, warm_name
 
 STREAM_DIGITS = 20
-_TRIES = 3  # a roll, or a move to another tier, falls between two looks
+_TRIES = 3  # after a roll, or a move to another tier
 _PIECE_BYTES = 1 << 20
 
 
-class Segment(NamedTuple):
-    """What one partition reads: a part of a segment."""
+class SegmentPart(NamedTuple):
+    """A part of a segment that one partition reads."""
 
     folder: str  # of the stream
     segment_id: int
     base: int  # logical offset of its first record
     start: int
     end: int
-    lost_from: int = -1  # what the stream lacks before ``start`` begins here; -1: nothing
+    lost_from: int = -1  # begin of a gap before ``start``; -1: none
     created_ms: int = 0
 
 
 class HomeSettings(NamedTuple):
-    """What a home says of where its journal lies, and with what it is sealed."""
+    """Settings of a home: its object store and its key."""
 
     objects: str = ""  # of Tier 2; empty: none
     key_file: str = ""  # empty: it is not sealed
 
 
-class Damage(NamedTuple):
-    """What cannot be read of a stream."""
+class JournalDamage(NamedTuple):
+    """A part of a stream that cannot be read."""
 
     folder: str
     segment_id: int | None
@@ -84,11 +83,11 @@ class Damage(NamedTuple):
     reason: str
 
 
-class Plan(NamedTuple):
-    """A stream as it stood when it was looked at."""
+class StreamPlan(NamedTuple):
+    """The segments of a stream at the time of planning."""
 
-    segments: list[Segment]
-    damage: list[Damage]
+    segments: list[SegmentPart]
+    damage: list[JournalDamage]
     first: int  # the offset of the first record that is left
     end: int  # behind the last record
 
@@ -102,7 +101,7 @@ def find_streams(paths: Iterable[str]) -> list[str]:
     for path in paths:
         matches = sorted(glob.glob(os.path.expanduser(path)))
         if not matches:
-            raise RelayError(f"there is no journal {path}")
+            raise RelayError(f"{path}: no such journal")
         for match in matches:
             found.extend(_streams_of(os.path.abspath(match)))
     return list(dict.fromkeys(found))
@@ -114,7 +113,7 @@ def _streams_of(path: str) -> list[str]:
     if _is_stream(path):
         return [path]
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, CONFIG)):
-        raise RelayError(f"{path} is no journal, no stream of one, and no home with a journal")
+        raise RelayError(f"{path}: expected a journal, a stream of one, or a home with a journal")
     below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
     return [folder for folder in below if _is_stream(folder)]
 
@@ -126,7 +125,7 @@ def _is_stream(path: str) -> bool:
 
 
 def home_settings(home: str) -> HomeSettings:
-    """What the config.json of a home says of its journal; of another folder, nothing.
+    """Read the settings of the journal in config.json; empty for a folder that is not a home.
 
     Errors: ConfigError.
     """
@@ -142,7 +141,7 @@ def home_of(stream: str) -> str:
     return os.path.dirname(os.path.dirname(stream))
 
 
-def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> Plan:
+def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> StreamPlan:
     """The segments of a stream with records of [start, end), as it stands now.
 
     Without ``end`` up to the last whole record. Errors, when ``strict``: FormatError for a
@@ -154,23 +153,23 @@ def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = 
         if found is not None:
             break
     else:
-        raise JournalError(f"{folder}: segments come and go faster than they are looked at")
+        raise JournalError(f"{folder}: segments change faster than they can be listed")
     if end is None:
         return found
     kept = [one._replace(end=min(one.end, end)) for one in found.segments if one.start < end]
     return found._replace(segments=kept, end=min(end, found.end))
 
 
-def _plan(folder: str, start: int, strict: bool) -> Plan | None:
-    """None when a segment left Tier 0 between two looks: the manifest knows it now."""
+def _plan(folder: str, start: int, strict: bool) -> StreamPlan | None:
+    """Return None when a segment left Tier 0 meanwhile: the manifest has it now."""
     view = read_manifest(folder, lambda _: None)
     damage = []
     if view.damaged:
         reason = "; ".join(view.findings)
         if strict:
             raise JournalError(reason, hint="`relay doctor` says what to do")
-        damage.append(Damage(folder, None, None, None, reason))
-    segments: list[Segment] = []
+        damage.append(JournalDamage(folder, None, None, None, reason))
+    segments: list[SegmentPart] = []
     begins = [entry.base_offset for entry in view.catalog.entries.values()]
     first, last, at = min(begins, default=0), -1, max(start, min(begins, default=0))
     for entry in view.catalog.entries.values():
@@ -194,18 +193,20 @@ def _plan(folder: str, start: int, strict: bool) -> Plan | None:
         if written is not None and written.end > written.start:
             segments.append(written)
             at = written.end
-    return Plan(segments, damage, first, at)
+    return StreamPlan(segments, damage, first, at)
 
 
-def _segment(folder: str, number: int, base: int, at: int, end: int, created_ms: int) -> Segment:
+def _segment(
+    folder: str, number: int, base: int, at: int, end: int, created_ms: int
+) -> SegmentPart:
     lost_from = at if base > at else -1
-    return Segment(folder, number, base, max(at, base), end, lost_from, created_ms)
+    return SegmentPart(folder, number, base, max(at, base), end, lost_from, created_ms)
 
 
 def _written(
-    folder: str, number: int, base: int | None, at: int, strict: bool, damage: list[Damage]
-) -> Segment | None:
-    """A segment that the manifest has not as sealed, by its file; None while it has no record.
+    folder: str, number: int, base: int | None, at: int, strict: bool, damage: list[JournalDamage]
+) -> SegmentPart | None:
+    """Read an unsealed segment's extent from its file; None while it has no record.
 
     Errors: FileNotFoundError, FormatError.
     """
@@ -229,7 +230,7 @@ def _written(
     except FormatError as exc:
         if strict:
             raise
-        damage.append(Damage(folder, number, None, None, str(exc)))
+        damage.append(JournalDamage(folder, number, None, None, str(exc)))
         return None
     finally:
         source.close()
@@ -238,10 +239,10 @@ def _written(
 def _end_of(
     source: FileSource, path: str, base: int, start: int
 ) -> tuple[int, IntegrityError | None]:
-    """Where the whole records end, from the one at ``start``; and what is wrong there, if anything
-    that was committed lies behind it, or no record begins at ``start``.
+    """Return the end of the whole records from ``start``, and the fault there: committed records
+    behind it, or no record at ``start``.
 
-    A reader may see a write half done: what another look does not show was one.
+    A reader may see an unfinished write: a fault that a second look does not show was one.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -251,8 +252,8 @@ def _end_of(
             rest = os.pread(fd, os.fstat(fd).st_size, position)
             if not rest.strip(b"\0"):
                 return end, None
-            found = tail.inspect_tail(fd, path, base, os.pread(fd, FIRST_RECORD, 0), 0)
-            if found.walk.position <= position and found.kind is not tail.TailKind.DAMAGE:
+            found = inspect_tail(fd, base, os.pread(fd, FIRST_RECORD, 0), 0)
+            if found.walk.position <= position and found.kind is not TailKind.DAMAGE:
                 return end, None
             if found.walk.position == position:
                 break
@@ -262,7 +263,7 @@ def _end_of(
 
 
 def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
-    """The logical offset behind the last whole record, walking from the one at ``start``."""
+    """Return the logical offset behind the last whole record, walking from ``start``."""
     starts, at, length = HeaderCrcs(), start, _PIECE_BYTES
     while True:
         piece = source.read_at(FIRST_RECORD + at - base, length)
@@ -278,8 +279,8 @@ def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
 
 
 @contextlib.contextmanager
-def open_segment(segment: Segment, objects: str) -> Iterator[SegmentSource]:
-    """The bytes of a segment, from the nearest tier that has it; ``objects``: of Tier 2.
+def open_segment(segment: SegmentPart, objects: str) -> Iterator[SegmentSource]:
+    """Open a segment in the nearest tier that has it; ``objects``: of Tier 2.
 
     Errors: SegmentAway, FormatError, ObjectError.
     """
@@ -289,7 +290,7 @@ def open_segment(segment: Segment, objects: str) -> Iterator[SegmentSource]:
         yield source
 
 
-def _find(segment: Segment, objects: str, cleanup: contextlib.ExitStack) -> SegmentSource:
+def _find(segment: SegmentPart, objects: str, cleanup: contextlib.ExitStack) -> SegmentSource:
     folder, number = segment.folder, segment.segment_id
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
@@ -305,14 +306,14 @@ def _find(segment: Segment, objects: str, cleanup: contextlib.ExitStack) -> Segm
         if entry.residency == Residency.TIER2:
             return _download(entry, folder, objects, cleanup)
     raise JournalError(
-        f"segment {number} of {folder} is in no tier; `relay aof check` says what there is"
+        f"segment {number} of {folder} is in no tier; `relay aof check` lists the segments"
     )
 
 
 def _download(
     entry: SegmentEntry, folder: str, objects: str, cleanup: contextlib.ExitStack
 ) -> SegmentSource:
-    """A segment of Tier 2, as a file that lives as long as ``cleanup``."""
+    """Download a segment of Tier 2, as a file that lives as long as ``cleanup``."""
     if not objects:
         raise SegmentAway(
             f"segment {entry.segment_id} of {folder} is in Tier 2, and no object store is named:"
@@ -339,15 +340,15 @@ def _get(store: ObjectStore, key: str, path: str) -> None:
 
 
 BATCH_ROWS = 10_000
-LOST = "the records that stood here are lost"
+LOST = "records are lost here"
 _GAP = int(RecordFlag.GAP)
 
 Row = tuple[int, int, int, Any]  # offset, end, milliseconds, frame
-Damaged = Callable[[Damage], object]
+Damaged = Callable[[JournalDamage], object]
 
 
-class Settings(NamedTuple):
-    """What reading needs to know beside the segments."""
+class ReadSettings(NamedTuple):
+    """Settings for reading segments."""
 
     objects: Mapping[str, str]  # by stream
     key_file: str | None
@@ -355,39 +356,39 @@ class Settings(NamedTuple):
 
 
 def read_segment(
-    segment: Segment,
+    segment: SegmentPart,
     schema: pa.Schema,
-    settings: Settings,
+    settings: ReadSettings,
     damaged: Damaged = lambda damage: None,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a part of a segment; what the stream lacks before it comes first, as a gap.
+    """Read the records of a part of a segment; a gap before it in the stream comes first.
 
-    Where the settings are permissive, what cannot be read is a gap with the reason, and
-    ``damaged`` hears of it. Errors, where they are not: FormatError with file and place,
+    When the settings are permissive, unreadable parts are gaps with the reason, and ``damaged``
+    is called. Errors, when they are not: FormatError with file and place,
     SealedStore, JournalError for a segment that is gone.
     """
-    rows = Rows(segment.folder, segment.segment_id)
-    for row in _Part(segment, settings, damaged).rows(schema.names):
+    rows = RecordRows(segment.folder, segment.segment_id)
+    for row in _PartReader(segment, settings, damaged).rows(schema.names):
         rows.add(*row)
         if len(rows) >= BATCH_ROWS:
             yield to_batch(rows, schema)
-            rows = Rows(segment.folder, segment.segment_id)
+            rows = RecordRows(segment.folder, segment.segment_id)
     if len(rows):
         yield to_batch(rows, schema)
 
 
-class _Part:
-    """One part of a segment on its way through."""
+class _PartReader:
+    """Reads one part of a segment."""
 
-    def __init__(self, segment: Segment, settings: Settings, damaged: Damaged) -> None:
+    def __init__(self, segment: SegmentPart, settings: ReadSettings, damaged: Damaged) -> None:
         self._segment = segment
         self._settings = settings
         self._damaged = damaged
         self._at_ms = segment.created_ms  # of a gap: that of the record before
-        self._gaps: list[Row] = []  # found, and not given yet
+        self._gaps: list[Row] = []  # found, not yielded yet
 
     def rows(self, columns: Iterable[str]) -> Iterator[Row]:
-        """Each record, and what takes the place of one."""
+        """Yield each record, and gaps in the place of lost ones."""
         segment, at = self._segment, self._segment.start
         if 0 <= segment.lost_from < at:
             yield segment.lost_from, at, self._at_ms, Marker(GAP, LOST)
@@ -432,7 +433,7 @@ class _Part:
     def _lost(self, begin: int, end: int, why: Exception) -> None:
         segment = self._segment
         self._gaps.append((begin, end, self._at_ms, Marker(GAP, str(why))))
-        self._damaged(Damage(segment.folder, segment.segment_id, begin, end, str(why)))
+        self._damaged(JournalDamage(segment.folder, segment.segment_id, begin, end, str(why)))
 
     def _taken_gaps(self) -> list[Row]:
         found, self._gaps = self._gaps, []

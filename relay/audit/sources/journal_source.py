@@ -55,27 +55,33 @@ from pyspark.sql.types import StructType
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import journal_files, parquet_cache
-from relay.audit.sources.journal_files import Damage, Plan, Segment, Settings, read_segment
+from relay.audit.sources.journal_files import (
+    JournalDamage,
+    ReadSettings,
+    SegmentPart,
+    StreamPlan,
+    read_segment,
+)
 from relay.base import fsio, keyfile
 from relay.base.errors import JournalError, JournalPruned, RelayError
 from relay.journal.segment import read_records, segment_path
 
 Offsets = dict[str, int]  # stream -> logical offset
 STARTS = ("first", "end")
-NEW_CHECKPOINT = "begin with a new checkpoint: it starts at the first record that is left"
+NEW_CHECKPOINT = "begin with a new checkpoint: it starts at the first remaining record"
 
 
 def check_start(start: str) -> str:
     """One of STARTS. Errors: RelayError."""
     if start not in STARTS:
-        raise RelayError(f"start {start!r} is none of {', '.join(STARTS)}")
+        raise RelayError(f"start: expected one of {', '.join(STARTS)}, got {start!r}")
     return start
 
 
 class SegmentPartition(InputPartition):  # type: ignore[misc]
     """A part of a segment."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: SegmentPart) -> None:
         self.segment = segment
 
 
@@ -91,7 +97,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         paths: list[str],
         start: str,
         max_records: int,
-        settings: Settings,
+        settings: ReadSettings,
         schema: StructType,
     ) -> None:
         self._paths = paths
@@ -103,21 +109,21 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         self._known: set[tuple[str, int]] = set()  # offsets that records were seen to end at
 
     def initialOffset(self) -> Offsets:
-        """Where a query without a checkpoint starts."""
+        """Return the start of a query without a checkpoint."""
         if self._start == "first":
             return {one: self._plan(one).first for one in self._streams()}
         return {one: self._durable_end(self._plan(one)) for one in self._streams()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """As many records a batch as the option ``max_records`` says."""
+        """Limit the records of a batch to the option ``max_records``."""
         return ReadMaxRows(self._max_records) if self._max_records else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What comes from now on is not of this query."""
+        """Fix the end of the query at the current end."""
         self._target = {one: self._durable_end(self._plan(one)) for one in self._streams()}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Behind the last durable record of each stream, or the last that the limit allows.
+        """Return the offsets behind the last durable records, or the last that the limit allows.
 
         Errors: JournalPruned, JournalError, as the module says; FormatError for damage.
         """
@@ -156,7 +162,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def _streams(self) -> list[str]:
         return journal_files.find_streams(self._paths)
 
-    def _plan(self, stream: str, start: int | None = None, end: int | None = None) -> Plan:
+    def _plan(self, stream: str, start: int | None = None, end: int | None = None) -> StreamPlan:
         strict = not self._settings.permissive
         plan = journal_files.plan(stream, start or 0, end, strict=strict)
         if start is not None and start < plan.first:
@@ -167,7 +173,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return plan
 
     def _check_known(self, stream: str, start: int) -> None:
-        """The journal goes as far as that; looked at once, when a query goes on from there.
+        """Check, once, that the journal reaches the offset from which a query continues.
 
         Errors: JournalError.
         """
@@ -176,8 +182,8 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             if start > end:
                 raise _checkpoint_ahead(stream, start, end)
 
-    def _durable_end(self, plan: Plan) -> int:
-        """Where the plan ends, once everything before is on the disk."""
+    def _durable_end(self, plan: StreamPlan) -> int:
+        """Return the end of the plan, once everything before is on the disk."""
         if plan.segments:
             last = plan.segments[-1]
             # One that has left Tier 0 was sealed, and synced with that.
@@ -190,8 +196,8 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                     os.close(fd)
         return plan.end
 
-    def _limited(self, plan: Plan, end: int, left: int) -> tuple[int, int]:
-        """Where to end so that no more than ``left`` records are read, and how many then are."""
+    def _limited(self, plan: StreamPlan, end: int, left: int) -> tuple[int, int]:
+        """Return an end so that at most ``left`` records are read, and the number that remains."""
         for segment in plan.segments:
             objects = self._settings.objects.get(segment.folder, "")
             if segment.start >= end:
@@ -206,12 +212,12 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
 
 def _pass_over(*_: object) -> None:
-    """Damage is told when the records are read."""
+    """Ignore damage: it is reported when the records are read."""
 
 
 def _checkpoint_ahead(stream: str, start: int, end: int) -> JournalError:
     return JournalError(
-        f"{stream}: the checkpoint stands at offset {start}, and the journal ends at {end}: it is"
+        f"{stream}: the checkpoint is at offset {start}, but the journal ends at {end}: it is"
         f" another one, or was restored; {NEW_CHECKPOINT}"
     )
 
@@ -230,10 +236,10 @@ def load(
     cache: parquet_cache.ParquetCache | None = None,
     **options: str,
 ) -> DataFrame:
-    """These columns of the records of these streams; no streams give no rows.
+    """Read columns of the records of these streams; no streams give no rows.
 
-    Errors: RelayError for a column that there is none of. A segment that is damaged or gone
-    fails the job that reads it; where it is ``permissive``, it is a row ``Gap``.
+    Errors: RelayError for an unknown column. A segment that is damaged or gone fails the job
+    that reads it; when ``permissive``, it is a row ``Gap``.
     """
     schema = subset(formats.JOURNAL, columns, "the journal")
     options |= {"paths": json.dumps(list(streams)), "mode": MODES[permissive]}
@@ -241,11 +247,11 @@ def load(
 
 
 class Aof2Source(DataSource):  # type: ignore[misc]
-    """Made by Spark, once a plan."""
+    """A data source; Spark makes one for each plan."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -253,7 +259,7 @@ class Aof2Source(DataSource):  # type: ignore[misc]
         return TABLES[_one_of(self.options, "table", TABLES)]
 
     def reader(self, schema: StructType) -> Aof2Reader:
-        """A reader of the columns of ``schema``. Errors: RelayError for a wrong option."""
+        """Make a reader of the columns of ``schema``. Errors: RelayError for a wrong option."""
         check_columns(schema, self.schema(), "the journal")
         streams = journal_files.find_streams(paths_of(self.options))
         settings, until = settings_of(self.options, streams), until_of(self.options)
@@ -265,20 +271,20 @@ class Aof2Source(DataSource):  # type: ignore[misc]
         """A reader that follows the journal. Errors: RelayError for a wrong option."""
         check_columns(schema, formats.JOURNAL, "the journal")
         if self.schema() is not formats.JOURNAL:
-            raise RelayError("the table damaged is no stream: read it in a batch")
+            raise RelayError("the table damaged cannot be streamed: read it in a batch")
         paths = paths_of(self.options)
         settings = settings_of(self.options, journal_files.find_streams(paths))
         most = self.options.get("max_records", "0")
         if not most.isdecimal():
-            raise RelayError(f"max_records {most!r} is no number of records")
+            raise RelayError(f"max_records: expected a number, got {most!r}")
         start = check_start(self.options.get("start", "first"))
         return Aof2StreamReader(paths, start, int(most), settings, schema)
 
 
 class DamagePartition(InputPartition):  # type: ignore[misc]
-    """Damage that was seen when the query was planned."""
+    """JournalDamage that was seen when the query was planned."""
 
-    def __init__(self, damage: list[Damage]) -> None:
+    def __init__(self, damage: list[JournalDamage]) -> None:
         self.damage = damage
 
 
@@ -286,7 +292,7 @@ class Aof2Reader(DataSourceReader):  # type: ignore[misc]
     """Reads segments in workers."""
 
     def __init__(
-        self, streams: list[str], until: dict[str, int], settings: Settings, schema: StructType
+        self, streams: list[str], until: dict[str, int], settings: ReadSettings, schema: StructType
     ) -> None:
         self._settings = settings
         self._schema = schema
@@ -307,15 +313,15 @@ class Aof2Reader(DataSourceReader):  # type: ignore[misc]
 
 
 class DamageReader(Aof2Reader):
-    """Reads the same, and gives what could not be read of it."""
+    """Reads segments, and returns the damage in them."""
 
     def partitions(self) -> list[InputPartition]:
         """One a segment, and one of what the plan found."""
         return [*super().partitions(), DamagePartition(self._damage)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """What is damaged in a segment."""
-        found: list[Damage] = []
+        """Find the damage in a segment."""
+        found: list[JournalDamage] = []
         if isinstance(partition, DamagePartition):
             found = partition.damage
         elif isinstance(partition, SegmentPartition):
@@ -327,7 +333,7 @@ class DamageReader(Aof2Reader):
 
 
 def paths_of(options: Mapping[str, str]) -> list[str]:
-    """What ``load`` was given. Errors: RelayError for nothing."""
+    """Return the paths given to ``load``. Errors: RelayError without any."""
     # Spark gives one path as it is, and several as a JSON list.
     if "paths" in options:
         return list(json.loads(options["paths"]))
@@ -336,29 +342,29 @@ def paths_of(options: Mapping[str, str]) -> list[str]:
     raise RelayError(f"format {FORMAT} needs a path: a stream, a journal or a home")
 
 
-def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> Settings:
-    """What the options say. Errors: RelayError, KeyFileError, ConfigError."""
+def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSettings:
+    """Make settings of the options. Errors: RelayError, KeyFileError, ConfigError."""
     key_file = options.get("key_file")
     if key_file:
-        keyfile.load(key_file)  # so that it is said now, and once
+        keyfile.load(key_file)  # so that an error comes now, and once
     objects = {
         one: options.get("objects")
         or journal_files.home_settings(journal_files.home_of(one)).objects
         for one in streams
     }
-    return Settings(objects, key_file, _one_of(options, "mode", MODES) == "permissive")
+    return ReadSettings(objects, key_file, _one_of(options, "mode", MODES) == "permissive")
 
 
 def until_of(options: Mapping[str, str]) -> dict[str, int]:
-    """Where reading ends, by stream. Errors: RelayError."""
+    """Return the end of reading, by stream. Errors: RelayError."""
     try:
         return msgspec.json.decode(options.get("until", "{}"), type=dict[str, int])
     except msgspec.DecodeError as exc:
-        raise RelayError(f"until is no JSON of stream -> offset: {exc}") from exc
+        raise RelayError(f"until: expected JSON of stream -> offset: {exc}") from exc
 
 
-def _damage_batch(found: list[Damage], schema: pa.Schema) -> pa.RecordBatch:
-    names = dict(zip(formats.JOURNAL_DAMAGE.names, Damage._fields, strict=True))
+def _damage_batch(found: list[JournalDamage], schema: pa.Schema) -> pa.RecordBatch:
+    names = dict(zip(formats.JOURNAL_DAMAGE.names, JournalDamage._fields, strict=True))
     rows = [one._asdict() for one in found]
     arrays = [pa.array([row[names[field.name]] for row in rows], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -368,5 +374,5 @@ def _one_of(options: Mapping[str, str], name: str, known: Iterable[str]) -> str:
     names = list(known)
     given = options.get(name, names[0])
     if given not in names:
-        raise RelayError(f"{name} {given!r} is none of {', '.join(names)}")
+        raise RelayError(f"{name}: expected one of {', '.join(names)}, got {given!r}")
     return given

@@ -10,7 +10,7 @@ Options:
 
 A ledger in use is never read in pieces: two partitions would see two states, and a second copy
 of SQLite in one process breaks the locks of the first. ``VACUUM INTO`` gives one consistent
-state, made by a reader that holds nobody up. It is made once for a Spark application, a ledger
+state, made by a reader that blocks no writer. It is made once for a Spark application, a ledger
 and a word, when the first query is planned, so all tables that a job joins are of the same
 instant; another word takes another one. It lies in Spark's own folder and goes with it. Workers
 on other machines need one on a file system that they share: ``take_snapshot``.
@@ -52,7 +52,7 @@ _SPARK_FOLDERS = "SPARK_LOCAL_DIRS"  # of the application alone; Spark removes t
 
 
 class LedgerSnapshot(NamedTuple):
-    """A consistent copy of a ledger: nobody writes to it."""
+    """A consistent copy of a ledger that does not change."""
 
     path: str
     taken_ns: int  # Unix; everything committed before is in it
@@ -71,7 +71,7 @@ def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
             raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
         if 0 < version < SCHEMA_VERSION:
             raise _older(ledger, version)
-        # Nobody needs the copy after a power cut, and a relay waits for the disk that syncs it.
+        # The copy is not needed after a power cut, and a sync would make a relay wait.
         connection.execute("PRAGMA synchronous = OFF")
         try:
             connection.execute("VACUUM INTO ?", (target,))
@@ -92,14 +92,14 @@ def _older(ledger: str, version: int) -> LedgerError:
 
 
 def _snapshot_error(ledger: str, target: str, exc: LedgerError) -> RelayError:
-    """Why, and what to do: it may be the disk of the copy that is full."""
+    """Explain why; the disk of the copy may be full."""
     why = exc.__cause__
     if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return RelayError(
-            f"no snapshot of {ledger} can be made in {os.path.dirname(target)}: {why}",
+            f"cannot make a snapshot of {ledger} in {os.path.dirname(target)}: {why}",
             hint="free space there, or set TMPDIR to a folder with as much as the ledger takes",
         )
-    return LedgerError(f"{ledger}: no snapshot of it can be made: {why}")
+    return LedgerError(f"cannot make a snapshot of {ledger}: {why}")
 
 
 def load(
@@ -111,9 +111,9 @@ def load(
     only: Mapping[str, Sequence[str]] | None = None,
     cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
-    """These columns of a table; ``only`` rows with one of these words, by column.
+    """Read columns of a table; ``only`` rows with one of these words, by column.
 
-    Errors: RelayError for a table or column that is not there.
+    Errors: RelayError for an unknown table or column.
     """
     schema = subset(schema_of(table), columns, f"table {table}")
     options = {"table": table, "path": snapshot, "only": json.dumps(only or {})}
@@ -121,18 +121,18 @@ def load(
 
 
 def schema_of(table: str) -> StructType:
-    """The schema of a table. Errors: RelayError when the ledger has no such table."""
+    """Return the schema of a table. Errors: RelayError for an unknown table."""
     if table not in formats.LEDGER:
-        raise RelayError(f"table {table!r} is none of {', '.join(formats.LEDGER)}")
+        raise RelayError(f"table: expected one of {', '.join(formats.LEDGER)}, got {table!r}")
     return formats.LEDGER[table]
 
 
 class LedgerSource(DataSource):  # type: ignore[misc]
-    """Made by Spark, once a plan."""
+    """A data source; Spark makes one for each plan."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -140,7 +140,7 @@ class LedgerSource(DataSource):  # type: ignore[misc]
         return schema_of(self._table())
 
     def reader(self, schema: StructType) -> LedgerReader:
-        """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
+        """A reader of the columns of ``schema``. Errors: RelayError for unknown columns."""
         table, path = self._table(), self.options.get("path")
         if not path:
             raise RelayError(f"format {FORMAT} needs a path: a ledger, or a snapshot of one")
@@ -156,7 +156,7 @@ class LedgerSource(DataSource):  # type: ignore[misc]
     def _rows(self) -> int:
         given = str(self.options.get("rows", PARTITION_ROWS))
         if not given.isdecimal() or int(given) == 0:
-            raise RelayError(f"rows {given!r} is no number of rows above 0")
+            raise RelayError(f"rows: expected a number above 0, got {given!r}")
         return int(given)
 
 
@@ -186,7 +186,7 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def partitions(self) -> list[RowRange]:
-        """Ranges of row ids; one for a table that has none."""
+        """Return ranges of row ids; a single partition for a table without row ids."""
         if self._table in formats.LEDGER_WITHOUT_ROWID:
             return [RowRange(None, None)]
         with contextlib.closing(sqlite3.connect(snapshot_uri(self._path), uri=True)) as db:
@@ -199,7 +199,7 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
         ]
 
     def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
-        """The rows of a range. Errors: LedgerError that names file and table."""
+        """Read the rows of a range. Errors: LedgerError that names file and table."""
         # The driver alone, when it only plans, does not load it.
         from adbc_driver_sqlite import dbapi
 
@@ -219,10 +219,10 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
 
 
 def query(table: str, schema: StructType, rows: RowRange, only: Mapping[str, Sequence[str]]) -> str:
-    """The SQL for a range: a row of typed values first, then the rows that are wanted.
+    """Return the SQL for a range: a row of typed values first, then the rows.
 
     ADBC guesses a column's type from the first rows, and takes one that is NULL in all of them
-    for a number. The first row tells it; it is dropped when it comes back.
+    for a number. The first row fixes the types; it is dropped afterwards.
     """
     typed = ", ".join(f"{_typed(field)} AS {_quoted(field.name)}" for field in schema)
     wanted = ", ".join(_value(field) for field in schema)
@@ -233,15 +233,15 @@ def query(table: str, schema: StructType, rows: RowRange, only: Mapping[str, Seq
 
 
 def snapshot_uri(path: str) -> str:
-    """The URI that opens a snapshot without locks: it does not change."""
+    """Return the URI that opens a snapshot without locks: it does not change."""
     return f"file:{quote(path)}?immutable=1&mode=ro"
 
 
 def frozen_copy(path: str, word: str) -> str:
-    """A file that nobody writes to: ``path`` when it is one, else the application's snapshot.
+    """Return a file that does not change: ``path`` itself, or a snapshot of a ledger in use.
 
-    Runs in the process that plans, of which Spark says where the application has its folder.
-    Errors: LedgerError when ``path`` is no SQLite file, or no snapshot of it can be made.
+    Runs in the process that plans, whose environment names the application's folder.
+    Errors: LedgerError when ``path`` is not a SQLite file, or a snapshot cannot be made.
     """
     if not _may_be_in_use(path):
         return path
@@ -265,14 +265,14 @@ def frozen_copy(path: str, word: str) -> str:
 
 
 def _may_be_in_use(path: str) -> bool:
-    """True for a file with a write-ahead log: a snapshot has none. Errors: LedgerError."""
+    """Return True for a file with a write-ahead log, unlike a snapshot. Errors: LedgerError."""
     try:
         with open(path, "rb") as file:
             head = file.read(20)
     except OSError as exc:
         raise LedgerError(f"{path}: {exc.strerror}") from exc
     if not head.startswith(_MAGIC):
-        raise LedgerError(f"{path} is no SQLite file")
+        raise LedgerError(f"{path} is not a SQLite file")
     return head[18:20] == _WAL
 
 

@@ -4,8 +4,9 @@
     archive/{date}.tar.zst                                   one row for each file in it
 
 A folder's files may be packed while it is read: what has gone from it is looked for in its day's
-pack, so that a file is seen once or twice, never not at all. What cannot be read is a row that
-says why, and stops no other. Options, which ``plan`` and ``load`` make: ``home``, ``partitions``.
+pack, so that a file is seen once or twice, never not at all. An unreadable file is a row with the
+reason, and does not stop others. Options, which ``plan`` and ``load`` make: ``home``,
+``partitions``.
 
 Packs are read here and not by ``tarfile``, which gives 19,000 members a second where a year has
 millions; this gives ten times as many. It knows what the relay writes, files by ustar headers with
@@ -66,12 +67,12 @@ _NO_HEADING = ("", "", "", None, None, None)
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Unit(NamedTuple):
+class ArchiveUnit(NamedTuple):
     """A folder of one agent and day, or a pack."""
 
     day: str
     agent: str  # empty: the day's pack
-    pack: str  # what the day's pack was when this was planned; empty: there was none
+    pack: str  # the day's pack when this was planned; empty: none
 
 
 class Original(NamedTuple):
@@ -96,24 +97,24 @@ class Original(NamedTuple):
     problem: str | None = None
 
 
-def plan(home: str) -> list[list[Unit]]:
-    """What there is to read now, in partitions of about as many folders each.
+def plan(home: str) -> list[list[ArchiveUnit]]:
+    """List the folders and packs to read, in partitions of about as many folders each.
 
     Errors: RelayError when the archive cannot be listed.
     """
     root = os.path.join(home, FOLDER)
-    units: list[Unit] = []
+    units: list[ArchiveUnit] = []
     try:
         for name in sorted(os.listdir(root)):
             day = name.removesuffix(archive_pack.SUFFIX)
             if not archive_pack.is_day(day):
                 continue
-            pack = _stamp(root, day)
+            pack = _pack_stamp(root, day)
             if day != name:
-                units.append(Unit(day, "", pack))
+                units.append(ArchiveUnit(day, "", pack))
             elif os.path.isdir(os.path.join(root, name)):
                 agents = sorted(os.listdir(os.path.join(root, name)))
-                units += [Unit(day, agent, pack) for agent in agents]
+                units += [ArchiveUnit(day, agent, pack) for agent in agents]
     except FileNotFoundError:
         return []
     except OSError as exc:
@@ -125,23 +126,23 @@ def plan(home: str) -> list[list[Unit]]:
 def load(
     spark: SparkSession,
     home: str,
-    planned: Sequence[Sequence[Unit]],
+    planned: Sequence[Sequence[ArchiveUnit]],
     columns: Iterable[str],
     *,
     cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
-    """These columns of what was planned. Errors: RelayError for a column that is not there."""
+    """Read columns of the planned units. Errors: RelayError for an unknown column."""
     schema = subset(formats.ORIGINAL, columns, "originals")
     options = {"home": home, "partitions": json.dumps(planned)}
     return parquet_cache.read(spark, OriginalsSource, schema, options, cache)
 
 
 class OriginalsSource(DataSource):  # type: ignore[misc]
-    """Made by Spark, once a plan."""
+    """A data source; Spark makes one for each plan."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -149,26 +150,28 @@ class OriginalsSource(DataSource):  # type: ignore[misc]
         return formats.ORIGINAL
 
     def reader(self, schema: StructType) -> OriginalsReader:
-        """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
+        """A reader of the columns of ``schema``. Errors: RelayError for unknown columns."""
         home = self.options.get("home") or self.options.get("path")
         if not home:
             raise RelayError(f"format {FORMAT} needs a home: option home, or load(home)")
         check_columns(schema, formats.ORIGINAL, "originals")
         given = self.options.get("partitions")
         planned = plan(home) if given is None else json.loads(given)
-        return OriginalsReader(home, [[Unit(*unit) for unit in part] for part in planned], schema)
+        return OriginalsReader(
+            home, [[ArchiveUnit(*unit) for unit in part] for part in planned], schema
+        )
 
 
 class OriginalsReader(DataSourceReader):  # type: ignore[misc]
     """Reads files in workers."""
 
-    def __init__(self, home: str, planned: list[list[Unit]], schema: StructType) -> None:
+    def __init__(self, home: str, planned: list[list[ArchiveUnit]], schema: StructType) -> None:
         self._home = home
         self._planned = planned
         self._schema = schema
 
     def partitions(self) -> list[parquet_cache.UnitsPartition]:
-        """As they were planned."""
+        """Return the planned partitions."""
         return [parquet_cache.UnitsPartition(units) for units in self._planned]
 
     def read(self, partition: parquet_cache.UnitsPartition) -> Iterator[pa.RecordBatch]:
@@ -184,8 +187,8 @@ class OriginalsReader(DataSourceReader):  # type: ignore[misc]
             yield parquet_cache.batch_of(batch, Original._fields, schema)
 
 
-def read_unit(home: str, unit: Unit, with_content: bool = True) -> Iterator[Original]:
-    """The rows of a folder or pack. What cannot be read has a ``problem``."""
+def read_unit(home: str, unit: ArchiveUnit, with_content: bool = True) -> Iterator[Original]:
+    """Read the rows of a folder or pack. An unreadable file has a ``problem``."""
     if not unit.agent:
         yield from _read_pack(home, unit.day, "", set(), with_content)
         return
@@ -194,19 +197,21 @@ def read_unit(home: str, unit: Unit, with_content: bool = True) -> Iterator[Orig
     for row in _read_folder(home, prefix, unit, with_content):
         seen.add(row.path)
         yield row
-    # Packed since it was planned: what had left the folder before it was listed.
-    if _stamp(os.path.join(home, FOLDER), unit.day) != unit.pack:
+    # Packed since it was planned: read files that had left the folder before it was listed.
+    if _pack_stamp(os.path.join(home, FOLDER), unit.day) != unit.pack:
         yield from _read_pack(home, unit.day, prefix, seen, with_content)
 
 
-def _read_folder(home: str, prefix: str, unit: Unit, with_content: bool) -> Iterator[Original]:
+def _read_folder(
+    home: str, prefix: str, unit: ArchiveUnit, with_content: bool
+) -> Iterator[Original]:
     folder = os.path.join(home, prefix)
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return
     except OSError as exc:
-        yield Original(prefix, None, "original", unit.day, unit.agent, None, problem=_why(exc))
+        yield Original(prefix, None, "original", unit.day, unit.agent, None, problem=_reason(exc))
         return
     for name in names:
         if name.startswith("."):
@@ -220,24 +225,24 @@ def _read_folder(home: str, prefix: str, unit: Unit, with_content: bool) -> Iter
 
 def _read_file(home: str, path: str, day: str, with_content: bool) -> Original:
     """Errors: FileNotFoundError alone."""
-    row = _named(path, day, None)
+    row = _from_path(path, day, None)
     try:
         fd = os.open(os.path.join(home, path), _FLAGS)
     except FileNotFoundError:
         raise
     except OSError as exc:
         is_link = exc.errno in (errno.ELOOP, errno.ENXIO)
-        return row._replace(problem="no regular file" if is_link else _why(exc))
+        return row._replace(problem="not a regular file" if is_link else _reason(exc))
     try:
         status = os.fstat(fd)
         row = row._replace(size=status.st_size, changed_at=status.st_ctime_ns // 1000)
         if not stat.S_ISREG(status.st_mode):
-            return row._replace(size=None, problem="no regular file")
+            return row._replace(size=None, problem="not a regular file")
         if not with_content or status.st_size > MOST_BYTES:
             return row
         return _with_content(row, _all_of(fd, status.st_size))
     except OSError as exc:
-        return row._replace(problem=_why(exc))
+        return row._replace(problem=_reason(exc))
     finally:
         os.close(fd)
 
@@ -256,19 +261,19 @@ def _read_pack(
     name = f"{FOLDER}/{day}{archive_pack.SUFFIX}"
     try:
         with open(os.path.join(home, name), "rb") as file:
-            for path, data in members(file, name):
+            for path, data in pack_members(file, name):
                 if path.startswith(prefix) and path not in seen:
-                    row = _named(path, day, name)._replace(size=len(data))
+                    row = _from_path(path, day, name)._replace(size=len(data))
                     is_read = with_content and len(data) <= MOST_BYTES
                     yield _with_content(row, data) if is_read else row
     except FileNotFoundError:
         return  # pruned just now
     except (OSError, FormatError) as exc:
-        yield Original(name, None, "pack", day, None, name, problem=_why(exc))
+        yield Original(name, None, "pack", day, None, name, problem=_reason(exc))
 
 
-def _named(path: str, day: str, pack: str | None) -> Original:
-    """What the path alone tells."""
+def _from_path(path: str, day: str, pack: str | None) -> Original:
+    """Make a row from the path alone."""
     parts = path.split("/")
     kind = _KINDS.get(parts[3], "original") if len(parts) > 4 else "original"
     stem, suffix, _ = parts[-1].rpartition(MSG_SUFFIX)  # a number may stand behind it
@@ -307,7 +312,7 @@ def _heading(head: bytes) -> tuple[str, str, str, int | None, str | None, str | 
 
 
 def checksum_of(data: bytes) -> str | None:
-    """SHA-256 of what the file says, as the ledger has it; None for what is no message."""
+    """Return the SHA-256 of the content, as in the ledger; None for an invalid message."""
     _, body = split(data)
     if body:
         return sha256_hex(body)
@@ -317,8 +322,8 @@ def checksum_of(data: bytes) -> str | None:
         return None
 
 
-def _stamp(folder: str, day: str) -> str:
-    """What a day's pack is now; empty when there is none."""
+def _pack_stamp(folder: str, day: str) -> str:
+    """Identify the current pack of a day; empty without one."""
     try:
         status = os.stat(os.path.join(folder, day + archive_pack.SUFFIX), follow_symlinks=False)
     except OSError:
@@ -326,7 +331,7 @@ def _stamp(folder: str, day: str) -> str:
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
-def _why(exc: OSError | FormatError) -> str:
+def _reason(exc: OSError | FormatError) -> str:
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
 
 
@@ -337,13 +342,12 @@ _FILE, _PAX = (b"0", b"\0"), b"x"
 _BLANKS = 8 * ord(" ")  # a header's sum is made with blanks in the place of the sum
 
 
-def members(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
-    """Path and bytes of each file in an open pack, in order. Errors: FormatError naming ``path``.
+def pack_members(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
+    """Yield path and bytes of each file in an open pack. Errors: FormatError naming ``path``.
 
-    A pack that is cut short, or of which any header is not as it was written, is an error once
-    that place is reached.
+    A truncated pack, or a damaged header, is an error once that place is reached.
     """
-    source = _Source(file, path)
+    source = _PackReader(file, path)
     long_name = ""
     while True:
         head = source.take(BLOCK)
@@ -362,7 +366,7 @@ def members(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
             raise FormatError(path, source.at, "files alone", f"a member of type {kind!r}")
 
 
-class _Source:
+class _PackReader:
     """The plain bytes of a pack."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
@@ -372,7 +376,7 @@ class _Source:
         self.at = 0  # bytes taken
 
     def take(self, count: int) -> bytes:
-        """The next so many. Errors: FormatError when there are fewer."""
+        """Return the next bytes. Errors: FormatError when there are fewer."""
         end = self._begin + count
         if end > len(self._piece):
             self._fill(count)
@@ -397,15 +401,15 @@ class _Source:
 
 
 def _size_of(head: bytes, path: str, at: int) -> int:
-    """The member's bytes, by a header that is as it was written."""
+    """Return the member's size, from a header with the right checksum."""
     try:
-        told = int(head[148:156].rstrip(b"\0 "), 8)
+        expected = int(head[148:156].rstrip(b"\0 "), 8)
         size = int(head[124:136].rstrip(b"\0 ") or b"0", 8)
     except ValueError as exc:
-        raise FormatError(path, at - BLOCK, _EXPECTED, f"a header that is none: {exc}") from exc
+        raise FormatError(path, at - BLOCK, _EXPECTED, f"an invalid header: {exc}") from exc
     found = sum(head) - sum(head[148:156]) + _BLANKS
-    if told != found or size < 0:
-        raise FormatError(path, at - BLOCK, f"a header of sum {told}", found)
+    if expected != found or size < 0:
+        raise FormatError(path, at - BLOCK, f"a header of sum {expected}", found)
     return size
 
 
@@ -416,7 +420,7 @@ def _name_of(head: bytes) -> str:
 
 
 def _pax_path(data: bytes, path: str, at: int) -> str:
-    """The path in pax records, ``length key=value`` a line; empty where there is none."""
+    """Return the path in pax records, ``length key=value`` a line; empty without one."""
     begin = 0
     while begin < len(data):
         length, blank, _ = data[begin : begin + 20].partition(b" ")

@@ -1,10 +1,9 @@
-"""How a source's rows become a table: read by Spark when it is used, or first kept as Parquet.
+"""Tables of Python sources, cached as Parquet, or read by Spark directly.
 
-Spark plans a source of Python's by three processes, a second or two for each of some twenty tables,
-and turns its rows into the JVM's own one by one. A table that a run keeps is written by Arrow, in
-the workers, and read by Spark's own reader of Parquet: a third of the work. The little that a small
-home holds is written by the process that plans; of a large one, and on a cluster, no row passes
-through it.
+Spark plans a Python source with three processes, a second or two for each of some twenty tables,
+and converts its rows one by one. A cached table is written by Arrow, in the workers, and read by
+Spark's own reader of Parquet: a third of the work. The driver writes the tables of a small home
+itself; of a large one, and on a cluster, no row passes through it.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class UnitsPartition(InputPartition):  # type: ignore[misc]
 
 
 class ParquetCache(NamedTuple):
-    """Where a table is kept, and who reads it."""
+    """The folder of a cached table, and the process that writes it."""
 
     folder: str  # empty, and private to the run; seen by all workers
-    on_driver: bool  # this process, for there is little
+    on_driver: bool  # the driver, since there is little
 
 
 def batch_of(
     rows: Sequence[tuple[Any, ...]], names: Sequence[str], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The columns of ``schema``, of rows whose values have these names."""
+    """Make a batch of the columns of ``schema``; ``names`` are those of the rows' values."""
     wanted = [(names.index(field.name), field.type) for field in schema]
     arrays = [pa.array([row[at] for row in rows], kind) for at, kind in wanted]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -61,10 +60,10 @@ def read(
     options: Mapping[str, str],
     cache: ParquetCache | None = None,
 ) -> DataFrame:
-    """These columns of a source: read at once and kept, or whenever the table is used.
+    """Read columns of a source: at once into the cache, or whenever the table is used.
 
-    Errors: of the source, at once where it is kept; RelayError for a file that cannot be read,
-    NoRoom for one that cannot be kept.
+    Errors: of the source, at once with a cache; RelayError for a file that cannot be read,
+    NoRoom for one that cannot be written.
     """
     if cache is None:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
@@ -82,7 +81,7 @@ def read(
 def _write(
     reader: DataSourceReader, schema: pa.Schema, folder: str, part: tuple[int, InputPartition]
 ) -> None:
-    """Write one partition's rows. A file that is not whole has a name that Spark passes over."""
+    """Write one partition's rows. An unfinished file has a name that Spark ignores."""
     number, partition = part
     path = os.path.join(folder, f"part-{number:05}.parquet")
     unfinished = os.path.join(folder, f"_{os.getpid()}-{number:05}")
@@ -102,5 +101,5 @@ def _write(
             raise NoRoom(f"{name} cannot be written: {os.strerror(exc.errno)}") from exc
         raise RelayError(f"{name}: {exc.strerror or exc}") from exc
     finally:
-        with contextlib.suppress(FileNotFoundError):  # half a table is room for others
+        with contextlib.suppress(FileNotFoundError):  # leave the room to others
             os.unlink(unfinished)

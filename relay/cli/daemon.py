@@ -1,0 +1,357 @@
+"""``relay init``, ``up``, ``down``, ``status`` and ``sh``: a home and its relay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from typing import Any
+
+import click
+
+from relay.base import fsio, process_info
+from relay.base.errors import EXIT_STATE, NotRunning, RelayError
+from relay.base.home import LEDGER, LOCK, Home
+from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
+from relay.cli.agents import find_alerts
+from relay.cli.common import (
+    Amount,
+    echo_json,
+    home_option,
+    json_option,
+    not_running_text,
+    open_home,
+    print_table,
+    root_of,
+    sanitize,
+    unread,
+    when,
+)
+from relay.cli.trace import count_waiting
+
+START_TIMEOUT_S = 60
+POLL_S = 0.02
+MAX_NAMED = 5
+MAX_CRASH_LOG_BYTES = 1 << 20  # a few hundred tracebacks
+STATUS_FIELDS = (
+    *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
+    *("wal_bytes", "wal_state", "tiers_waiting", "admin_trouble", "ledger_damage"),
+)
+
+
+class StartFailed(RelayError):
+    """The relay did not start."""
+
+    hint = "see logs/relay.log in the home"
+
+
+# Two conditions look redundant: they repeat those of the partial indexes; without them SQLite
+# would read the whole table.
+OPEN = "status IN ('pending', 'processing', 'completed')"
+WAITING = "state IN ('held', 'staged')"
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay init\n  relay init --home /srv/team-relay",
+)
+@home_option
+@json_option
+@click.pass_context
+def init(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Create a relay home, or complete one.
+
+    Existing files stay: config.json, messages, the ledger. Modes are set to 700 and 600.
+    """
+    from relay.base import config
+    from relay.base.home import LEDGER, Home
+    from relay.ledger import Ledger
+
+    root = root_of(ctx, home)
+    existed = os.path.exists(os.path.join(root, LEDGER))
+    with Home.create(root, config.encode(config.Config())) as made:
+        Ledger.open(made.path(LEDGER)).close()
+    if as_json:
+        echo_json({"home": root, "created": not existed})
+        return
+    click.echo(f"{'completed' if existed else 'created'} {root}")
+    click.echo("start the relay with `relay up`")
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay up\n  relay up --foreground    # logs to stderr, ends with ^C",
+)
+@home_option
+@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to stderr.")
+@json_option
+@click.pass_context
+def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) -> None:
+    """Start the relay and return when it is ready.
+
+    If one is already running for this home, this fails and prints its pid.
+    """
+    root = root_of(ctx, home)
+    Home(root).close()  # report a missing home here, not in a log
+    if foreground:
+        from relay.daemon.process import run_daemon
+
+        run_daemon(root, log_path=None, ready=lambda: click.echo(f"ready: {root}", err=True))
+        return
+    pid = _start(root)
+    if as_json:
+        echo_json({"home": root, "pid": pid})
+    else:
+        click.echo(f"the relay is running, pid {pid}, home {root}")
+
+
+def _start(root: str) -> int:
+    """Start the daemon in its own session and wait until it reports that it is ready."""
+    read_fd, write_fd = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "relay.daemon", "--home", root, "--ready-fd", str(write_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=_crash_log(root),
+            pass_fds=(write_fd,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as answer:
+        if not select.select([answer], [], [], START_TIMEOUT_S)[0]:
+            raise StartFailed(f"pid {process.pid} has not become ready within {START_TIMEOUT_S} s")
+        said = answer.read().decode()
+    if said.strip() == "ready":
+        return process.pid
+    code, _, rest = said.partition("\n")
+    message, _, hint = rest.partition("\n")
+    error = StartFailed(message or "the relay exited before it was ready", hint=hint.strip())
+    error.exit_code = int(code) if code.isdigit() else error.exit_code
+    raise error
+
+
+def _crash_log(root: str) -> int:
+    """Open the file for unexpected tracebacks; one older file is kept."""
+    fsio.ensure_dir(os.path.join(root, "logs"))
+    path = os.path.join(root, "logs", "relay.err")
+    if os.path.exists(path) and os.stat(path).st_size > MAX_CRASH_LOG_BYTES:
+        fsio.rotate(path, 1)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o600)
+
+
+@click.command(epilog="\b\nExample:\n  relay down && relay up")
+@home_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Amount(0, 10**6),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
+@json_option
+@click.pass_context
+def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
+    """Stop the relay after it has finished its current batch."""
+    from relay.base.lock_file import lock_holder
+
+    with open_home(ctx, home) as opened:
+        pid = lock_holder(opened)
+        if pid is None:
+            raise NotRunning(f"no relay is running for {opened.root}")
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while lock_holder(opened) == pid:
+            if time.monotonic() > deadline:
+                raise _stop_timed_out(pid, timeout_s)
+            time.sleep(POLL_S)
+    if as_json:
+        echo_json({"home": opened.root, "pid": pid})
+    else:
+        click.echo(f"the relay, pid {pid}, has stopped")
+
+
+def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
+    text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
+    if process_info.is_stopped(pid):
+        hint = f"`kill -CONT {pid}` lets it continue and exit"
+        return RelayError(f"{text}: the process is suspended by a signal", hint=hint)
+    hint = f"it may still be writing its store; `kill -9 {pid}` loses no messages"
+    return RelayError(text, hint=hint)
+
+
+@click.command(epilog="\b\nExamples:\n  relay status\n  relay status --json")
+@home_option
+@json_option
+@click.pass_context
+def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
+    """Show whether the relay is running and what it is working on.
+
+    Exit code 5 when it is not running or does not answer.
+    """
+    with open_home(ctx, home) as opened:
+        facts = _facts(opened)
+        none = not_running_text(opened)
+    if as_json:
+        echo_json(facts)
+    else:
+        _show(facts, none)
+    is_there = facts["running"] and facts["answers"] is not False
+    return 0 if is_there else EXIT_STATE
+
+
+def _facts(home: Home) -> dict[str, Any]:
+    """Collect the status from the ledger, the process and the relay itself."""
+    from relay.base.lock_file import left, lock_holder, trouble
+    from relay.ledger import open_readonly
+
+    pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
+    gone = left(home)
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        counts, last_errors = _counts(db), _last_errors(db)
+        state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
+        alerts = find_alerts(home, db, time.time_ns())
+    return {
+        "home": home.root,
+        "running": pid is not None,
+        "pid": pid,
+        "trouble": trouble(home) if pid is not None else "",
+        "rss_bytes": _memory(pid),
+        "started_at": when(int(state["started_at"])) if "started_at" in state else None,
+        "starts": int(state.get("epoch", 0)),
+        **counts,
+        "unread": sum(unread(home).values()),
+        "in_outboxes": count_waiting(home) if pid is None else None,  # else `pending` counts
+        **_daemon_status(home, pid),
+        "socket": socket_path(home.root),
+        "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
+        "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
+        "last_errors": last_errors,
+    }
+
+
+def _counts(db: sqlite3.Connection) -> dict[str, int]:
+    """Count open messages and the totals."""
+
+    def count(what: str) -> int:
+        return int(db.execute(f"SELECT count(*) FROM {what}").fetchone()[0])
+
+    by_status = f"SELECT status, count(*) FROM messages WHERE {OPEN} GROUP BY 1"
+    in_hand = dict(db.execute(by_status).fetchall())
+    return {
+        "pending": in_hand.get("pending", 0),
+        "processing": in_hand.get("processing", 0) + in_hand.get("completed", 0),
+        "failed": count("messages WHERE status = 'failed'"),
+        "held": count(f"deliveries WHERE {WAITING} AND state = 'held'"),
+        "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
+        "agents": count("agents WHERE status = 'active'"),
+    }
+
+
+def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
+    """List why pending messages are being retried, newest first."""
+    rows = db.execute(
+        "SELECT message_id, status, last_error AS error FROM messages "
+        f"WHERE {OPEN} AND status = 'pending' AND last_error IS NOT NULL ORDER BY id DESC LIMIT 5"
+    )
+    return [dict(row) for row in rows]
+
+
+def _daemon_status(home: Home, pid: int | None) -> dict[str, Any]:
+    """Ask the running relay; all values are None without an answer. ``answers`` is False for a
+    relay that does not answer, None where there is nothing to ask."""
+    answer = ask(home) if pid is not None else StatusReply(None)
+    said = answer.status or {}
+    answers = True if answer.status is not None else False if answer.is_silent else None
+    return {name: said.get(name) for name in STATUS_FIELDS} | {"answers": answers}
+
+
+def _memory(pid: int | None) -> int | None:
+    """Return the daemon's resident memory in bytes, if known."""
+    if pid is None:
+        return None
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+def _show(facts: dict[str, Any], none: str) -> None:
+    if facts["answers"] is False:
+        what, remedy = silence(facts["pid"])
+        click.echo(f"the relay, pid {facts['pid']}, {what}; {remedy}")
+    elif facts["running"]:
+        rss = facts["rss_bytes"]
+        memory = f", {rss // 1_000_000} MB" if rss else ""
+        click.echo(
+            f"the relay is running, pid {facts['pid']}{memory}, since {facts['started_at'] or '-'}"
+        )
+        if facts["trouble"]:
+            text = f"not serving; retrying: {facts['trouble']}"
+            click.echo(sanitize(text))
+        _show_health(facts)
+    else:
+        click.echo(none)
+    click.echo(f"home {facts['home']}")
+    header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
+    print_table(header, [[facts[name] for name in header]])
+    if facts["in_outboxes"]:
+        click.echo(f"unsent messages in outboxes: {facts['in_outboxes']}")
+    if facts["ended"]:
+        click.echo(f"process exited: {_named(facts['ended'])}; see `relay agents`")
+    for error in facts["last_errors"]:
+        click.echo(sanitize(f"pending: {error['message_id']}: {error['error']}"))
+
+
+def _named(ended: dict[str, int]) -> str:
+    """List the first with their pids, and count the others."""
+    shown = [f"{name} (pid {pid})" for name, pid in list(ended.items())[:MAX_NAMED]]
+    more = f" and {len(ended) - MAX_NAMED} more" if len(ended) > MAX_NAMED else ""
+    return ", ".join(shown) + more
+
+
+def _show_health(facts: dict[str, Any]) -> None:
+    """Print problems, and the state of the disk."""
+    if facts["healthy"] is None:
+        click.echo(f"{SOCKET} does not answer (see logs/relay.log); deliveries continue")
+    for reason in facts["reasons"] or ():
+        if not facts["trouble"] or facts["trouble"] not in reason:
+            click.echo(sanitize(reason))
+    if facts["config_error"]:
+        text = f"config.json is invalid, still using the previous one: {facts['config_error']}"
+        click.echo(sanitize(text))
+    for line in facts["tiers_waiting"] or ():
+        click.echo(sanitize(f"the journal's tiers: {line}"))
+    if facts["admin_trouble"]:
+        click.echo(sanitize(facts["admin_trouble"]))
+    if facts["ledger_damage"]:
+        click.echo(sanitize(facts["ledger_damage"]))
+    if facts["wal_state"] == "alert":  # a full one is among the reasons
+        text = f"ledger.db-wal has grown to {facts['wal_bytes'] >> 20} MiB: a process keeps a read"
+        click.echo(f"{text} transaction open; `relay doctor` names it")
+    if os.path.dirname(facts["socket"]) != facts["home"]:
+        click.echo(f"health and metrics: {facts['socket']}")
+    disk, age_s = facts["disk"], facts["snapshot_age_s"]
+    if disk:
+        free, used = disk["free_bytes"] >> 20, disk["used_percent"]
+        health = "ready" if facts["ready"] else "not ready"
+        seen = f", seen {age_s:.0f} s ago" if age_s is not None else ""
+        click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} MiB free")
+
+
+@click.command(
+    epilog='\b\nExample:\n  . "$(relay sh)" && relay_send bob "hello"',
+)
+def sh() -> None:
+    """Print the path of relay.sh, to be sourced by a shell."""
+    import agent_sdk
+
+    click.echo(os.path.join(os.path.dirname(agent_sdk.__file__), "relay.sh"))

@@ -1,0 +1,256 @@
+"""Checks of the process and the machine: lock, socket, agents' processes, logs, unit, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shlex
+import socket
+import sqlite3
+from collections.abc import Iterator
+from importlib import metadata
+
+import psutil
+
+from relay.base import disk
+from relay.base.errors import LedgerError
+from relay.base.home import LEDGER, LOCK, TOP_DIRS
+from relay.base.lock_file import left, lock_holder, trouble
+from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
+from relay.doctor.finding import Finding, Repair, Severity, Target, list_dir, recheck
+from relay.journal.tiers import FOR_OPERATOR
+from relay.ledger import open_readonly, wal
+
+_MIB = 1 << 20
+
+
+WATCHES_AN_AGENT = 2
+QUEUED_EVENTS = 4096  # a burst of one batch from each of many agents
+INSTANCES = 16  # one for the relay, the others for desktop, editors and builds
+DESCRIPTORS = 512  # a batch holds some 100 directories open
+SQLITE = (3, 35, 0)  # RETURNING
+WATCHDOG = ("7.1", "8")  # InotifyFD is not public: tested with this series only
+
+
+def check_process(target: Target) -> Iterator[Finding]:
+    """Check that the relay serves, its socket, agents' processes, logs and service unit."""
+    home = target.home
+    if target.is_running and (why := trouble(home)):
+        remedy = "fix the cause; the relay retries on its own"
+        yield Finding("process", f"the relay is not serving: {why}", remedy, where=LOCK)
+    if (gone := left(home)) is not None:
+        remedy = "logs/relay.err may say why; the next start recovers its unfinished work"
+        yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
+    yield from _socket(target)
+    answer = ask(home) if target.is_running else StatusReply(None)
+    yield from _silence(target, answer)
+    yield from _waiting(answer)
+    yield from recheck(target, lambda: {f.where: f for f in _processes(target)})
+    yield from _logs(target)
+    yield from _units(target)
+
+
+def _socket(target: Target) -> Iterator[Finding]:
+    path = socket_path(target.home.root)
+    if not os.path.lexists(path) or target.is_running:
+        return
+    is_inside = os.path.dirname(path) == target.home.root
+    where = SOCKET if is_inside else path
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            yield Finding(
+                "process",
+                f"{where}: left over; no relay is running",
+                "the next start replaces it",
+                Severity.WARNING,
+                where,
+                (Repair("remove", SOCKET),) if is_inside else (),
+            )
+
+
+def _silence(target: Target, answer: StatusReply) -> Iterator[Finding]:
+    """Check for a relay that holds the lock but does not answer."""
+    pid = lock_holder(target.home)
+    if answer.is_silent and pid is not None:
+        what, remedy = silence(pid)
+        yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
+
+
+def _waiting(answer: StatusReply) -> Iterator[Finding]:
+    """Check for tier operations that a running relay retries.
+
+    Those that need the operator are in the manifest and are found there.
+    """
+    for line in (answer.status or {}).get("tiers_waiting") or ():
+        if not line.startswith(FOR_OPERATOR):
+            remedy = "the relay keeps retrying; nothing is lost, but the disk fills up"
+            yield Finding("tiers", line, remedy, Severity.WARNING, "journal")
+
+
+def _processes(target: Target) -> Iterator[Finding]:
+    """Check for rows of processes that are gone, and files of processes without a row."""
+    try:
+        with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
+            rows = db.execute("SELECT name, state, pid FROM processes").fetchall()
+    except LedgerError:
+        return  # reported by the checks of the ledger
+    for name, state, pid in rows:
+        if pid is not None and not psutil.pid_exists(pid):
+            yield Finding(
+                "process",
+                f"{name} is {state} as pid {pid}, but there is no such process",
+                "restart the relay: it finds out what happened"
+                if target.is_running
+                else "the next start finds out what happened",
+                Severity.WARNING,
+                f"process {name}",
+            )
+    known = {row[0] for row in rows}
+    for file in list_dir(target.home.path("run")):
+        name = file.partition(".")[0]
+        if name not in known and file.endswith((".lock", ".json")):
+            yield Finding(
+                "process",
+                f"run/{file}: belongs to a process that is not in the ledger",
+                f"`pgrep -af {shlex.quote(name)}` shows whether it is still running",
+                Severity.WARNING,
+                f"run/{file}",
+            )
+
+
+def _logs(target: Target) -> Iterator[Finding]:
+    settings, folder = target.config.log, target.home.path("logs")
+    most = 2 * settings.max_mib * _MIB
+    for name in list_dir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            size = os.lstat(os.path.join(folder, name)).st_size
+            if name == "relay.log" and size > most:
+                yield Finding(
+                    "process",
+                    f"logs/{name} has {size // _MIB} MiB, more than twice log.max_mib",
+                    "restart the relay, or move the file away",
+                    Severity.WARNING,
+                    f"logs/{name}",
+                )
+            if name == "relay.err" and size:
+                yield Finding(
+                    "process",
+                    f"logs/{name} has {size} bytes: the relay met an unexpected error",
+                    "report its content, then remove it",
+                    Severity.WARNING,
+                    f"logs/{name}",
+                )
+
+
+def _units(target: Target) -> Iterator[Finding]:
+    """Check for a systemd unit of this home whose program is missing."""
+    folder = os.path.expanduser("~/.config/systemd/user")
+    for name in list_dir(folder):
+        if not name.endswith(".service"):
+            continue
+        with contextlib.suppress(OSError, UnicodeDecodeError, ValueError):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                text = file.read()
+            starts = [line[10:] for line in text.splitlines() if line.startswith("ExecStart=")]
+            if target.home.root not in text or not starts:
+                continue
+            program = shlex.split(starts[0].lstrip("-@:+!"))[0]
+            if os.path.isabs(program) and not os.path.exists(program):
+                yield Finding(
+                    "process",
+                    f"{folder}/{name} starts {program}, which does not exist",
+                    "install it there again, or run `relay service install`",
+                    Severity.WARNING,
+                    name,
+                )
+
+
+def check_limits(target: Target) -> Iterator[Finding]:
+    """Check limits of the system, file systems, disk space, versions and the ledger's WAL."""
+    yield from _inotify(sum(1 for _ in target.home.agent_names()))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
+        found = f"the limit of open files is {hard}, the relay needs {DESCRIPTORS}"
+        yield Finding("limits", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING, "RLIMIT")
+    yield from _read_only(target)
+    yield from _disk(target)
+    yield from _versions()
+    length = wal.measure_wal(target.home.path(LEDGER), target.config.ledger)
+    if length.state is not wal.WalState.OK:
+        stops = "; no messages are accepted" if length.state is wal.WalState.FULL else ""
+        readers = wal.wal_readers(target.home.path(LEDGER))
+        readers.pop(lock_holder(target.home) or 0, None)  # not the relay itself
+        found = length.sentence(readers) + stops
+        remedy = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
+        severity = Severity.ERROR if stops else Severity.WARNING
+        yield Finding("ledger", found, remedy, severity, LEDGER + "-wal")
+
+
+def _read_only(target: Target) -> Iterator[Finding]:
+    """Check for file systems mounted read-only, as after a disk fault."""
+    seen: set[int] = set()
+    for name in ("", *TOP_DIRS):
+        path = target.home.path(name) if name else target.home.root
+        with contextlib.suppress(OSError):  # missing files are reported elsewhere
+            device = os.stat(path).st_dev
+            if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
+                found = f"{path} is on a read-only file system: no messages are accepted"
+                remedy = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
+                yield Finding("limits", found, remedy, where=name or ".")
+            seen.add(device)
+
+
+def read_limit(name: str) -> int | None:
+    """Read one of the kernel's inotify limits, if there is any."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
+            return int(file.read())
+    return None
+
+
+def _inotify(agents: int) -> Iterator[Finding]:
+    wanted = {
+        "max_user_watches": (WATCHES_AN_AGENT * agents + 1, f"two for each of {agents} agents"),
+        "max_queued_events": (QUEUED_EVENTS, "each overflow by a burst costs a scan"),
+        "max_user_instances": (INSTANCES, "other programs need some as well"),
+    }
+    for name, (least, why) in wanted.items():
+        limit = read_limit(name)
+        if limit is not None and limit < least:
+            yield Finding(
+                "limits",
+                f"fs.inotify.{name} is {limit}, expected at least {least}: {why}",
+                f"`sysctl fs.inotify.{name}={max(4 * least, 8192)}`; until then the relay scans",
+                Severity.WARNING,
+                name,
+            )
+
+
+def _disk(target: Target) -> Iterator[Finding]:
+    size, used, free = disk.look(target.home.root)
+    percent = used * 100 // max(used + free, 1)
+    settings = target.config.disk
+    remedy = "free some space; see `relay prune --dry-run` and `relay archive pack`"
+    floor = disk.floor_bytes(settings, size)
+    if free < floor:
+        found = f"only {free // _MIB} MiB are free on the disk; below {floor // _MIB} MiB"
+        found += " (disk.floor_mib) no messages are accepted"
+        yield Finding("limits", found, remedy, Severity.ERROR, target.home.root)
+    elif percent >= settings.alert_percent:
+        found = f"the disk is {percent} % full, {free // _MIB} MiB are free"
+        yield Finding("limits", found, remedy, Severity.WARNING, target.home.root)
+
+
+def _versions() -> Iterator[Finding]:
+    if sqlite3.sqlite_version_info < SQLITE:
+        wanted = ".".join(map(str, SQLITE))
+        found = f"SQLite is {sqlite3.sqlite_version}, expected {wanted} or newer"
+        yield Finding("limits", found, "use a Python with a newer SQLite", where="sqlite3")
+    have = metadata.version("watchdog")
+    number = tuple(int(part) for part in have.split(".")[:2] if part.isdigit())
+    if not (7, 1) <= number < (8,):
+        found = f"watchdog is {have}, expected at least {WATCHDOG[0]} and below {WATCHDOG[1]}"
+        yield Finding("limits", found, "install such a version", where="watchdog")

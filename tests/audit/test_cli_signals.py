@@ -1,0 +1,33 @@
+"""How an audit's command ends when a signal comes, wherever it meets the process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+
+import pytest
+
+from relay.cli.audit import exit_on_signal
+
+PATIENCE_S = 10
+
+
+class Thing:
+    """Something that is finalized."""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_that_a_finalizer_swallows_ends_it_all_the_same(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, exit_on_signal("it was interrupted"):
+        thing = Thing()
+        reference = weakref.ref(thing, lambda _: signal.raise_signal(number))
+        del thing
+        assert reference() is None  # and nothing was raised
+        threading.Event().wait(PATIENCE_S)
+    assert ended.value.code == code
+    assert capsys.readouterr().err == "relay: it was interrupted\n"

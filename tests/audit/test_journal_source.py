@@ -1,0 +1,413 @@
+"""The format `aof2`: every record once, in whatever tier, and damage named."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from relay.acomm.model import (
+    ArchiveNote,
+    Channel,
+    ChannelType,
+    Delivery,
+    DeliveryState,
+    Origin,
+    Participant,
+)
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import subset
+from relay.audit.session import explained
+from relay.audit.sources import journal_columns, journal_files, journal_source
+from relay.base import keyfile
+from relay.base.checksums import sha256_hex
+from relay.base.errors import RelayError
+from relay.engine import events
+from relay.engine.event_codec import Frame
+from relay.journal.plan import JobKind
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
+from tests.s3_server import BUCKET, s3_server
+
+SENT_AT = datetime(2026, 1, 31, 9, 30)
+COMPRESS, UPLOAD, PRUNE = JobKind.COMPRESS, JobKind.UPLOAD, JobKind.PRUNE
+EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1
+
+
+def read(spark: SparkSession, path: str, **options: str) -> DataFrame:
+    return spark.read.format("aof2").options(**options).load(path)
+
+
+def offsets(frame: DataFrame) -> list[int]:
+    return sorted(row["offset"] for row in frame.select("offset").collect())
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> JournalBuilder:
+    """Three sealed segments of two messages, and one that is written to."""
+    builder = JournalBuilder(tmp_path / "home")
+    for number in (1, 3, 5):
+        builder.segment(sent(number), sent(number + 1, b"x" * 300))
+    builder.say(delivered(1))
+    return builder
+
+
+def test_each_column_has_a_maker() -> None:
+    assert set(journal_columns._COLUMNS) == set(formats.JOURNAL.names)
+
+
+def of_every_kind() -> list[events.Event]:
+    origin = Origin("eve", "agents/eve/outbox/x.msg", 9, 1, 7, "cd", "text", "bob", START_NS)
+    channel = Channel(9, "c", ChannelType.GROUP, "alice")
+    note = ArchiveNote("2026-01-31/000001.acomm", 1, 1, 1, START_S, START_S, 0, 10)
+    return [
+        sent(2**63 + 1, b"hello"),
+        delivered(1),
+        events.DeliveriesMoved(
+            1,
+            ("bob", "eve"),
+            DeliveryState.ACKNOWLEDGED,
+            START_S,
+            1_769_851_800_500,
+            2,
+            "completed",
+        ),
+        events.DeliveriesStaged(((1, "bob", 1), (2, "bob", 3)), START_S),
+        events.DeliveriesAdded("eve", (1, 2), START_S),
+        events.FileRefused("1-x", origin, "its id is taken", "1-nack", False, False, START_S),
+        events.FileRefused("", origin, "no name", "1-nack2", False, True, START_S),
+        events.MessageReceived(1, "bob", START_S),
+        events.DeliveryTimed(1, "bob", Delivery(DeliveryState.WAITING, 2), START_S),
+        events.DeadLettered(1, ("bob",), "no answer", START_S),
+        events.MessagesArchived((1, 2), START_S),
+        events.Rolled(note, (1,), START_S),
+        events.DuplicateNoted(("c-1", 4, "bob"), 0),
+        events.ChannelCreated(channel),
+        events.ParticipantJoined(9, Participant("bob"), START_S),
+        events.ParticipantLeft(9, "bob", START_S),
+        events.TakenOut(3, START_S),
+    ]
+
+
+def test_every_event_as_a_row(spark: SparkSession, tmp_path: Path) -> None:
+    builder = JournalBuilder(tmp_path)
+    builder.start(epoch=3)
+    builder.say(*of_every_kind())
+    builder.checkpoint()
+    rows = read(spark, builder.path).orderBy("offset").collect()
+    assert [row["event"] for row in rows[1:-1]] == [type(e).__name__ for e in of_every_kind()]
+    start, first, *_, checkpoint = rows
+    assert (start["event"], start["epoch"], start["boot_id"]) == ("Start", 3, "boot-1")
+    assert (checkpoint["event"], checkpoint["covers"]) == ("Checkpoint", checkpoint["offset"])
+    assert (first["stream"], first["segment"], first["at"]) == (builder.path, 0, SENT_AT)
+    assert first["end"] == rows[2]["offset"] and first["sequence"] == 0
+    assert first["number"] == Decimal(2**63 + 1) and first["numbers"] == 1
+    assert (first["relay_id"], first["sender"], first["to"]) == (f"1-{2**63 + 1}", "alice", "bob")
+    assert first["checksum"] == sha256_hex(b"hello") and first["content_size"] == 5
+    assert (first["message_type"], first["state"], first["held"]) == ("Text", "Sent", False)
+    assert (first["created_ns"], first["correlation_id"]) == (START_NS, "c-1")
+    assert (first["file_checksum"], first["channel_id"]) == ("ab", 1)
+
+
+def test_what_events_are_about(spark: SparkSession, tmp_path: Path) -> None:
+    builder = JournalBuilder(tmp_path)
+    builder.say(*of_every_kind())
+    names = ["number", "numbers", "recipients", "state", "attempt", "reason", "message_numbers"]
+    frame = journal_source.load(spark, [builder.path], ["offset", "event", "deliveries", *names])
+    found = {
+        (row["event"], index): tuple(row[name] for name in names)
+        for index, row in enumerate(frame.orderBy("offset").collect())
+    }
+    moved = (1, 1, ["bob", "eve"], "Acknowledged", 2, None, [1])
+    assert found["DeliveriesMoved", 2] == moved
+    assert found["DeliveriesStaged", 3] == (None, 2, ["bob"], "Staged", None, None, [1, 2])
+    assert found["DeliveriesAdded", 4] == (None, 2, ["eve"], "Sent", None, None, [1, 2])
+    assert found["FileRefused", 5] == (None, None, None, None, None, "its id is taken", None)
+    assert found["MessageReceived", 7] == (1, 1, ["bob"], "Received", None, None, [1])
+    assert found["DeliveryTimed", 8] == (1, 1, ["bob"], "Waiting", 2, None, [1])
+    assert found["DeadLettered", 9] == (1, 1, ["bob"], "Dead", None, "no answer", [1])
+    assert found["Rolled", 11] == (1, 1, None, None, None, None, [1])
+    assert found["DuplicateNoted", 12] == (4, 1, ["bob"], None, None, None, [4])
+    pairs = [row["deliveries"] for row in frame.orderBy("offset").collect()]
+    assert pairs[3] == [Row(number=1, recipient="bob", attempt=1), Row(2, "bob", 3)]
+    assert pairs[2] == [Row(number=1, recipient="bob", attempt=2), Row(1, "eve", 2)]
+    assert pairs[4] == [Row(1, "eve", None), Row(2, "eve", None)] and pairs[5] is None
+
+
+def test_refused_files_and_the_rest(spark: SparkSession, tmp_path: Path) -> None:
+    builder = JournalBuilder(tmp_path)
+    builder.say(*of_every_kind())
+    names = ["relay_id", "sender", "answer_id", "said", "due_at", "archive", "channel_id"]
+    rows = (
+        journal_source.load(spark, [builder.path], ["offset", *names]).orderBy("offset").collect()
+    )
+    assert [rows[5][name] for name in names[:3]] == ["1-x", "eve", "1-nack"]
+    assert [rows[6][name] for name in names[:3]] == [None, "eve", "1-nack2"]
+    assert rows[2]["said"] == "completed"
+    assert rows[2]["due_at"] == datetime(2026, 1, 31, 9, 30, 0, 500_000)
+    assert rows[11]["archive"] == "2026-01-31/000001.acomm"
+    assert [rows[i]["channel_id"] for i in (0, 13, 14, 15)] == [1, 9, 9, 9]
+
+
+def test_a_partition_a_segment_and_a_frozen_end(
+    spark: SparkSession, journal: JournalBuilder
+) -> None:
+    frame = read(spark, journal.path)
+    assert (frame.count(), frame.rdd.getNumPartitions()) == (7, 4)
+    frozen = {journal.path: journal.journal.end}
+    journal.segment(sent(7))
+    assert read(spark, journal.path).count() == 8
+    assert read(spark, journal.path, until=json.dumps(frozen)).count() == 7
+    assert read(spark, journal.path, until=json.dumps({journal.path: 0})).count() == 0
+
+
+def test_paths(spark: SparkSession, journal: JournalBuilder, tmp_path: Path) -> None:
+    for path in (journal.root, journal.dir.parent, journal.dir, tmp_path / "ho*"):
+        assert read(spark, str(path)).count() == 7, path
+    (tmp_path / "empty" / "journal").mkdir(parents=True)
+    assert read(spark, str(tmp_path / "empty")).count() == 0
+    with pytest.raises(RelayError, match=r"none: no such journal"), explained():
+        read(spark, str(tmp_path / "none")).count()
+    with pytest.raises(RelayError, match="expected a journal, a stream of one"), explained():
+        read(spark, __file__).count()
+
+
+def spread(builder: JournalBuilder) -> list[int]:
+    """Segments that are in Tier 0, in Tier 1, in Tier 2 alone; and one that is written to."""
+    found: list[int] = []
+    for number in range(3):
+        found += builder.segment(*(sent(number * 10 + n, os.urandom(99)) for n in range(3)))
+    found += builder.say(delivered(1))
+    builder.tiers.set_safe_offset(builder.journal.end)
+    builder.move(1, COMPRESS, EVICT_TIER0)
+    builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
+    return found
+
+
+@pytest.mark.shows("audit 1.12")
+def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    builder = JournalBuilder(tmp_path / "home", objects=str(tmp_path / "objects"))
+    wrote = spread(builder)
+    names = (".seg", ".seg.zst")
+    assert [
+        f"{folder}/{number:020d}{names[folder == 'warm']}"
+        for folder, number in (("segments", 0), ("segments", 3), ("warm", 1))
+    ] == builder.files()
+    with pytest.raises(RelayError, match="is in Tier 2, and no object store"), explained():
+        read(spark, builder.path).collect()
+    assert offsets(read(spark, builder.path, objects=str(tmp_path / "objects"))) == wrote
+    config = {"journal": {"objects": str(tmp_path / "objects")}}
+    (builder.root / "config.json").write_text(json.dumps(config))
+    assert offsets(read(spark, builder.path)) == wrote
+    assert len(builder.files()) == 3  # nothing was hydrated
+
+
+@pytest.mark.shows("audit 1.12")
+def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as url:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", url),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        where = f"s3://{BUCKET}/here"
+        builder = JournalBuilder(tmp_path / "home", objects=where)
+        wrote = spread(builder)
+        # The workers of the session that tests share have the environment it began with.
+        schema = subset(formats.JOURNAL, ["offset"], "the journal")
+        settings = journal_files.ReadSettings({builder.path: where}, None, False)
+        reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
+        found = [
+            offset
+            for partition in reader.partitions()
+            for batch in reader.read(partition)
+            for offset in batch.column(0).to_pylist()
+        ]
+    assert found == wrote
+
+
+@pytest.mark.shows("audit 1.12")
+def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    where = str(tmp_path / "objects")
+    builder = JournalBuilder(tmp_path / "home", objects=where)
+    wrote = [*builder.segment(sent(1)), *builder.segment(sent(2)), *builder.say(sent(3))]
+    settings = journal_files.ReadSettings({builder.path: where}, None, False)
+    schema = subset(formats.JOURNAL, ["offset"], "the journal")
+    reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
+    builder.journal.seal()
+    builder.segment(sent(4))
+    builder.tiers.set_safe_offset(builder.journal.end)
+    builder.move(0, COMPRESS, EVICT_TIER0)
+    builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
+    first, second, third = reader.partitions()
+    found = [b.column(0).to_pylist() for one in (first, second, third) for b in reader.read(one)]
+    assert found == [[offset] for offset in wrote]
+    builder.move(0, PRUNE)
+    with pytest.raises(RelayError, match=r"segment 0 of .* was pruned before it was read"):
+        list(reader.read(first))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.shows("audit 1.13")
+def test_damage_fails_the_job_or_is_a_row(spark: SparkSession, journal: JournalBuilder) -> None:
+    wrote = offsets(read(spark, journal.path))
+    damaged = journal.dir / "segments" / f"{1:020d}.seg"
+    flip(damaged, 52 + 40)
+    with pytest.raises(RelayError, match=rf"{damaged} at 52: expected crc32"), explained():
+        read(spark, journal.path).collect()
+    found = read(spark, journal.path, mode="permissive")
+    assert offsets(found) == wrote
+    (gap,) = found.where("event = 'Gap'").collect()
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert (row["stream"], row["segment"]) == (journal.path, 1)
+    assert (row["offset"], row["end"]) == (wrote[2], wrote[3])
+    assert row["reason"].startswith(f"{damaged} at 52: expected crc32")
+    assert [gap[name] for name in ("offset", "end", "reason", "at")] == [*row[2:], SENT_AT]
+
+
+def test_a_segment_that_is_gone(spark: SparkSession, journal: JournalBuilder) -> None:
+    wrote = offsets(read(spark, journal.path))
+    (journal.dir / "segments" / f"{1:020d}.seg").unlink()
+    with pytest.raises(RelayError, match=r"segment 1 of .* is in no tier"), explained():
+        read(spark, journal.path).collect()
+    found = read(spark, journal.path, mode="permissive")
+    assert offsets(found.where("event != 'Gap'")) == wrote[:2] + wrote[4:]
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert (row["offset"], row["end"]) == (wrote[2], wrote[4])
+
+
+def test_damage_where_the_relay_writes(spark: SparkSession, journal: JournalBuilder) -> None:
+    behind = journal.say(sent(9), sent(10)) + journal.say(sent(11))
+    active = journal.dir / "segments" / f"{3:020d}.seg"
+    begin = journal.journal.manifest.catalog.entries[3].base_offset
+    flip(active, 52 + behind[0] - begin + 40)
+    with pytest.raises(RelayError, match=rf"{active} at .*expected crc32"), explained():
+        read(spark, journal.path).collect()
+    found = read(spark, journal.path, mode="permissive")
+    assert offsets(found.where("event != 'Gap'"))[-2:] == behind[1:]
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert (row["offset"], row["end"]) == (behind[0], behind[1])
+
+
+def test_a_write_that_was_cut_short_is_no_damage(
+    spark: SparkSession, journal: JournalBuilder
+) -> None:
+    before = offsets(read(spark, journal.path))
+    begin = journal.journal.manifest.catalog.entries[3].base_offset
+    journal.say(sent(9), sent(10))
+    active = journal.dir / "segments" / f"{3:020d}.seg"
+    data = bytearray(active.read_bytes())
+    last = 52 + journal.journal.end - begin
+    data[last - 60 : last] = bytes(60)  # of the last record, and of no other
+    active.write_bytes(data)
+    for mode in ("failfast", "permissive"):
+        assert offsets(read(spark, journal.path, mode=mode))[:-1] == before
+        assert read(spark, journal.path, mode=mode, table="damaged").count() == 0
+
+
+def test_what_a_salvage_left_is_a_gap(spark: SparkSession, journal: JournalBuilder) -> None:
+    (behind, *_) = journal.say(sent(9), sent(10))
+    journal.say(sent(11))
+    begin = journal.journal.manifest.catalog.entries[3].base_offset
+    journal.close()
+    flip(journal.dir / "segments" / f"{3:020d}.seg", 52 + behind - begin + 40)
+    again = JournalBuilder(journal.root)  # it salvages what is whole
+    assert again.warnings
+    rows = read(spark, again.path).where("event = 'Gap'").collect()
+    assert [(row["offset"], row["number"]) for row in rows] == [(behind, None)]
+    assert rows[0]["reason"] == journal_files.LOST
+    again.close()
+
+
+def test_a_hole_between_segments_is_a_gap(spark: SparkSession, tmp_path: Path) -> None:
+    builder = JournalBuilder(tmp_path)
+    builder.segment(sent(1))
+    builder.close()
+    end = builder.journal.end
+    longer = JournalBuilder(tmp_path, at_least=end + 1000)
+    longer.say(sent(2))
+    rows = read(spark, longer.path).orderBy("offset").collect()
+    found = [(row["event"], row["offset"], row["end"]) for row in rows]
+    assert found[1] == ("Gap", end, end + 1000)
+    assert [one[0] for one in found] == ["MessageSent", "Gap", "MessageSent"]
+    longer.close()
+
+
+def test_a_damaged_manifest(spark: SparkSession, journal: JournalBuilder) -> None:
+    wrote = offsets(read(spark, journal.path))
+    (chunk,) = (journal.dir / "manifest").iterdir()
+    flip(chunk, 100)
+    with pytest.raises(RelayError, match=str(chunk)), explained():
+        read(spark, journal.path).collect()
+    assert offsets(read(spark, journal.path, mode="permissive")) == wrote
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert row["segment"] is None and str(chunk) in row["reason"]
+
+
+def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
+    key, other = (keyfile.create(str(tmp_path / name)) for name in ("key", "other"))
+    assert key != other
+    builder = JournalBuilder(tmp_path / "home", key=key)
+    builder.say(sent(1), delivered(1))
+    opened = read(spark, builder.path, key_file=str(tmp_path / "key")).orderBy("offset")
+    assert [row["relay_id"] for row in opened.collect()] == ["1-1", None]
+    for options, line in (
+        ({}, "at 0 is encrypted, and no key was given"),
+        ({"key_file": str(tmp_path / "other")}, "at 0 does not open with this key"),
+        ({"key_file": str(tmp_path / "none")}, "key file .*none: No such file"),
+    ):
+        with pytest.raises(RelayError, match=line), explained():
+            read(spark, builder.path, **options).collect()
+    rows = read(spark, builder.path, mode="permissive").collect()
+    assert [(row["event"], row["number"]) for row in rows] == [("Sealed", None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"mode": "brave"}, "mode: expected one of failfast, permissive, got 'brave'"),
+        ({"table": "letters"}, "table: expected one of records, damaged, got 'letters'"),
+        ({"until": "soon"}, "until: expected JSON of stream -> offset"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    spark: SparkSession, journal: JournalBuilder, options: dict[str, str], line: str
+) -> None:
+    with pytest.raises(RelayError, match=f"^{line}"), explained():
+        read(spark, journal.path, **options).collect()
+
+
+def test_events_of_another_version(spark: SparkSession, journal: JournalBuilder) -> None:
+    (at,) = journal.put(Frame(2, 1, delivered(1)))
+    line = f"at {at}: expected events of version 1"
+    with pytest.raises(RelayError, match=line), explained():
+        read(spark, journal.path).collect()
+
+
+def test_the_evidence_of_a_run(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
+    home.write_store()
+    assert home.inputs(spark, tmp_path / "before").journal("event").count() == 0
+    builder = JournalBuilder(home.root)
+    builder.say(sent(1), delivered(1))
+    inputs = home.inputs(spark, tmp_path / "run")
+    builder.say(sent(2))
+    rows = inputs.journal("stream", "relay_id").collect()
+    assert [tuple(row) for row in rows] == [
+        (f"journal/{1:020d}", "1-1"),
+        (f"journal/{1:020d}", None),
+    ]
+    builder.close()

@@ -1,0 +1,264 @@
+"""What Spark says when it fails, and what a person reads of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import psutil
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from relay.audit import spark_errors
+from relay.audit.session import explained
+from relay.base.names import new_message_id
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.test_session import PATIENCE_S, relay_audit
+from tests.procs import environment, until
+
+pytestmark = pytest.mark.shows("audit 3.6")
+
+# As Spark 4.3 says it, cut.
+CAUSES = {
+    "memory": (
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 "
+        "failed 1 times, most recent failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost "
+        "executor driver): java.lang.OutOfMemoryError: Java heap space",
+        "Spark ran out of memory: SPARK_DRIVER_MEMORY is 2g",
+        "SPARK_DRIVER_MEMORY=8g",
+    ),
+    "start": (
+        "Error occurred during initialization of VM\nCould not reserve enough space for heap",
+        "Spark cannot start with SPARK_DRIVER_MEMORY=2g",
+        "512m",
+    ),
+    "port": (
+        "java.net.BindException: Address already in use: Service 'sparkDriver' failed after 16 "
+        "retries (on a random free port)!",
+        "Spark cannot listen on its address or port",
+        "spark.driver.port",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_recognised_cause_is_one_line_with_what_to_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_DRIVER_MEMORY", "2g")
+    said, message, hint = CAUSES[name]
+    cause = spark_errors.known_cause(said)
+    assert cause is not None and str(cause) == message
+    assert hint in cause.hint
+    assert str(spark_errors.explain(RuntimeError(said))) == message
+
+
+def test_any_other_error_keeps_the_words_of_spark() -> None:
+    said = "[TABLE_OR_VIEW_NOT_FOUND] The table or view `x` cannot be found. SQLSTATE: 42P01"
+    assert spark_errors.known_cause(said) is None
+    error = spark_errors.explain(RuntimeError(said))
+    assert str(error) == "Spark: The table or view `x` cannot be found."
+    ended = spark_errors.explain(Py4JNetworkError("Answer from Java side is empty"))
+    assert isinstance(ended, spark_errors.SparkEnded)
+    assert str(ended) == "Spark's Java process has ended"
+
+
+class OfAJvmThatIsGone(PySparkException):
+    """PySpark asks the JVM for what its errors say."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_error_whose_jvm_went_meanwhile_says_that_it_went() -> None:
+    with pytest.raises(spark_errors.SparkEnded), explained():
+        raise OfAJvmThatIsGone("unread")
+
+
+def test_what_spark_calls_its_own_bug_is_looked_up_in_what_its_jvm_said() -> None:
+    told = spark_errors.explain(
+        RuntimeError("[INTERNAL_ERROR] Executed command failed. You hit a bug")
+    )
+    assert isinstance(told, spark_errors.SparkInternalError)
+    assert str(told) == "Spark: Executed command failed. You hit a bug"
+
+
+def test_an_answer_that_makes_no_sense_is_looked_up_there_too() -> None:
+    """Seen of a JVM that was out of memory: it forgot a package of its own."""
+    told = spark_errors.explain(Py4JError("py4j.reflection does not exist in the JVM"))
+    assert isinstance(told, spark_errors.SparkInternalError)
+
+
+def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
+    """The one line of a run that cannot start; it prints no result, and leaves no OUT."""
+    out = cwd / "out"
+    done = relay_audit(
+        *("run", "--home", home.path, "--out", str(out), *arguments), cwd=cwd, **environ
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not out.exists()
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_an_address_that_is_not_ours(home: HomeBuilder, tmp_path: Path) -> None:
+    line = failing(home, tmp_path, SPARK_LOCAL_IP="192.0.2.1")
+    assert line.startswith(
+        "relay: Spark cannot listen on its address or port; unset SPARK_LOCAL_IP"
+    )
+
+
+def test_a_port_that_is_taken(home: HomeBuilder, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "spark-defaults.conf").write_text(
+            f"spark.driver.port {port}\nspark.port.maxRetries 0\n"
+        )
+        line = failing(home, tmp_path, SPARK_CONF_DIR=str(tmp_path / "conf"))
+    assert line.startswith("relay: Spark cannot listen on its address or port; unset ")
+
+
+def test_a_start_that_fails_for_another_reason_names_the_log(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    line = failing(home, tmp_path, "--master", "locl[2]", TMPDIR=str(temp))
+    assert line.startswith("relay: Spark does not start: Could not parse Master URL: 'locl[2]'; ")
+    (log,) = temp.iterdir()
+    assert line.endswith(f"; the log of Spark is {log}")
+    assert log.stat().st_mode & 0o777 == 0o600 and log.stat().st_size
+
+
+HUNGRY = """
+import dataclasses, sys
+from relay.audit import spark_errors
+from relay.cli import main
+def make(inputs):
+    words = "select collect_list(repeat(cast(id as string), 20000)) as word from range(2000000)"
+    return {"traffic": inputs._spark.sql(words)}
+hungry = dataclasses.replace(jobs.JOBS["traffic"], name="hungry", make=make)
+jobs.JOBS = {"hungry": hungry, "traffic": jobs.JOBS["traffic"]}
+main(["audit", "run", "--master", "local[1]", *sys.argv[1:]])
+"""
+
+
+def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    done = subprocess.run(
+        [sys.executable, "-c", HUNGRY, "--home", home.path],
+        env=environment(SPARK_DRIVER_MEMORY="512m"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    hungry, traffic = done.stderr.splitlines()
+    assert hungry == (
+        "hungry: could not run: Spark ran out of memory: SPARK_DRIVER_MEMORY is 512m; "
+        "SPARK_DRIVER_MEMORY=8g gives it more; fewer jobs need less"
+    )
+    assert traffic.startswith("traffic: could not run: Spark")  # it has gone, or is going
+    assert done.stdout == ""
+
+
+FULL = """
+import resource, sys
+from relay.audit import spark_errors
+from relay.cli import main
+inputs.SMALL_BYTES = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+main(["audit", "run", "reconcile", "--master", "local[1]", *sys.argv[3:]])
+"""
+
+
+@pytest.mark.parametrize("small_bytes", [0, 32 << 20], ids=["by workers", "by this process"])
+def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
+    home: HomeBuilder, tmp_path: Path, small_bytes: int
+) -> None:
+    """No file may be longer: the ledger's 94 KB fit, 256 KB of checksums do not."""
+    home.sent("1-a")
+    home.write_store()
+    for number in range(4_000):
+        name = new_message_id(START_NS + number)
+        (home.root / "archive/2026-01-31/alice" / f"{name}.msg").write_text(f"TO: bob\n\n{number}")
+    temp, out = tmp_path / "temp", tmp_path / "out"
+    temp.mkdir()
+    options = [str(small_bytes), "160000", "--home", home.path, "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *options],
+        env=environment(TMPDIR=str(temp)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(
+        rf"reconcile: could not run: {temp}/relay-audit-run-\w+/table-\w+/part-00000.parquet "
+        "cannot be written: File too large; "
+        "free space there, or set TMPDIR to a folder on a larger disk",
+        line,
+    )
+    assert os.listdir(temp) == []
+    assert sorted(os.listdir(out)) == [".lock", "report.html", "summary.json"]
+
+
+@pytest.mark.shows("audit 3.7")
+@pytest.mark.parametrize(
+    ("after", "sent", "code"),
+    [
+        ("starting Spark", signal.SIGINT, 130),
+        (r"\(1 of 1\)", signal.SIGTERM, 143),
+        (r"\(1 of 1\)", signal.SIGHUP, 129),
+    ],
+)
+def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
+    home: HomeBuilder, tmp_path: Path, after: str, sent: signal.Signals, code: int
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    out = tmp_path / "out"
+    command = ["-m", "relay.cli", "audit", "run", "traffic"]
+    command += ["--home", home.path, "--out", str(out), "--master", "local[1]"]
+    with pexpect.spawn(
+        sys.executable,
+        command,
+        env=environment(TMPDIR=str(temp)),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=PATIENCE_S,
+        dimensions=(30, 160),
+    ) as run:
+        run.expect(after)
+        here = psutil.Process(run.pid)
+        until(lambda: bool(here.children()))  # the JVM
+        started = here.children(recursive=True)
+        if sent == signal.SIGINT:
+            run.sendintr()  # the terminal tells the whole group, the JVM as well
+        else:
+            run.kill(sent)
+        run.expect(pexpect.EOF)
+        shown = run.before
+    assert run.exitstatus == code
+    assert "Traceback" not in shown
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).strip().rpartition("\r")[2].strip()
+    assert last == f"relay: the audit was interrupted; {out} is unchanged"
+    until(lambda: not any(process.is_running() for process in started))
+    assert not out.exists()
+    assert os.listdir(temp) == []

@@ -1,0 +1,239 @@
+"""A ledger of an earlier schema: copied first, changed in one step, old or new at any instant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.base import fsio
+from relay.base.errors import LedgerError
+from relay.ledger import SCHEMA_VERSION, Ledger
+from relay.ledger import file as ledger_file
+from tests.ledger.support import Look
+from tests.procs import environment
+
+pytestmark = pytest.mark.shows("ready 5.2")
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
+OLD = [1, 2]  # the versions that there were
+MIGRATE = """
+import os, signal, sys
+from relay.base import fsio
+from relay.ledger import Ledger
+steps = int(sys.argv[2])
+def fault(operation, name):
+    global steps
+    steps -= 1
+    if steps == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+fsio.fault = fault
+Ledger.open(sys.argv[1]).close()
+print("migrated")
+"""
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing catches it."""
+
+
+@pytest.fixture(params=OLD)
+def old(request: pytest.FixtureRequest) -> int:
+    """A version of the schema that there was."""
+    return int(request.param)
+
+
+@pytest.fixture
+def path(tmp_path: Path, old: int) -> str:
+    """A ledger as that version left it, its last writer killed: rows are in its WAL."""
+    path = str(tmp_path / "ledger.db")
+    fill(path, old)
+    return path
+
+
+def schema_file(old: int) -> Path:
+    return FIXTURES / f"schema-v{old}.sql"
+
+
+def fill(path: str, old: int) -> None:
+    writer = """
+import os, signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA journal_mode = WAL")
+db.executescript(open(sys.argv[2]).read())
+for n in range(30):
+    db.execute("INSERT INTO messages (message_id, agent_name, direction, file_path, file_size, "
+        "file_mtime_ns, discovered_at) VALUES (?, 'alice', 'outbox', 'x', 1, 2, 3)", (str(n),))
+db.execute("INSERT INTO agents (name, registered_at, note) VALUES ('alice', 7, 'here')")
+db.execute("INSERT INTO deliveries (message_id, recipient, state) VALUES ('1', 'bob', 'written')")
+db.execute("INSERT INTO security_events (at, kind) VALUES (5, 'not_a_regular_file')")
+db.execute("UPDATE messages SET status = 'processing'")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", writer, path, str(schema_file(old))], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert os.path.getsize(path + "-wal") > 0
+
+
+def schema(path: str) -> list[tuple[str, str, str]]:
+    """Every table, index, trigger and view, its text without comments and spaces."""
+    look = Look(path)
+    found = look.all("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    look.close()
+    plain = [(kind, name, re.sub(r"--[^\n]*", "", sql)) for kind, name, sql in found]
+    return sorted((kind, name, re.sub(r"\s+", "", sql)) for kind, name, sql in plain)
+
+
+def rows(path: str, since: int) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of every table that version ``since`` had, in its columns."""
+    old = sqlite3.connect(":memory:")
+    old.executescript(schema_file(since).read_text())
+    look, found = Look(path), {}
+    for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        names = ", ".join(row[1] for row in old.execute(f"PRAGMA table_info({table})"))
+        found[table] = look.all(f"SELECT {names} FROM {table} ORDER BY 1, 2")
+    look.close()
+    old.close()
+    return found
+
+
+def version(path: str) -> int:
+    look = Look(path)
+    found = int(look.one("PRAGMA user_version"))
+    look.close()
+    return found
+
+
+def test_a_migrated_ledger_is_a_fresh_one_with_the_rows_it_had(
+    path: str, old: int, tmp_path: Path
+) -> None:
+    before = rows(path, old)
+    assert len(before["messages"]) == 30 and len(before["audit_log"]) == 60
+    Ledger.open(path).close()
+    fresh = str(tmp_path / "fresh.db")
+    Ledger.open(fresh).close()
+    assert schema(path) == schema(fresh)
+    assert version(path) == SCHEMA_VERSION
+    assert rows(path, old) == before
+
+
+def test_what_a_row_of_before_does_not_say_is_not_known(path: str) -> None:
+    ledger = Ledger.open(path)
+    columns = "read_how, answer_id, answer_text, obligation, reminders"
+    assert ledger._db.execute(f"SELECT {columns} FROM deliveries").fetchall() == [
+        (None, None, None, None, 0)
+    ]
+    assert ledger.agents.mailboxes() == {}
+    ledger.close()
+
+
+def test_it_is_copied_first_whole_and_for_its_owner_alone(path: str, old: int) -> None:
+    before = rows(path, old)
+    Ledger.open(path).close()
+    copy = f"{path}.v{old}.bak"
+    assert version(copy) == old and rows(copy, old) == before
+    assert stat.S_IMODE(os.stat(copy).st_mode) == 0o600
+    assert sorted(os.listdir(os.path.dirname(path))) == ["ledger.db", f"ledger.db.v{old}.bak"]
+
+
+def test_opened_again_nothing_is_copied_again(path: str, old: int) -> None:
+    Ledger.open(path).close()
+    os.unlink(f"{path}.v{old}.bak")
+    Ledger.open(path).close()
+    assert not os.path.exists(f"{path}.v{old}.bak")
+
+
+def test_a_copy_of_another_content_is_kept(path: str, old: int) -> None:
+    Path(f"{path}.v{old}.bak").write_bytes(b"mine")
+    Ledger.open(path).close()
+    assert Path(f"{path}.v{old}.bak").read_bytes() == b"mine"
+    assert version(f"{path}.v{old}.bak.1") == old
+
+
+def test_without_room_for_the_copy_nothing_is_changed(
+    path: str, old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(operation: str, name: str) -> None:
+        if operation == "write" and name.endswith(".bak.tmp"):
+            raise OSError(28, "No space left on device", name)
+
+    monkeypatch.setattr(fsio, "fault", full)
+    with pytest.raises(OSError, match="No space"):
+        Ledger.open(path)
+    monkeypatch.undo()
+    assert version(path) == old
+    assert not [name for name in os.listdir(os.path.dirname(path)) if "bak" in name]
+
+
+def test_a_damaged_one_is_named_and_left_as_it_is(path: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'agents'").fetchone()
+    data = bytearray(Path(path).read_bytes())
+    data[(root - 1) * 4096 : root * 4096] = bytes(4096)
+    Path(path).write_bytes(data)
+    with pytest.raises(Exception, match=r"ledger\.db"):
+        Ledger.open(path)
+    assert Path(path).read_bytes() == bytes(data)
+
+
+def steps_of(path: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    steps: list[tuple[str, str]] = []
+    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
+    Ledger.open(path).close()
+    monkeypatch.undo()
+    return steps
+
+
+@pytest.mark.timeout(60)
+def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
+    tmp_path: Path, path: str, old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Path(path)
+    before = rows(path, old)
+    parts = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    steps = steps_of(str(first), monkeypatch)
+    assert len(steps) > 10 and ("sql", "COMMIT") in steps
+    fresh = schema(str(first))
+    for number in range(1, len(steps) + 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in parts:
+            if not name.endswith("-shm"):
+                (folder / name).write_bytes(parts[name])
+        path = str(folder / "ledger.db")
+        done = subprocess.run(
+            [sys.executable, "-c", MIGRATE, path, str(number)],
+            env=environment(),
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert version(path) == old and rows(path, old) == before, steps[number - 1]
+        Ledger.open(path).close()  # the next start
+        assert version(path) == SCHEMA_VERSION and rows(path, old) == before
+        assert schema(path) == fresh
+        names = sorted(os.listdir(folder))
+        assert names == ["ledger.db", f"ledger.db.v{old}.bak"], (steps[number - 1], names)
+        assert rows(f"{path}.v{old}.bak", old) == before
+
+
+def test_a_step_that_fails_is_taken_back(
+    path: str, old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relay.ledger import schema
+
+    wrong = schema.STEPS[old] + "CREATE TABLE agents (a);\n"
+    monkeypatch.setitem(schema.STEPS, old, wrong)
+    with pytest.raises(LedgerError, match="agents already exists"):
+        Ledger.open(path)
+    assert version(path) == old
+    assert ledger_file.verify(f"{path}.v{old}.bak").version == old
