@@ -32,7 +32,7 @@ from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import Projection
-from relay.delivery import mailbox
+from relay.delivery import reads
 from relay.engine.commstore import CommStore
 from relay.journal.replay import read_manifest
 from relay.ledger import Ledger
@@ -281,7 +281,7 @@ def _keep_mailboxes(copy: _Copy, home: Home) -> None:
         same: list[tuple[str, None]] = []
         for agent, known in ledger.agents.mailboxes().items():
             with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
-                if mailbox.identity(dirs, agent) == known:
+                if reads.mailbox_identity(dirs, agent) == known:
                     same.append((agent, None))  # not known: the next start's first scan sees it
         with ledger.transaction():
             ledger.agents.set_mailboxes(same)
@@ -328,7 +328,7 @@ def _known(store: CommStore, told: Projection, ledger: str) -> Callable[[str], b
         message_id = message_id_of(name)
         if message_id is None:
             return name in rows  # a refused file of another name
-        return message_id in rows or store.by_relay_id(message_id) is not None
+        return message_id in rows or store.find_by_relay_id(message_id) is not None
 
     return knows
 
@@ -382,7 +382,7 @@ class _Mail:
 
     def _has(self, name: str) -> bool:
         """True when the copy's journal says that this agent is to have this file."""
-        message = self._store.by_relay_id(message_id_of(name) or "")
+        message = self._store.find_by_relay_id(message_id_of(name) or "")
         if message is None:  # of one that was rolled out since, it says the message alone
             return self._known(name)
         return self._agent in self._store.state.deliveries.get(message.id, {})

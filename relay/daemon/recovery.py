@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Message
-from relay.base import agent_status, fsio
+from relay.agents import status
+from relay.base import fsio
 from relay.base.checksums import sha256_hex
 from relay.base.clock import iso_date
 from relay.base.errors import MessageError, UnsafePath
@@ -40,9 +41,9 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.projection import Projection, deliveries_of, facts_of
-from relay.delivery import file_ops, lost_time
-from relay.delivery.context import Context
-from relay.delivery.redelivery import read_original, reconstruct
+from relay.delivery import downtime, file_ops
+from relay.delivery.file_ops import read_original, reconstruct
+from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, MessageRow
 
@@ -62,7 +63,7 @@ def recover(
     """
     _, home, ledger, store, events, clock, log, _ = context
     now = clock.now_ns()
-    lost_time.extend_deadlines(context)
+    downtime.extend_deadlines(context)
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
@@ -89,7 +90,7 @@ def recover(
         log(
             f"Could not check the files of {len(files.faults)} messages, a scan or the next "
             f"start will: {next(iter(files.faults.values()))}",
-            action="look_failed",
+            action="read_failed",
             level="warning",
             first_ids=list(files.faults)[:SHOWN_IDS],
         )
@@ -129,11 +130,11 @@ class _Inboxes:
             if message is None or relay_id is None:
                 continue
             if self._power_cut and not self._stands(message, relay_id, recipient):
-                self._store.hold(number, recipient, attempt + 1)
+                self._store.postpone(number, recipient, attempt + 1)
                 continue
             reason = file_ops.deliver(self._dirs, relay_id, recipient, again=True)
             if reason:
-                self._store.hold(number, recipient, attempt)
+                self._store.postpone(number, recipient, attempt)
             else:
                 self._store.deliver(number, [recipient], attempt)
         return len(staged)
@@ -151,7 +152,7 @@ class _Inboxes:
                 continue  # it was read, acknowledged, or is due anyhow
             if not self._stands(message, relay_id, recipient):
                 # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
-                self._store.hold(number, recipient, one.attempt + 1)
+                self._store.postpone(number, recipient, one.attempt + 1)
                 again += 1
         return again
 
@@ -167,7 +168,7 @@ class _Inboxes:
         return removed
 
     def _remove_stray(self, agent: str, name: str) -> int:
-        message = self._store.by_relay_id(message_id_of(name) or "")
+        message = self._store.find_by_relay_id(message_id_of(name) or "")
         known = self._store.state.deliveries.get(message.id, {}) if message else {}
         one = known.get(agent)
         if one is not None and one.state is DeliveryState.STAGED:
@@ -248,7 +249,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
 
     Needed when the ledger is gone and the journal starts after those messages.
     """
-    open_ones = store.unsettled()
+    open_ones = store.incomplete()
     ids, remade = list(open_ones), 0
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
@@ -262,7 +263,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
                 ledger.deliveries.restore_obligations(
-                    lost_time.obligations_of(relay_id, store.state.owed.get(message.id, {}))
+                    downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 remade += 1
     return remade
@@ -272,12 +273,12 @@ def _settle_duties(ledger: Ledger, store: CommStore) -> None:
     """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
         for relay_id, recipient, said in ledger.deliveries.open_obligations():
-            message = store.by_relay_id(relay_id)
+            message = store.find_by_relay_id(relay_id)
             if message is None or message.id not in store.state.messages:
                 ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
-                store.owe_again(message, recipient, said)
-        ledger.deliveries.restore_obligations(lost_time.open_obligations(store))
+                store.restore_obligation(message, recipient, said)
+        ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
@@ -351,7 +352,7 @@ def _settle_rows(
         if row.agent_name != ORCHESTRATOR:
             _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
         # Delivered, it is at its end; what it answers makes it again where the store lacks it.
-        elif row.message_id in reached or store.by_relay_id(row.message_id) is not None:
+        elif row.message_id in reached or store.find_by_relay_id(row.message_id) is not None:
             settled.own.append(row.message_id)
     with ledger.transaction():
         ledger.reset(settled.again)
@@ -387,7 +388,7 @@ def _mend_originals(
 ) -> None:
     """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
     for row in ledger.rows(told.rows).values():
-        stored = store.by_relay_id(row.message_id)
+        stored = store.find_by_relay_id(row.message_id)
         if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
             continue
         name = row.message_id + MSG_SUFFIX
@@ -421,12 +422,10 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
     ``rows``: messages after the ledger's position, in the journal's order. A message that an agent
     sent afterwards made it active again. Within the caller's transaction.
     """
-    last: dict[str, tuple[agent_status.StatusChange, int]] = {}
+    last: dict[str, tuple[status.StatusChange, int]] = {}
     for facts in rows:
         if facts.agent_name in last:
-            active = agent_status.StatusChange(
-                facts.agent_name, agent_status.AgentStatus.ACTIVE, None
-            )
+            active = status.StatusChange(facts.agent_name, status.AgentStatus.ACTIVE, None)
             last[facts.agent_name] = (active, facts.discovered_at)
         if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
             change = _status_asked(store, facts)
@@ -437,17 +436,15 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
         ledger.agents.set_status(*change, at)
 
 
-def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChange | None:
+def _status_asked(store: CommStore, facts: FileFacts) -> status.StatusChange | None:
     """The change requested by a command, if it was acknowledged."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
-    message = store.by_relay_id(message_id)
-    if message is None or store.by_relay_id(answer) is None:
+    message = store.find_by_relay_id(message_id)
+    if message is None or store.find_by_relay_id(answer) is None:
         return None
     try:
         fields = command_fields(reconstruct(message))
     except MessageError:
         return None
-    return agent_status.parse_status_command(
-        fields.get("ACTION", "").lower(), fields, facts.agent_name
-    )
+    return status.parse_status_command(fields.get("ACTION", "").lower(), fields, facts.agent_name)

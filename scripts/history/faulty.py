@@ -15,7 +15,7 @@ from relay.base.incidents import IncidentKind
 from relay.base.message import Kind
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import engine_fields
-from relay.engine.acks import Verdict
+from relay.engine.retries import RetryDecision
 from relay.ledger.processes import STUCK, ProcessRow
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
@@ -259,7 +259,7 @@ class FaultyHistory(History):
         """Do what the relay does when an acknowledgment is overdue."""
         found, now = self.engine.overdue(sent), self.clock.now_ns()
         what = f"{row.message_id} > {row.recipient}"
-        if found is not None and found.verdict is Verdict.AGAIN:
+        if found is not None and found.decision is RetryDecision.RETRY:
             before = row.staged_at, row.written_at
             row = row._replace(attempt=found.attempt, staged_at=now, written_at=now + 200_000)
             self.engine.stage(sent, found.attempt)
@@ -310,7 +310,7 @@ class FaultyHistory(History):
                 self.planted.append(planted(fault, agent=agent))
         if "refused" in self._names:
             name, answer = f"{self._new_id(at_ns)}.msg", self._new_id(at_ns)
-            reason = "its id is taken: every message needs a name of its own"
+            reason = "its id is taken: every message needs a unique name"
             self.books.reject((second, name, 999, at_ns, reason, answer, at_ns))
             self.planted.append(planted("refused", agent=second))
 
@@ -330,7 +330,7 @@ class FaultyHistory(History):
         draft = self.draft(post)
         now, agent = self.clock.now_ns(), post.sender
         path = path_of(f"{agent}/rejected", draft.message_id, now)
-        reason = f"SIGNATURE is not of the key that is registered for {agent}"
+        reason = f"SIGNATURE does not match the key registered for {agent}"
         facts = draft.facts._replace(file_path=path)
         self.books.message(facts, "failed", now, reason)
         self.books.moved(now, draft.message_id, None, "pending")

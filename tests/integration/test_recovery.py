@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.base import fsio
 from relay.base.home import STORE
-from relay.delivery.carry import BatchWriter
 from relay.delivery.eventlog import EventLog
+from relay.delivery.execute import BatchWriter
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.4")
@@ -41,9 +41,9 @@ def test_a_message_the_store_holds_is_not_numbered_again(
 ) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.flusher.flush()  # in the file, the ledger does not know it yet
-    number = box.store.by_relay_id(sent)
+    number = box.store.find_by_relay_id(sent)
     restart(box)
-    again = box.store.by_relay_id(sent)
+    again = box.store.find_by_relay_id(sent)
 
     assert number is not None and again is not None
     assert again.id == number.id
@@ -73,7 +73,7 @@ def test_a_row_whose_file_is_gone_but_delivered_is_archived(box: Box) -> None:
 def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put off before anything was accepted, and its writer took it back."""
     with monkeypatch.context() as patch:
-        patch.setattr(EventLog, "has_room", _no_room)
+        patch.setattr(EventLog, "reserve", _no_room)
         sent = box.send("alice", "TO: bob\n\nhi")
     assert box.row(sent)["status"] == "pending"
     assert "No space left" in box.row(sent)["last_error"]
@@ -100,7 +100,7 @@ def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
     outbox.symlink_to(elsewhere)
     restart(box)
     assert box.row(sent)["status"] == "pending"
-    assert [line.get("action") for line in box.log].count("look_failed") == 1
+    assert [line.get("action") for line in box.log].count("read_failed") == 1
 
     outbox.unlink()
     elsewhere.rename(outbox)
@@ -191,7 +191,7 @@ def test_a_flush_cut_short_leaves_the_old_file(box: Box, monkeypatch: pytest.Mon
     restart(box)
     box.flush()
     assert box.stored() == [first, second]
-    assert codec.read(box.home.path(STORE)).messages[1].content == b"two"
+    assert store_file.read(box.home.path(STORE)).messages[1].content == b"two"
 
 
 def _no_room(*_: object) -> None:
@@ -273,7 +273,7 @@ def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     number = box.store.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")
-    codec.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
+    store_file.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
     box.kill()
     box.open()
     box.flush()

@@ -1,0 +1,107 @@
+"""Downtime: time in which the relay did not run, the machine slept, or the clock was set.
+
+Deadlines are clock times but count running time, so each is moved by the time lost: at a start, and
+when the clock advanced more than the monotonic clock, which stops while a machine sleeps. A clock
+that was set back moves deadlines nearer again. Only a TTL is not moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from relay.acomm.model import Obligation
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.errors import LedgerError
+from relay.delivery.work import Context
+from relay.engine.commstore import CommStore
+from relay.ledger import ObligationFacts
+
+LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
+
+
+class DowntimeTracker:
+    """Detects downtime while running, and moves the deadlines. Owned by the loop."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
+
+    def check(self) -> None:
+        """Compare both clocks with their last values."""
+        clock = self._context.clock
+        now = clock.now_ns(), clock.monotonic_ns()
+        last, self._last = self._last, now
+        if last is not None:
+            lost_ns = (now[0] - last[0]) - (now[1] - last[1])
+            if abs(lost_ns) >= LEAST_NS:
+                self._context.log(_describe(lost_ns), action="clock_skew", level="warning")
+                move_deadlines(self._context, lost_ns)
+
+    def record(self) -> None:
+        """Record that the relay ran until now."""
+        record_alive(self._context)
+
+
+def extend_deadlines(context: Context) -> None:
+    """Move the deadlines at a start by the time no relay ran, as far as ledger and store tell."""
+    store, now = context.store, context.clock.now_ns()
+    seen_at = context.ledger.alive_at() or store.modified_at * NS_PER_S
+    lost = store.state.downtimes
+    if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
+        seen_at = lost[-1].at * NS_PER_S
+    if abs(now - seen_at) >= LEAST_NS:
+        move_deadlines(context, now - seen_at)
+
+
+def record_alive(context: Context) -> None:
+    """Record that the relay is running, for the next start.
+
+    A failed write is ignored: deadlines would only be later by it.
+    """
+    with contextlib.suppress(LedgerError):
+        with context.ledger.transaction():
+            context.ledger.set_alive(context.clock.now_ns())
+
+
+def move_deadlines(context: Context, lost_ns: int) -> None:
+    """Move all deadlines, durably first: after a crash the next start does not move them twice."""
+    store, ledger, now = context.store, context.ledger, context.clock.now_ns()
+    store.add_downtime(lost_ns // NS_PER_MS)
+    context.events.commit()
+    with ledger.transaction():
+        ledger.deliveries.restore_obligations(open_obligations(store))
+        ledger.deliveries.cap_due_times(now + context.config.retry.most_s * NS_PER_S)
+        ledger.set_alive(now)
+
+
+def open_obligations(store: CommStore) -> list[ObligationFacts]:
+    """Every owed answer in the store."""
+    return [
+        duty
+        for number, owed in store.state.owed.items()
+        if (message := store.get_message(number)) is not None and message.relay_id is not None
+        for duty in obligations_of(message.relay_id, owed)
+    ]
+
+
+def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[ObligationFacts]:
+    """The answers owed for one message in the store."""
+    return [
+        ObligationFacts(
+            relay_id,
+            recipient,
+            "open",
+            one.due_ms * NS_PER_MS or None,
+            one.reminders,
+            one.said or None,
+        )
+        for recipient, one in owed.items()
+    ]
+
+
+def _describe(lost_ns: int) -> str:
+    seconds = abs(lost_ns) / NS_PER_S
+    if lost_ns < 0:
+        return f"The clock was set back by {seconds:.1f} s"
+    return f"The clock is {seconds:.1f} s ahead: it was set, or the machine slept"

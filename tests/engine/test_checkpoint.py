@@ -1,0 +1,413 @@
+"""When the store's file is written, how far it is durable, and what a failure does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.acomm import store_file
+from relay.acomm.model import ChannelType, Message, MessageType
+from relay.base import fsio
+from relay.base.clock import NS_PER_S
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.commstore import CommStore
+from tests.engine.support import NOW_S, channel_of
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("engine 6.1")
+
+BATCH = FlushPolicy()
+IMMEDIATE = FlushPolicy(messages=1, ms=None)
+MANUAL = FlushPolicy(messages=None, ms=None)
+
+
+class LaterExecutor(Executor):
+    """Keeps the work until the test says that the thread gets to it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run(self) -> None:
+        ((future, work),) = self.waiting
+        self.waiting.clear()
+        try:
+            future.set_result(work())
+        except Exception as exc:
+            future.set_exception(exc)
+
+
+class Bench:
+    """A store, its clock and what writes its file."""
+
+    def __init__(self, path: Path, policy: FlushPolicy, executor: Executor) -> None:
+        self.path = path
+        self.clock = FakeClock(NOW_S * NS_PER_S)
+        self.store = CommStore(self.clock)
+        self.channel = channel_of(self.store, ChannelType.GROUP, "a", "b")
+        self.wakes = 0
+        self.flusher = Flusher(self.store, str(path), policy, self.clock, executor, wake=self._wake)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def send(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.store.accept(self.channel.id, "a", MessageType.TEXT, "hi")
+
+    def commit(self) -> bool:
+        """One turn of the loop; True when every event is durable."""
+        return self.flusher.commit() == self.store.sequence
+
+    def on_disk(self) -> int:
+        """Messages in the file; -1 when there is none."""
+        return len(store_file.read(str(self.path)).messages) if self.path.exists() else -1
+
+    def due_in_s(self) -> float | None:
+        due = self.flusher.due_ns()
+        return None if due is None else (due - self.clock.monotonic_ns()) / NS_PER_S
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Callable[..., Bench]:
+    def make(policy: FlushPolicy, executor: Executor | None = None) -> Bench:
+        return Bench(tmp_path / "s.acomm", policy, executor or InlineExecutor())
+
+    return make
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Writes fail with the error code that stands in the list."""
+    codes: list[int] = []
+
+    def fault(operation: str, name: str) -> None:
+        if codes and operation == "write":
+            raise OSError(codes[0], os.strerror(codes[0]), name)
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    yield codes
+
+
+# -- policies ------------------------------------------------------------------------------
+
+
+def test_the_guides_batch_is_the_default() -> None:
+    assert (BATCH.messages, BATCH.ms, BATCH.compress) == (100, 5000, True)
+
+
+def test_a_batch_of_100_is_written_at_once(bench: Callable[..., Bench]) -> None:
+    one = bench(BATCH)
+    one.send(99)
+    assert not one.commit()
+    assert one.on_disk() == -1
+    one.send()
+    assert one.commit()
+    assert one.on_disk() == 100
+    one.send(99)
+    assert not one.commit()
+    one.send()
+    assert one.commit()
+    assert one.on_disk() == 200
+
+
+def test_after_5_s_a_smaller_one_is_written(bench: Callable[..., Bench]) -> None:
+    one = bench(BATCH)
+    one.send()
+    assert not one.commit()
+    assert one.due_in_s() == 5
+    one.clock.advance(4.999)
+    assert not one.commit()
+    one.send()  # a later one does not put it off
+    assert not one.commit()
+    assert one.due_in_s() == pytest.approx(0.001)
+    one.clock.advance(0.001)
+    assert one.commit()
+    assert one.on_disk() == 2
+    assert one.due_in_s() is None
+
+
+def test_what_is_no_message_is_written_after_5_s_too(bench: Callable[..., Bench]) -> None:
+    one = bench(IMMEDIATE._replace(ms=5000))
+    one.send()
+    assert one.commit()
+    one.store.deliver(1, ["b"])
+    assert not one.commit()
+    one.clock.advance(5)
+    assert one.commit()
+
+
+def test_with_nothing_new_nothing_is_written(bench: Callable[..., Bench]) -> None:
+    one = bench(BATCH)
+    assert one.flusher.error == ""
+    assert one.commit()
+    one.clock.advance(60)
+    assert one.commit()
+    assert one.on_disk() == -1
+    assert one.due_in_s() is None
+    assert one.flusher.flush() == one.store.sequence
+    assert one.on_disk() == -1
+
+
+def test_immediate_is_every_message(bench: Callable[..., Bench]) -> None:
+    one = bench(IMMEDIATE)
+    for count in (1, 2, 3):
+        one.send()
+        assert one.commit()
+        assert one.on_disk() == count
+
+
+def test_manual_is_never_by_itself(bench: Callable[..., Bench]) -> None:
+    one = bench(MANUAL)
+    one.send(1000)
+    one.clock.advance(3600)
+    assert not one.commit()
+    assert one.due_in_s() is None
+    assert one.flusher.flush() == one.store.sequence
+    assert one.on_disk() == 1000
+
+
+def test_plain_or_compressed(bench: Callable[..., Bench]) -> None:
+    for compress in (True, False):
+        one = bench(MANUAL._replace(compress=compress))
+        one.send(50)
+        one.flusher.flush()
+        assert bool(store_file.peek_header(str(one.path)).flags & 1) is compress
+
+
+def test_a_store_that_was_opened_is_durable_as_it_was(
+    bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    one = bench(MANUAL)
+    one.send(3)
+    one.flusher.flush()
+    opened = CommStore.load(one.clock, store_file.read(str(one.path)))
+    again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
+    assert again.durable == again.commit() == opened.sequence == one.store.sequence
+    assert again.due_ns() is None
+
+
+# -- beside the loop -----------------------------------------------------------------------
+
+
+def test_a_flush_holds_what_was_there_when_it_began(bench: Callable[..., Bench]) -> None:
+    thread = LaterExecutor()
+    one = bench(IMMEDIATE, thread)
+    one.send()
+    covered = one.store.sequence
+    assert not one.commit()
+    one.send()  # while it is being written
+    assert not one.commit()
+    assert len(thread.waiting) == 1  # one at a time
+    assert one.due_in_s() is None
+
+    thread.run()
+    assert one.wakes == 1
+    assert one.flusher.durable < covered  # not seen yet
+    assert one.flusher.commit() == covered  # and the next one begins
+    assert one.on_disk() == 1
+    thread.run()
+    assert one.commit()
+    assert one.on_disk() == 2
+
+
+def test_a_turn_while_it_is_written_makes_no_second_one(bench: Callable[..., Bench]) -> None:
+    thread = LaterExecutor()
+    one = bench(FlushPolicy(messages=1, ms=5000), thread)
+    one.send()
+    assert not one.commit()
+    assert not one.commit()
+    thread.run()
+    assert one.commit()
+    assert one.due_in_s() is None
+    one.clock.advance(60)
+    assert one.commit()
+    assert thread.waiting == []
+
+
+class WaitedFor(Future[Any]):
+    """Its thread gets to the work when somebody waits for it, and not before."""
+
+    def __init__(self, thread: LaterExecutor) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._thread.run()
+        return super().exception(timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.exception()
+        return super().result(timeout)
+
+
+class WaitedForExecutor(LaterExecutor):
+    """Fails when a second flush begins before the first has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        assert self.waiting == []
+        self.writes += 1
+        future = WaitedFor(self)
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+
+def test_flush_waits_for_the_one_that_runs_and_writes_the_rest(
+    bench: Callable[..., Bench],
+) -> None:
+    thread = WaitedForExecutor()
+    one = bench(IMMEDIATE, thread)
+    one.send()
+    one.commit()
+    one.send()
+    assert one.flusher.flush() == one.store.sequence
+    assert (one.on_disk(), thread.writes) == (2, 2)
+
+
+def test_flush_is_content_with_the_one_that_runs(bench: Callable[..., Bench]) -> None:
+    thread = WaitedForExecutor()
+    one = bench(IMMEDIATE, thread)
+    one.send()
+    one.commit()
+    assert one.flusher.flush() == one.store.sequence
+    assert (one.on_disk(), thread.writes) == (1, 1)
+
+
+class SlowExecutor(InlineExecutor):
+    """Takes so many seconds of the fake clock."""
+
+    def __init__(self) -> None:
+        self.clock: FakeClock | None = None
+        self.takes_s = 0.0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        assert self.clock is not None
+        self.clock.advance(self.takes_s)
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_a_long_flush_is_followed_by_a_longer_pause(bench: Callable[..., Bench]) -> None:
+    thread = SlowExecutor()
+    one = bench(IMMEDIATE._replace(pause_factor=20), thread)
+    thread.clock, thread.takes_s = one.clock, 0.5
+    one.send()
+    assert one.commit()
+    one.send()
+    assert not one.commit()
+    assert one.due_in_s() == 10
+    one.clock.advance(9.999)
+    assert not one.commit()
+    one.clock.advance(0.001)
+    assert one.commit()
+    assert one.on_disk() == 2
+
+
+def test_the_pause_holds_for_the_5_s_as_well(bench: Callable[..., Bench]) -> None:
+    thread = SlowExecutor()
+    one = bench(FlushPolicy(messages=1, ms=5000, pause_factor=20), thread)
+    thread.clock, thread.takes_s = one.clock, 1
+    one.send()
+    one.commit()
+    one.store.deliver(1, ["b"])
+    one.commit()
+    assert one.due_in_s() == 20
+
+
+def test_without_the_factor_there_is_no_pause(bench: Callable[..., Bench]) -> None:
+    thread = SlowExecutor()
+    one = bench(IMMEDIATE, thread)
+    thread.clock, thread.takes_s = one.clock, 3
+    for _ in range(3):
+        one.send()
+        assert one.commit()
+
+
+# -- failure -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_failure_keeps_the_old_file_and_is_tried_again_with_backoff(
+    bench: Callable[..., Bench], disk: list[int], code: int
+) -> None:
+    one = bench(BATCH)
+    one.send(100)
+    assert one.commit()
+    disk.append(code)
+    one.send(100)
+    durable = one.flusher.durable
+    for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        assert one.flusher.commit() == durable
+        assert os.strerror(code) in one.flusher.error
+        assert one.flusher.error.startswith(str(one.path))
+        assert one.due_in_s() == pause_s
+        one.send()  # more work makes it no sooner
+        one.clock.advance(pause_s - 0.001)
+        assert one.flusher.commit() == durable
+        assert one.due_in_s() == pytest.approx(0.001)
+        one.clock.advance(0.001)
+    assert one.on_disk() == 100
+
+    disk.clear()
+    assert one.commit()
+    assert one.flusher.error == ""
+    assert one.on_disk() == 208
+    disk.append(code)  # the next time begins at 1 s again
+    one.send(100)
+    one.commit()
+    assert one.due_in_s() == 1
+
+
+def test_a_value_that_no_file_can_hold_is_a_failure_like_any_other(
+    bench: Callable[..., Bench],
+) -> None:
+    one = bench(IMMEDIATE)
+    bad = Message(2**64, MessageType.TEXT, "a", one.channel.id, b"x")
+    one.store.state._add_message(bad)
+    one.send()
+    assert not one.commit()
+    assert "outside" in one.flusher.error
+    assert one.due_in_s() == 1
+    assert one.on_disk() == -1
+
+
+def test_any_other_error_is_not_kept_quiet(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(store_file, "encode", broken)
+    one = bench(IMMEDIATE)
+    one.send()
+    with pytest.raises(ZeroDivisionError):
+        one.commit()
+
+
+def test_flush_says_what_failed_and_can_be_tried_again(
+    bench: Callable[..., Bench], disk: list[int]
+) -> None:
+    one = bench(MANUAL)
+    one.send()
+    disk.append(errno.ENOSPC)
+    for _ in range(2):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            one.flusher.flush()
+    disk.clear()
+    assert one.flusher.flush() == one.store.sequence
+    assert one.on_disk() == 1
+    assert one.flusher.error == ""

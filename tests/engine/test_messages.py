@@ -1,0 +1,435 @@
+"""Sending: who gets it, by the type of the channel, and what becomes of each delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from relay.acomm.model import (
+    ChannelType,
+    DeliveryState,
+    MatchMode,
+    Message,
+    MessageStatus,
+    MessageType,
+    ParticipantRole,
+    Priority,
+)
+from relay.base.checksums import uuid4_of
+from relay.base.errors import ChannelNotFound
+from relay.engine.commstore import CommStore
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    NOW_S,
+    OTHER,
+    UUID,
+    channel_of,
+    new_store,
+    routed,
+    send,
+    standing,
+)
+from tests.fakes import FakeClock
+
+SENT, DELIVERED = DeliveryState.SENT, DeliveryState.DELIVERED
+ACKNOWLEDGED, BOUNCED = DeliveryState.ACKNOWLEDGED, DeliveryState.BOUNCED
+
+
+# -- routing -------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("engine 1.10")
+def test_in_a_direct_channel_the_other_one_gets_it(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.DIRECT, "a", "b")
+    assert routed(store, channel, "a") == ("b",)
+    assert routed(store, channel, "b") == ("a",)
+
+
+def test_in_a_group_everybody_else_gets_it(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    assert routed(store, channel, "b") == ("a", "c")
+    assert store.recipients(send(store, channel, "a").id) == ("b", "c")
+
+
+def test_in_a_broadcast_channel_members_and_observers_get_it(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.BROADCAST, "a", "b", "c")
+    assert [p.role for p in channel.participants] == [
+        ParticipantRole.OWNER,
+        ParticipantRole.OBSERVER,
+        ParticipantRole.OBSERVER,
+    ]
+    assert routed(store, channel, "a") == ("b", "c")
+
+
+def test_in_a_pubsub_channel_those_get_it_whose_pattern_matches(store: CommStore) -> None:
+    """The guide's example: three agents and their patterns."""
+    channel = channel_of(store, ChannelType.PUB_SUB, "ci-agent")
+    store.subscribe(channel.id, "deploy-agent", "build.*.success")
+    store.subscribe(channel.id, "monitor-agent", "deploy.#")
+    store.subscribe(channel.id, "alert-agent", "*.failure")
+    assert routed(store, channel, "ci-agent", "build.frontend.success") == ("deploy-agent",)
+    assert routed(store, channel, "ci-agent", "deploy") == ("monitor-agent",)
+    assert routed(store, channel, "ci-agent", "build.failure") == ("alert-agent",)
+    assert routed(store, channel, "ci-agent", "test") == ()
+
+
+def test_two_patterns_that_match_are_one_delivery(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    store.subscribe(channel.id, "b", "build.#")
+    store.subscribe(channel.id, "b", "build.*")
+    assert routed(store, channel, "a", "build.ok") == ("b",)
+
+
+def test_participants_of_a_pubsub_channel_without_a_pattern_get_nothing(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a", "b")
+    other = channel_of(store, ChannelType.PUB_SUB, "a", name="other")
+    store.subscribe(other.id, "b", "#")
+    assert routed(store, channel, "a", "build.ok") == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "echoed"),
+    [
+        (ChannelType.DIRECT, ("b",), ("b",)),
+        (ChannelType.GROUP, ("b",), ("a", "b")),
+        (ChannelType.BROADCAST, ("b",), ("a", "b")),
+        (ChannelType.PUB_SUB, ("b",), ("a", "b")),
+    ],
+)
+def test_echo_gives_the_sender_its_own(
+    kind: ChannelType, plain: tuple[str, ...], echoed: tuple[str, ...]
+) -> None:
+    for echo, expected in ((False, plain), (True, echoed)):
+        store = new_store()
+        channel = channel_of(store, kind, "a", "b", echo=echo)
+        if kind is ChannelType.PUB_SUB:
+            store.subscribe(channel.id, "a", "#")
+            store.subscribe(channel.id, "b", "#")
+        assert routed(store, channel, "a", "t") == expected
+
+
+def test_who_left_gets_nothing_and_has_no_subscription(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a", "c")
+    other = channel_of(store, ChannelType.PUB_SUB, "a", name="other")
+    for pattern in ("build.#", "test.#"):
+        store.subscribe(channel.id, "b", pattern)
+    store.subscribe(channel.id, "c", "build.#")
+    store.subscribe(other.id, "b", "build.#")
+    store.leave_channel(channel.id, "b")
+    assert routed(store, channel, "a", "build.ok") == ("c",)
+    assert routed(store, other, "a", "build.ok") == ("b",)
+    assert [p.id for p in store.get_channel(channel.id).participants] == ["a", "c"]
+    store.join_channel(channel.id, "b")
+    assert routed(store, channel, "a", "build.ok") == ("c",)
+
+
+# -- channels and subscriptions ------------------------------------------------------------
+
+
+def test_a_channel_as_it_is_made(store: CommStore, clock: FakeClock) -> None:
+    first = channel_of(store, ChannelType.GROUP, "a")
+    clock.advance(5)
+    second = channel_of(store, ChannelType.PUB_SUB, "b", name="team/b")
+    assert (first.id, second.id) == (1, 2)
+    assert (second.name, second.owner, second.channel_type) == ("team/b", "b", ChannelType.PUB_SUB)
+    assert (second.created_at, second.modified_at) == (NOW_S + 5, NOW_S + 5)
+    (owner,) = second.participants
+    assert (owner.id, owner.role, owner.joined_at) == ("b", ParticipantRole.OWNER, NOW_S + 5)
+    assert store.get_channel_by_name("team/b") == store.get_channel(2) == second
+    assert store.get_channel_by_name("team") is None
+    assert store.list_channels() == [first, second]
+
+
+def test_joining_and_leaving_change_the_channels_time(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a")
+    clock.advance(7)
+    joined = store.join_channel(channel.id, "b")
+    assert (joined.created_at, joined.modified_at, store.modified_at) == (
+        NOW_S,
+        NOW_S + 7,
+        NOW_S + 7,
+    )
+    assert joined.participants[1].joined_at == NOW_S + 7
+    clock.advance(1)
+    assert store.leave_channel(channel.id, "b").modified_at == NOW_S + 8
+    assert not store.is_participant(channel.id, "b")
+
+
+def test_joining_again_changes_nothing(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    before, sequence = store.snapshot(), store.sequence
+    clock.advance(5)
+    assert store.join_channel(channel.id, "b") == store.get_channel(channel.id)
+    assert store.join_channel(channel.id, "a") == store.get_channel(channel.id)
+    assert (store.snapshot(), store.sequence) == (before, sequence)
+
+
+def test_a_full_channel_is_no_fault_for_who_is_in_it(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.DIRECT, "a", "b")
+    assert len(store.join_channel(channel.id, "b").participants) == 2
+
+
+def test_subscribing_joins_and_again_changes_nothing(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    first = store.subscribe(channel.id, "b", "build.*.ok")
+    assert (first.id, first.match_mode, first.active) == (1, MatchMode.WILDCARD, True)
+    assert (first.created_at, first.subscriber) == (NOW_S, "b")
+    assert store.is_participant(channel.id, "b")
+    before, sequence = store.snapshot(), store.sequence
+    clock.advance(5)
+    assert store.subscribe(channel.id, "b", "build.*.ok") == first
+    assert (store.snapshot(), store.sequence) == (before, sequence)
+    assert store.subscribe(channel.id, "b", "build.#").id == 2
+    assert store.subscribe(channel.id, "c", "build.#").id == 3
+
+
+def test_ending_subscriptions(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    for pattern in ("build.#", "test.#", "deploy.#"):
+        store.subscribe(channel.id, "b", pattern)
+    store.subscribe(channel.id, "c", "build.#")
+    clock.advance(3)
+    assert store.unsubscribe(channel.id, "b", "build.#") == 1
+    assert store.modified_at == NOW_S + 3
+    assert store.unsubscribe(channel.id, "b", "build.#") == 0
+    assert routed(store, channel, "a", "build.ok") == ("c",)
+    assert store.unsubscribe(channel.id, "b") == 2
+    assert store.is_participant(channel.id, "b")
+    assert store.subscribe(channel.id, "b", "build.#").id == 5  # no number twice
+
+
+def test_every_change_has_its_time(store: CommStore, clock: FakeClock) -> None:
+    changes: list[Callable[[], object]] = [
+        lambda: store.create_channel("c", ChannelType.PUB_SUB, "a"),
+        lambda: store.join_channel(1, "b"),
+        lambda: store.subscribe(1, "b", "#"),
+        lambda: store.accept(1, "a", MessageType.TEXT, "hi", topic="t"),
+        lambda: store.deliver(1, ["b"]),
+        lambda: store.unsubscribe(1, "b"),
+        lambda: store.leave_channel(1, "b"),
+    ]
+    for number, change in enumerate(changes, 1):
+        clock.advance(1)
+        change()
+        assert store.modified_at == NOW_S + number
+        assert store.snapshot().values.modified_at == NOW_S + number
+    assert store.created_at == NOW_S
+
+
+# -- the pipeline --------------------------------------------------------------------------
+
+
+def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    store.subscribe(channel.id, "b", "#")
+    clock.advance(1)
+    message = store.accept(
+        channel.id,
+        "a",
+        MessageType.NOTIFICATION,
+        "héllo",
+        topic="build.ok",
+        correlation_id=UUID,
+        priority=Priority.HIGH,
+        metadata={"k": 1},
+        ttl=60,
+        signature=b"s" * 64,
+    )
+    assert message == Message(
+        id=1,
+        message_type=MessageType.NOTIFICATION,
+        sender="a",
+        channel_id=channel.id,
+        content="héllo".encode(),
+        topic="build.ok",
+        correlation_id=UUID,
+        priority=Priority.HIGH,
+        metadata={"k": 1},
+        created_at=NOW_S + 1,
+        ttl=60,
+        status=MessageStatus.SENT,
+        signature=b"s" * 64,
+    )
+    assert store.get_message(1) == message
+    assert store.get_message(2) is None
+    assert store.modified_at == NOW_S + 1
+
+
+@pytest.mark.shows("engine 1.9")
+def test_numbers_grow_and_are_counted(store: CommStore) -> None:
+    one = channel_of(store, ChannelType.GROUP, "a", "b", name="one")
+    two = channel_of(store, ChannelType.GROUP, "a", "b", name="two")
+    assert [send(store, channel, "a").id for channel in (one, two, one)] == [1, 2, 3]
+    assert (store.message_count(one.id), store.message_count(two.id)) == (2, 1)
+    assert (len(store), store.messages_sent) == (3, 3)
+    assert [channel.message_count for channel in store.snapshot().values.channels] == [2, 1]
+    assert [channel.message_count for channel in store.list_channels()] == [2, 1]
+    for found in (store.get_channel(1), store.get_channel_by_name("one")):
+        assert found is not None and found.message_count == 2
+    with pytest.raises(ChannelNotFound):
+        store.message_count(3)
+
+
+def test_sent_it_is_delivered_when_the_call_returns(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    message = send(store, channel, "a")
+    assert (message.status, message.delivered_at) == (MessageStatus.DELIVERED, NOW_S)
+    assert message.acknowledged_at is None
+
+
+def test_recipients_may_be_narrowed(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    message = store.accept(channel.id, "a", MessageType.TEXT, "x", recipients=iter(["c"]))
+    assert store.recipients(message.id) == ("c",)
+    nobody = store.accept(channel.id, "a", MessageType.TEXT, "x", recipients=[])
+    assert store.recipients(nobody.id) == ()
+    assert store.recipients(99) == ()
+
+
+def test_a_message_is_found_by_its_relay_id(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    message = send(store, channel, "a", metadata={"relay_id": "1706123456789012345-a1"})
+    send(store, channel, "a", metadata={"relay_id": 7})
+    assert store.find_by_relay_id("1706123456789012345-a1") == message
+    assert store.find_by_relay_id("1706123456789012345-") is None
+
+
+def test_a_thread_is_its_messages_in_order(store: CommStore) -> None:
+    """The guide's example: a query and two responses."""
+    channel = channel_of(store, ChannelType.GROUP, "lead", "researcher", "reviewer")
+    query = send(store, channel, "lead", MessageType.QUERY, "how many?", correlation_id=UUID)
+    for who in ("researcher", "reviewer"):
+        send(store, channel, who, MessageType.RESPONSE, "20", correlation_id=UUID)
+    send(store, channel, "lead", correlation_id=OTHER)
+    thread = store.get_thread(UUID)
+    assert [m.sender for m in thread] == ["lead", "researcher", "reviewer"]
+    assert thread[0].id == query.id
+    assert store.get_thread("none") == []
+
+
+def test_a_text_does_not_look_at_its_thread(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    send(store, channel, "a", correlation_id=UUID)
+    looked: list[str] = []
+    store.get_thread = lambda thread: looked.append(thread) or []  # type: ignore[method-assign]
+    send(store, channel, "a", correlation_id=UUID)
+    assert looked == []
+
+
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
+def test_what_expects_an_answer_has_a_correlation_id(store: CommStore, delivery: int) -> None:
+    plain = channel_of(store, ChannelType.GROUP, "a", "b", name="plain")
+    sure = channel_of(store, ChannelType.GROUP, "a", "b", name="sure", delivery=delivery)
+    assert send(store, plain, "a").correlation_id is None
+    assert send(store, sure, "a").correlation_id == uuid4_of("2")
+    assert send(store, plain, "a", MessageType.COMMAND).correlation_id == uuid4_of("3")
+    named = send(store, plain, "a", MessageType.QUERY, metadata={"relay_id": "r-1"})
+    assert named.correlation_id == uuid4_of("r-1")
+    assert send(store, sure, "a", correlation_id=UUID).correlation_id == UUID
+    assert store.get_thread(uuid4_of("r-1")) == [named]
+
+
+def test_channels_of_two_are_not_shown(store: CommStore) -> None:
+    direct = channel_of(store, ChannelType.DIRECT, "a", "b", name="dm/a/b")
+    group = channel_of(store, ChannelType.GROUP, "a", "b", name="team")
+    assert store.channel_label(send(store, direct, "a")) is None
+    assert store.channel_label(send(store, group, "a")) == "team"
+
+
+# -- deliveries ----------------------------------------------------------------------------
+
+
+def accepted(store: CommStore, *recipients: str) -> int:
+    channel = channel_of(store, ChannelType.GROUP, "sender", *recipients)
+    return store.accept(channel.id, "sender", MessageType.COMMAND, "go").id
+
+
+def status(store: CommStore, number: int) -> tuple[MessageStatus, int | None, int | None]:
+    message = store.get_message(number)
+    assert message is not None
+    return message.status, message.delivered_at, message.acknowledged_at
+
+
+@pytest.mark.shows("engine 1.11")
+def test_a_message_is_as_far_as_its_slowest_delivery(store: CommStore, clock: FakeClock) -> None:
+    number = accepted(store, "b", "c")
+    store.deliver(number, ["b"])
+    assert status(store, number) == (MessageStatus.SENT, None, None)
+    clock.advance(1)
+    store.deliver(number, ["c"])
+    assert status(store, number) == (MessageStatus.DELIVERED, NOW_S + 1, None)
+    clock.advance(1)
+    store.move_deliveries(number, ["b"], ACKNOWLEDGED)
+    assert status(store, number) == (MessageStatus.DELIVERED, NOW_S + 1, None)
+    clock.advance(1)
+    store.move_deliveries(number, ["c"], ACKNOWLEDGED)
+    assert status(store, number) == (MessageStatus.ACKNOWLEDGED, NOW_S + 1, NOW_S + 3)
+
+
+def test_acknowledged_at_once_it_was_delivered_then(store: CommStore) -> None:
+    number = accepted(store, "b")
+    store.move_deliveries(number, ["b"], ACKNOWLEDGED)
+    assert status(store, number) == (MessageStatus.ACKNOWLEDGED, NOW_S, NOW_S)
+    assert store.is_answered(number, "b")
+    assert not store.is_answered(number, "c")
+    assert not store.is_answered(99, "b")
+
+
+def test_bounced_everywhere_it_failed(store: CommStore) -> None:
+    number = accepted(store, "b", "c")
+    store.move_deliveries(number, ["b", "c"], BOUNCED)
+    assert status(store, number) == (MessageStatus.FAILED, None, None)
+
+
+def test_bounced_somewhere_the_others_say_how_far_it_is(store: CommStore) -> None:
+    number = accepted(store, "b", "c")
+    store.move_deliveries(number, ["b"], BOUNCED)
+    assert status(store, number)[0] is MessageStatus.SENT
+    store.deliver(number, ["c"])
+    assert status(store, number)[0] is MessageStatus.DELIVERED
+
+
+@pytest.mark.parametrize("first", list(DeliveryState))
+@pytest.mark.parametrize("then", list(DeliveryState))
+def test_a_delivery_never_moves_back(
+    store: CommStore, first: DeliveryState, then: DeliveryState
+) -> None:
+    number = accepted(store, "b")
+    store.move_deliveries(number, ["b"], first)
+    sequence = store.sequence
+    store.move_deliveries(number, ["b"], then)
+    onward = then > first and first is not ACKNOWLEDGED
+    if first > ACKNOWLEDGED:  # given up
+        onward = then is ACKNOWLEDGED  # late, and welcome
+    assert standing(store, number) == {"b": then if onward else first}
+    assert store.sequence == sequence + onward
+
+
+def test_what_somebody_has_not_got_yet(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    numbers = [
+        store.accept(channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": f"r-{n}"}).id
+        for n in range(3)
+    ]
+    store.accept(channel.id, "a", MessageType.TEXT, "of nobody's relay")
+    store.deliver(numbers[0], ["b", "c"])
+    store.deliver(numbers[1], ["b"])
+    assert store.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
+    store.move_deliveries(numbers[1], ["c"], BOUNCED)  # and may still be acknowledged
+    assert store.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
+    store.deliver(numbers[2], ["b", "c"])
+    assert store.incomplete() == {"r-1": numbers[1]}
+
+
+def test_the_same_again_or_of_a_stranger_is_no_event(store: CommStore) -> None:
+    number = accepted(store, "b", "c")
+    store.deliver(number, ["b", "b", "stranger"])
+    assert standing(store, number) == {"b": DELIVERED, "c": SENT}
+    sequence = store.sequence
+    store.deliver(number, ["b"])
+    store.deliver(number, ["stranger"])
+    store.deliver(number, [])
+    store.deliver(99, ["b"])
+    assert store.sequence == sequence

@@ -1,0 +1,404 @@
+"""Overdue acknowledgments, retries, dead letters, exactly once: the guide's rules by the clock."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from relay.acomm.model import (
+    ChannelConfig,
+    ChannelType,
+    DeliveryMode,
+    DeliveryState,
+    MessageFilter,
+    MessageStatus,
+    MessageType,
+)
+from relay.base.errors import MessageNotFound
+from relay.engine import events
+from relay.engine.commstore import CommStore
+from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
+from tests.fakes import FakeClock
+
+AT_LEAST_ONCE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)
+EXACTLY_ONCE = ChannelConfig(delivery=DeliveryMode.EXACTLY_ONCE, ack_timeout=10)
+
+
+class Scene:
+    """A lead and a worker in a group, and a clock to turn."""
+
+    def __init__(self, config: ChannelConfig) -> None:
+        self.clock = FakeClock()
+        self.store = CommStore(self.clock)
+        self.channel = self.store.create_channel("c", ChannelType.GROUP, "lead", config)
+        self.store.join_channel(self.channel.id, "worker")
+
+    def send(self, text: str = "work", **fields: object) -> int:
+        """A text from the lead; its number."""
+        return self.store.send_message(self.channel.id, "lead", MessageType.TEXT, text, **fields).id
+
+    def after(self, seconds: float) -> list[tuple[str, int]]:
+        """Time goes on; (recipient, attempt) of what was delivered again."""
+        self.clock.advance(seconds)
+        return [(again.recipient, again.attempt) for again in self.store.tick()]
+
+    def state(self, message_id: int, recipient: str = "worker") -> DeliveryState:
+        """Where a delivery stands."""
+        return self.store.state.deliveries[message_id][recipient].state
+
+    def reopened(self) -> None:
+        """Written, and loaded again."""
+        self.store = CommStore.load(self.clock, self.store.snapshot().file())
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """At least once, ack timeout 10 s, three retries from 1 s on."""
+    return Scene(AT_LEAST_ONCE)
+
+
+def test_a_later_message_that_is_due_sooner_is_so_in_a_store_opened_again(scene: Scene) -> None:
+    late = [scene.send(metadata={"await_ms": 60_000 - number}) for number in range(5)]
+    soon = scene.send()
+    scene.reopened()
+    assert scene.after(10.1) == []
+    assert scene.state(soon) is DeliveryState.WAITING
+    assert {scene.state(number) for number in late} == {DeliveryState.DELIVERED}
+
+
+@pytest.mark.shows("engine 3.4")
+def test_the_backoff_schedule_of_the_guide(scene: Scene) -> None:
+    sent = scene.send()
+    assert scene.after(9.9) == []
+    assert scene.after(0.2) == []  # overdue: waits 1 s
+    assert scene.state(sent) is DeliveryState.WAITING
+    assert scene.after(0.9) == []
+    assert scene.after(0.2) == [("worker", 2)]
+    assert scene.after(10.1) == []  # overdue: waits 2 s
+    assert scene.after(1.9) == []
+    assert scene.after(0.2) == [("worker", 3)]
+    assert scene.after(10.1) == []  # overdue: waits 4 s
+    assert scene.after(3.8) == []
+    assert scene.after(0.3) == [("worker", 4)]
+    assert scene.store.dead_letters() == []
+    assert scene.after(10.1) == []  # dead after the next ack timeout
+    (letter,) = scene.store.dead_letters()
+    assert letter.message.id == sent
+    assert letter.message.status is MessageStatus.DEAD_LETTER
+    assert letter.message.retry_count == 3
+    assert letter.recipients == ("worker",)
+    assert letter.last_error == "no acknowledgment within 10 s, 4 attempts"
+    assert letter.dead_lettered_at == scene.clock.now_ns() // 10**9
+    assert scene.after(1000) == []
+
+
+def test_an_ack_stops_the_timer(scene: Scene) -> None:
+    sent = scene.send()
+    scene.store.receive_messages(None, "worker")
+    scene.store.acknowledge_message(sent, "worker", "received")
+    assert scene.after(1000) == []
+    assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
+    assert scene.store.next_due_ms() is None
+
+
+def test_a_message_delivered_again_is_received_again(scene: Scene) -> None:
+    sent = scene.send()
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    scene.after(10.1)
+    assert scene.after(1.1) == [("worker", 2)]
+    assert [m.retry_count for m in scene.store.receive_messages(None, "worker")] == [1]
+
+
+def test_one_waiting_for_its_next_attempt_can_be_received_and_acked(scene: Scene) -> None:
+    sent = scene.send()
+    scene.after(10.1)
+    assert scene.state(sent) is DeliveryState.WAITING
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    assert scene.store.receive_messages(None, "worker") == []
+    scene.store.acknowledge_message(sent, "worker", "completed")
+    assert scene.after(100) == []
+
+
+@pytest.mark.shows("engine 3.4")
+def test_timers_are_kept_per_recipient(scene: Scene) -> None:
+    scene.store.join_channel(scene.channel.id, "other")
+    sent = scene.send()
+    scene.store.acknowledge_message(sent, "worker", "received")
+    scene.after(10.1)
+    assert scene.after(1.1) == [("other", 2)]
+    for _ in range(6):
+        scene.after(15)
+    (letter,) = scene.store.dead_letters()
+    assert letter.recipients == ("other",)
+    kept = scene.store.get_message(sent)  # worker has it: the message itself is not dead
+    assert kept is not None and kept.status is not MessageStatus.DEAD_LETTER
+
+
+def test_timers_survive_a_restart(scene: Scene) -> None:
+    scene.send()
+    scene.reopened()
+    scene.after(10.1)
+    scene.reopened()
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+@pytest.mark.shows("engine 3.8")
+def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
+    system = scene.store.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
+    scene.store.subscribe(system.id, "watcher", "_system.message.#")
+    scene.send()
+    for _ in range(8):
+        scene.after(15)
+    for listener in ("lead", "watcher"):
+        (notice,) = scene.store.receive_messages(None, listener)
+        assert notice.topic == DEAD_LETTER_TOPIC
+        assert b"is dead: no acknowledgment within 10 s" in notice.content
+
+
+def test_dead_letters_are_found_by_status(scene: Scene) -> None:
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    found = scene.store.query_messages(MessageFilter(status=(MessageStatus.DEAD_LETTER,)))
+    assert [m.id for m in found.messages] == [sent]
+
+
+@pytest.mark.shows("engine 3.7")
+def test_a_replayed_dead_letter_begins_anew(scene: Scene) -> None:
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    scene.store.receive_messages(None, "worker")
+    replayed = scene.store.replay_dead_letter(sent)
+    assert replayed.status is MessageStatus.DELIVERED
+    assert replayed.retry_count == 0
+    assert scene.store.dead_letters() == []
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    for attempt in (6, 7, 8):  # as many again; the numbers go on
+        scene.after(10.1)
+        assert scene.after(5) == [("worker", attempt)]
+    scene.after(10.1)
+    (letter,) = scene.store.dead_letters()
+    assert letter.message.retry_count == 3
+    assert letter.last_error == "no acknowledgment within 10 s, 4 attempts"
+
+
+@pytest.mark.shows("engine 3.9")
+def test_a_late_ack_takes_a_dead_letter_back(scene: Scene) -> None:
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    scene.store.receive_messages(None, "lead")  # hears that it is dead
+    scene.store.acknowledge_message(sent, "worker", "completed", "was at lunch")
+    assert scene.store.dead_letters() == []
+    kept = scene.store.get_message(sent)
+    assert kept is not None and kept.status is MessageStatus.ACKNOWLEDGED
+    (ack,) = scene.store.receive_messages(None, "lead")
+    assert ack.content == b"completed\nwas at lunch"
+    scene.reopened()
+    assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
+    assert scene.after(1000) == []
+
+
+def test_a_late_ack_of_one_leaves_the_other_dead(scene: Scene) -> None:
+    scene.store.join_channel(scene.channel.id, "other")
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    scene.store.acknowledge_message(sent, "other", "received")
+    (letter,) = scene.store.dead_letters()
+    assert letter.recipients == ("worker",)
+    scene.store.replay_dead_letter(sent)
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    assert scene.store.receive_messages(None, "other") == []
+
+
+@pytest.mark.shows("engine 3.10")
+def test_what_is_a_day_old_is_not_tried_again() -> None:
+    config = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=40_000)
+    scene = Scene(config)
+    scene.send()
+    assert scene.after(40_000) == []
+    assert scene.after(1) == [("worker", 2)]
+    assert scene.after(40_000) == []
+    assert scene.after(2) == [("worker", 3)]
+    assert scene.after(40_000) == []
+    (letter,) = scene.store.dead_letters()
+    assert letter.last_error == "no acknowledgment for 120003 s, 3 attempts"
+
+
+def test_an_owner_that_delivers_by_itself_is_told_what_is_due(scene: Scene) -> None:
+    sent = scene.send()
+    scene.clock.advance(10.1)
+    assert scene.store.due() == []  # it waits from now on
+    scene.clock.advance(1.1)
+    (one,) = scene.store.due()
+    assert (one.recipient, one.decision, one.attempt) == ("worker", RetryDecision.RETRY, 2)
+    assert scene.store.due() == [one]  # until it is done
+    scene.store.schedule_retry(sent, "worker", scene.clock.now_ns() // 10**6 + 500)
+    assert scene.store.due() == []
+    scene.clock.advance(0.5)
+    assert scene.store.due() == [one]
+    scene.store.postpone(sent, "worker", one.attempt)
+    assert scene.store.next_due_ms() is None
+    scene.store.deliver(sent, ["worker"], one.attempt)
+    assert scene.store.state.deliveries[sent]["worker"].attempt == 2
+    scene.clock.advance(10)
+    assert scene.store.due() == []
+    assert scene.state(sent) is DeliveryState.WAITING
+
+
+def test_so_many_at_a_time(scene: Scene) -> None:
+    for _ in range(10):
+        scene.send()
+    scene.clock.advance(10.1)
+    waiting = []
+    for _ in range(4):
+        scene.store.due(limit=3)
+        waiting.append(
+            sum(
+                d["worker"].state is DeliveryState.WAITING
+                for d in scene.store.state.deliveries.values()
+            )
+        )
+    assert waiting == [3, 6, 9, 10]
+    assert len(scene.after(1.1)) == 10
+
+
+@pytest.mark.shows("engine 1.9", "engine 3.7")
+def test_discard_and_purge(scene: Scene) -> None:
+    first = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    second = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    assert scene.store.purge_dead_letters(older_than_s=100) == 1
+    assert [letter.message.id for letter in scene.store.dead_letters()] == [second]
+    scene.store.discard_dead_letter(second)
+    assert scene.store.dead_letters() == []
+    with pytest.raises(MessageNotFound, match="no dead letter"):
+        scene.store.replay_dead_letter(first)
+    scene.reopened()
+    assert scene.send() > second  # numbers are never used twice, also after a purge
+
+
+@pytest.mark.shows("engine 3.11")
+def test_exactly_once_is_not_delivered_again(scene: Scene) -> None:
+    scene = Scene(EXACTLY_ONCE)
+    sent = scene.send()
+    assert len(scene.store.receive_messages(None, "worker")) == 1
+    scene.after(10.1)
+    assert scene.after(1.1) == []  # the attempt counts, and delivers nothing
+    assert scene.store.receive_messages(None, "worker") == []
+    assert scene.state(sent) is DeliveryState.RECEIVED
+    scene.reopened()  # the set survives
+    assert len(scene.store.state.duplicates) == 1
+    scene.store.acknowledge_message(sent, "worker", "completed")
+    scene.after(9)  # 20 s after the delivery, 10 s after the attempt that it has stopped
+    assert len(scene.store.state.duplicates) == 1
+    scene.after(12)
+    assert scene.store.state.duplicates == {}
+
+
+@pytest.mark.shows("engine 3.11")
+@pytest.mark.parametrize("ack_timeout", [1, 10, 60])
+def test_exactly_once_no_retry_delivers_it_again(ack_timeout: int) -> None:
+    mode = DeliveryMode.EXACTLY_ONCE
+    scene = Scene(ChannelConfig(delivery=mode, ack_timeout=ack_timeout))
+    sent = scene.send()
+    assert len(scene.store.receive_messages(None, "worker")) == 1
+    while not scene.store.dead_letters():
+        assert scene.after(0.5) == []
+        assert scene.store.receive_messages(None, "worker") == []
+        scene.reopened()
+    (letter,) = scene.store.dead_letters()
+    assert (letter.message.id, letter.message.retry_count) == (sent, 3)
+
+
+@pytest.mark.shows("engine 3.11")
+def test_a_replay_is_not_stopped_by_exactly_once() -> None:
+    scene = Scene(EXACTLY_ONCE)
+    sent = scene.send()
+    scene.store.receive_messages(None, "worker")
+    for _ in range(8):
+        scene.after(15)
+    scene.store.replay_dead_letter(sent)
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+
+
+def test_a_message_past_its_ttl_is_not_tried_again(scene: Scene) -> None:
+    sent = scene.send(ttl=5)
+    scene.after(10.1)
+    assert scene.state(sent) is DeliveryState.EXPIRED
+    assert scene.store.dead_letters() == []
+
+
+def test_at_most_once_has_no_timer() -> None:
+    scene = Scene(ChannelConfig())
+    scene.send()
+    assert scene.store.next_due_ms() is None
+
+
+@pytest.mark.shows("engine 3.6")
+@pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
+def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageType) -> None:
+    scene = Scene(ChannelConfig())
+    sent = scene.store.send_message(scene.channel.id, "lead", kind, "do it").id
+    assert scene.store.next_due_ms() is None
+    for _ in range(8):
+        assert scene.after(61) == []  # past the default ack timeout
+    assert scene.state(sent) is DeliveryState.DELIVERED
+    assert scene.store.dead_letters() == []
+    scene.store.receive_messages(None, "worker")
+    message = scene.store.get_message(sent)
+    assert message is not None and message.retry_count == 0 and scene.store.is_final(message)
+    scene.store.acknowledge_message(sent, "worker", "completed")
+    assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
+
+
+@pytest.mark.shows("engine 3.6")
+def test_a_command_that_asks_for_it_comes_again_in_any_channel() -> None:
+    scene = Scene(ChannelConfig())
+    asks = {"delivery": "at-least-once"}
+    number = scene.channel.id
+    scene.store.send_message(number, "lead", MessageType.COMMAND, "do it", metadata=asks)
+    scene.after(60.1)  # the default ack timeout
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+@pytest.mark.shows("engine 3.6")
+def test_a_query_whose_sender_waits_comes_again_in_any_channel() -> None:
+    scene = Scene(ChannelConfig())
+    scene.store.send_query(scene.channel.id, "lead", "which?", 5)
+    scene.after(5.1)
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+def test_a_timer_of_an_earlier_version_stops_where_nothing_asked_for_it() -> None:
+    scene = Scene(ChannelConfig())
+    sent = scene.store.send_message(scene.channel.id, "lead", MessageType.COMMAND, "do it").id
+    state = scene.store.state
+    due = msgspec.structs.replace(state.deliveries[sent]["worker"], due_ms=1)
+    scene.store.apply(events.DeliveryTimed(sent, "worker", due, 0))
+    assert scene.after(1) == []
+    assert scene.store.next_due_ms() is None
+    assert scene.state(sent) is DeliveryState.DELIVERED
+
+
+def test_events_replayed_give_the_same_store(scene: Scene) -> None:
+    applied = []
+    original = scene.store.state.apply
+    scene.store.state.apply = lambda event: (applied.append(event), original(event))  # type: ignore[method-assign,func-returns-value]
+    before = scene.store.snapshot().file()
+    sent = scene.send()
+    scene.after(10.1)
+    scene.after(1.1)
+    for _ in range(8):
+        scene.after(15)
+    scene.store.replay_dead_letter(sent)
+    scene.store.receive_messages(None, "worker")
+    replica = CommStore.load(scene.clock, before)
+    for event in applied:
+        replica.apply(event)
+    assert replica.snapshot().file() == scene.store.snapshot().file()
