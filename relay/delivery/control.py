@@ -129,7 +129,7 @@ def _change_channel(
     if channel is None:
         return ControlReply(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
-        if not store.takes_part(channel.id, sender):  # it may be obeyed again after a crash
+        if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
             return ControlReply(True, f"you do not take part in {name}")
         store.leave_channel(channel.id, sender)
         return ControlReply(True, f"you no longer take part in {name}")

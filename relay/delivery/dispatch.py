@@ -39,8 +39,8 @@ from relay.delivery.reminders import Reminders
 from relay.delivery.signing import SigningKeys
 from relay.delivery.waiting import ThrottleStatus
 from relay.delivery.work import EndedDelivery, WorkItem
-from relay.engine.flush import Flusher
-from relay.engine.rolling import Roller
+from relay.engine.archives import Roller
+from relay.engine.checkpoint import Flusher
 from relay.journal.plan import JournalCommand
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
@@ -276,7 +276,7 @@ class Dispatcher:
 
     def _is_known(self, work: WorkItem) -> bool:
         """True when the store has accepted it before: who has it keeps it."""
-        return self._store.ever_by_relay_id(work.message_id) is not None
+        return self._store.find_by_relay_id(work.message_id, include_archived=True) is not None
 
     def _plan(self, work: WorkItem, look: ParseResult) -> None:
         """What is to happen with one file; a fault of ours refuses it, and stops no other."""
@@ -379,7 +379,7 @@ class Dispatcher:
 
     def _ended_delivery(self, one: FailedDeferral) -> EndedDelivery:
         """A held delivery that is over, for its sender to hear of."""
-        stored = self._store.by_relay_id(one.row.message_id)
+        stored = self._store.find_by_relay_id(one.row.message_id)
         number = stored.id if stored else 0
         message_id, attempt = one.row.message_id, one.delivery.attempt
         return EndedDelivery(number, message_id, one.recipient, one.state, attempt, one.reason)

@@ -109,7 +109,7 @@ class DeferredQueue:
     def _end_of(
         self, held: DeliveryRow, row: MessageRow, agents: Set[str], now: int
     ) -> FailedDeferral | None:
-        stored = self._store.by_relay_id(held.message_id)
+        stored = self._store.find_by_relay_id(held.message_id)
         if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
             way = "its channel let it go" if self._throttled(held) else "the inbox could be written"
             text = f"its TTL of {stored.ttl} s passed before {way}"
@@ -120,7 +120,7 @@ class DeferredQueue:
             )
         if held.recipient not in agents:
             return FailedDeferral(row, held, DeliveryState.BOUNCED, GONE)
-        age_s = (now - held.staged_at - self._store.lost_ns(held.staged_at)) // NS_PER_S
+        age_s = (now - held.staged_at - self._store.downtime_ns(held.staged_at)) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             text = f"its inbox could not be written for {age_s} s: {held.last_error}"
             if self._throttled(held):
@@ -151,8 +151,8 @@ class DeferredQueue:
 
     def _throttled(self, held: DeliveryRow) -> Message | None:
         """The message, when its channel holds it back."""
-        stored = self._store.by_relay_id(held.message_id)
-        if stored is None or not self._store.holds(stored.id):
+        stored = self._store.find_by_relay_id(held.message_id)
+        if stored is None or not self._store.is_held(stored.id):
             return None
         return None if stored.id in self._released else stored
 
@@ -165,7 +165,7 @@ class DeferredQueue:
             with self._ledger.transaction():
                 self._ledger.deliveries.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
             return None
-        stored = self._store.by_relay_id(held.message_id)
+        stored = self._store.find_by_relay_id(held.message_id)
         number = stored.id if stored else 0
         work = system_work(row, f"held {held.recipient}")
         work.pause_s = pause_s

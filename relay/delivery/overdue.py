@@ -1,4 +1,4 @@
-"""Overdue acknowledgments: delivered again with the next ATTEMPT, or given up and told so.
+"""OverdueDelivery acknowledgments: delivered again with the next ATTEMPT, or given up and told so.
 
 The engine says what is due (``CommStore.due``); each attempt, and each end with what its sender
 is told, is carried out like any other work: staged, committed, delivered, noted. A crash before
@@ -26,7 +26,7 @@ from relay.delivery.work import (
     system_work,
     system_work_about,
 )
-from relay.engine.acks import Overdue, Verdict
+from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger import MessageRow
 
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
@@ -70,11 +70,11 @@ class RetryQueue:
         if not due:
             return
         rows = self._ledger.rows({_relay_id(one) for one in due})
-        again: list[Overdue] = []
+        again: list[OverdueDelivery] = []
         over: list[EndedDelivery] = []
         for one in due:
-            if one.verdict is not Verdict.AGAIN:
-                over.append(_ended(one, DeliveryState[one.verdict.name]))
+            if one.decision is not RetryDecision.RETRY:
+                over.append(_ended(one, DeliveryState[one.decision.name]))
             elif (
                 one.recipient in agents
                 and one.recipient not in self._unavailable
@@ -88,8 +88,10 @@ class RetryQueue:
         self._deliver_again(dirs, again, rows)
         self._end_deliveries(dirs, over, rows, agents)
 
-    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, MessageRow]) -> None:
-        groups: dict[tuple[int, int], list[Overdue]] = {}
+    def _deliver_again(
+        self, dirs: Dirs, again: list[OverdueDelivery], rows: dict[str, MessageRow]
+    ) -> None:
+        groups: dict[tuple[int, int], list[OverdueDelivery]] = {}
         for one in again:
             groups.setdefault((one.message.id, one.attempt), []).append(one)
         works: list[WorkItem] = []
@@ -98,7 +100,7 @@ class RetryQueue:
             try:
                 data = render_retry(dirs, self._store, row, attempt)
             except MessageError as exc:  # not while the engine knows it
-                self._store.give_up(number, [one.recipient for one in group], str(exc))
+                self._store.dead_letter(number, [one.recipient for one in group], str(exc))
                 continue
             work = system_work(row, f"attempt {attempt}")
             recipients = tuple(one.recipient for one in group)
@@ -200,11 +202,11 @@ class RetryQueue:
         )
 
 
-def _ended(one: Overdue, state: DeliveryState) -> EndedDelivery:
+def _ended(one: OverdueDelivery, state: DeliveryState) -> EndedDelivery:
     return EndedDelivery(
         one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason
     )
 
 
-def _relay_id(one: Overdue) -> str:
+def _relay_id(one: OverdueDelivery) -> str:
     return one.message.relay_id or ""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, StoreFile
 from relay.base.home import STORE
 from tests.procs import Relay, home_of, relay, until
@@ -238,7 +238,7 @@ def test_words_about_a_channel_are_shown(tmp_path: Path) -> None:
     about = {"description": "what CI\x1b says", "tags": ("ci", "build")}
     channel = Channel(1, "ci", ChannelType.GROUP, "alice", **about)  # type: ignore[arg-type]
     home = home_of(tmp_path / "home")
-    codec.write(str(home / STORE), StoreFile(1, 1, (channel,)))
+    store_file.write(str(home / STORE), StoreFile(1, 1, (channel,)))
     facts = shown(home, "ci")
     assert (facts["description"], facts["tags"]) == ("what CI\x1b says", ["ci", "build"])
     text = relay("channel", "show", "ci", home=home).stdout

@@ -205,7 +205,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
             for _ in range(20):
                 box.clock.advance(60)
                 box.tick()
-            assert box.store.by_relay_id(sent[0]) is None  # it is in an archive alone
+            assert box.store.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
     monkeypatch.setattr(fsio, "fault", during)
     backup(box, tmp_path / "kept")

@@ -129,7 +129,7 @@ def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
         "command failed: there is no limit for what to keep of the journal;"
-        " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
+        " set journal.keep_age_s or journal.keep_mib in config.json, or give an option"
     ]
 
 

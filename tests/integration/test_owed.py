@@ -281,7 +281,7 @@ def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
 
 def test_M08_what_is_owed_stays_in_the_store(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    stored = box.store.by_relay_id(sent)
+    stored = box.store.find_by_relay_id(sent)
     assert stored is not None
     assert not box.store.is_final(stored)
     for _ in range(3):
