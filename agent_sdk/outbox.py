@@ -84,7 +84,7 @@ def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFi
 
     from relay.base import keyfile, signatures
 
-    key = keyfile.load(home.path("agents", agent, KEY))
+    key = keyfile.load_key(home.path("agents", agent, KEY))
     raw = signatures.sign(key, agent, message_id, message.to, message.body)
     text = SIGNATURE_PREFIX + base64.b64encode(raw).decode()
     return message._replace(headers={**message.headers, "SIGNATURE": text})

@@ -14,10 +14,10 @@ from relay.base import fsio
 from relay.base.errors import KeyFileError
 
 KEY_BYTES = 32
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN_KEY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def create(path: str) -> bytes:
+def create_key(path: str) -> bytes:
     """Create a random key, atomically, synced and with mode 600.
 
     Errors: KeyFileError when ``path`` exists; OSError.
@@ -35,20 +35,20 @@ def create(path: str) -> bytes:
     return key
 
 
-def load(path: str) -> bytes:
+def load_key(path: str) -> bytes:
     """Read a key.
 
     Errors: KeyFileError for a file that is missing, a link, not a regular file, another user's, or
     of another mode than 600 or of another size.
     """
     try:
-        fd = os.open(path, _OPEN)
+        fd = os.open(path, _OPEN_KEY)
     except OSError as exc:
         reason = "a link" if os.path.islink(path) else str(exc.strerror)
         raise KeyFileError(f"key file {path}: {reason}") from exc
     try:
         status = os.fstat(fd)
-        _check(path, status)
+        _check_key_file(path, status)
         key = os.read(fd, KEY_BYTES + 1)
     finally:
         os.close(fd)
@@ -57,7 +57,7 @@ def load(path: str) -> bytes:
     return key
 
 
-def _check(path: str, status: os.stat_result) -> None:
+def _check_key_file(path: str, status: os.stat_result) -> None:
     """Errors: KeyFileError unless it is a regular file of this user with mode 600."""
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):

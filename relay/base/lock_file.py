@@ -32,7 +32,7 @@ def lock_holder(home: Home) -> int | None:
     return fsio.lock_owner(home.path(LOCK))
 
 
-def trouble(home: Home) -> str:
+def running_trouble(home: Home) -> str:
     """The reason why the running relay is not serving; empty while it serves."""
     with contextlib.suppress(OSError):
         data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
@@ -40,7 +40,7 @@ def trouble(home: Home) -> str:
     return ""
 
 
-class Left(NamedTuple):
+class UncleanStop(NamedTuple):
     """A relay that did not stop cleanly: killed, crashed, or the machine went down."""
 
     pid: int
@@ -51,7 +51,7 @@ class Left(NamedTuple):
         return f"pid {self.pid}, did not stop by itself; its last sign of life was at {at}Z"
 
 
-def left(home: Home) -> Left | None:
+def unclean_stop(home: Home) -> UncleanStop | None:
     """The last relay if it did not stop cleanly; None if it did, or if one is running.
 
     Evidence: its pid in the lock's file, which a stop empties.
@@ -69,4 +69,4 @@ def left(home: Home) -> Left | None:
     for name in LAST_WRITTEN:
         with contextlib.suppress(OSError):
             seen.append(os.lstat(home.path(name)).st_mtime_ns)
-    return Left(int(word), max(seen))
+    return UncleanStop(int(word), max(seen))

@@ -175,7 +175,7 @@ def _key(path: str | None) -> bytes | None:
     """Load the key file, if given. Errors: KeyFileError."""
     from relay.base import keyfile
 
-    return None if path is None else keyfile.load(path)
+    return None if path is None else keyfile.load_key(path)
 
 
 def _public_keys(folder: str | None) -> dict[str, bytes]:

@@ -56,7 +56,7 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         opened.make_agent(name)
         meta = read_agent_meta(opened, name)
         path = opened.path("agents", name, KEY)
-        private = keyfile.load(path) if os.path.lexists(path) else keyfile.create(path)
+        private = keyfile.load_key(path) if os.path.lexists(path) else keyfile.create_key(path)
         public = public_key(private).hex()
         if meta.get("public_key") != public:
             data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"

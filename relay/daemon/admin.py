@@ -168,7 +168,7 @@ class BaseHandler(BaseHTTPRequestHandler):
         self._send(200 if is_well else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def _metrics(self) -> None:
-        self._send(200, metrics.CONTENT_TYPE, metrics.page(self.board))
+        self._send(200, metrics.CONTENT_TYPE, metrics.metrics_page(self.board))
 
     def _status(self) -> None:
         status = status_of(self.board)

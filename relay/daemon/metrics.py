@@ -43,12 +43,12 @@ COUNTERS = {
 }
 
 
-def page(board: SharedStatus) -> bytes:
+def metrics_page(board: SharedStatus) -> bytes:
     """The body of ``/metrics``."""
-    return generate_latest(BoardCollector(board))
+    return generate_latest(StatusCollector(board))
 
 
-class BoardCollector(Collector):
+class StatusCollector(Collector):
     """Exports the shared status as metrics; safe from any thread."""
 
     def __init__(self, board: SharedStatus) -> None:

@@ -72,8 +72,8 @@ def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
     path = home.path(config.store.key_file)
     files = (home.path(STORE), home.path(STORE) + PREVIOUS)
     if not os.path.lexists(path) and not any(map(_is_encrypted, files)) and opens(home, None):
-        return keyfile.create(path) if make else None
-    return keyfile.load(path)
+        return keyfile.create_key(path) if make else None
+    return keyfile.load_key(path)
 
 
 def _is_encrypted(path: str) -> bool:

@@ -359,7 +359,7 @@ def test_a_damaged_manifest(spark: SparkSession, journal: JournalBuilder) -> Non
 
 
 def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
-    key, other = (keyfile.create(str(tmp_path / name)) for name in ("key", "other"))
+    key, other = (keyfile.create_key(str(tmp_path / name)) for name in ("key", "other"))
     assert key != other
     builder = JournalBuilder(tmp_path / "home", key=key)
     builder.say(sent(1), delivered(1))

@@ -33,7 +33,7 @@ def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
 def families(board: SharedStatus) -> dict[str, Metric]:
     return {
         family.name: family
-        for family in text_string_to_metric_families(metrics.page(board).decode())
+        for family in text_string_to_metric_families(metrics.metrics_page(board).decode())
     }
 
 
@@ -50,7 +50,7 @@ def value(board: SharedStatus, name: str, **labels: str) -> float:
 @pytest.mark.shows("ready 3.2")
 def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> None:
     board, _ = published(box)
-    text = metrics.page(board).decode()
+    text = metrics.metrics_page(board).decode()
     found = families(board)
     assert len(found) > 30
     for name, family in found.items():

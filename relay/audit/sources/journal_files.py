@@ -406,7 +406,7 @@ class _PartReader:
 
     def _records(self, columns: Iterable[str]) -> Iterator[Row]:
         segment, permissive = self._segment, self._settings.permissive
-        key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
+        key = keyfile.load_key(self._settings.key_file) if self._settings.key_file else None
         objects = self._settings.objects.get(segment.folder, "")
         with open_segment(segment, objects) as source:
             decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)

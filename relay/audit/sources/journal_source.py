@@ -346,7 +346,7 @@ def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSetti
     """Make settings of the options. Errors: RelayError, KeyFileError, ConfigError."""
     key_file = options.get("key_file")
     if key_file:
-        keyfile.load(key_file)  # so that an error comes now, and once
+        keyfile.load_key(key_file)  # so that an error comes now, and once
     objects = {
         one: options.get("objects")
         or journal_files.home_settings(journal_files.home_of(one)).objects
