@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.base.clock import Clock
+from relay.base.crypto import key_id, verify
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
-from relay.base.signatures import key_id, verify
 from relay.delivery.key_registration import PUBLIC_KEY
 from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
