@@ -66,7 +66,7 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
 
 def not_running_text(home: Home) -> str:
     """Describe a home without a running relay: how the last one ended, and what to do."""
-    from relay.base.lock_file import unclean_stop
+    from relay.base.home import unclean_stop
 
     gone = unclean_stop(home)
     last = f": the last one, {gone}" if gone is not None else ""

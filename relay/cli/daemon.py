@@ -159,7 +159,7 @@ def _crash_log(root: str) -> int:
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay after it has finished its current batch."""
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import lock_holder
 
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
@@ -208,7 +208,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """Collect the status from the ledger, the process and the relay itself."""
-    from relay.base.lock_file import lock_holder, running_trouble, unclean_stop
+    from relay.base.home import lock_holder, running_trouble, unclean_stop
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None

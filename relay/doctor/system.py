@@ -15,8 +15,7 @@ import psutil
 
 from relay.base import disk
 from relay.base.errors import LedgerError
-from relay.base.home import LEDGER, LOCK, TOP_DIRS
-from relay.base.lock_file import lock_holder, running_trouble, unclean_stop
+from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
 from relay.doctor.finding import Finding, Repair, Severity, Target, list_dir, recheck
 from relay.journal.tiers import FOR_OPERATOR

@@ -15,8 +15,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import LedgerError
-from relay.base.home import Home
-from relay.base.lock_file import running_trouble
+from relay.base.home import Home, running_trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
 from tests.box import Box
