@@ -82,9 +82,9 @@ def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFi
         return message
     import base64
 
-    from relay.base import keyfile, signatures
+    from relay.base import crypto
 
-    key = keyfile.load(home.path("agents", agent, KEY))
-    raw = signatures.sign(key, agent, message_id, message.to, message.body)
+    key = crypto.load_key(home.path("agents", agent, KEY))
+    raw = crypto.sign(key, agent, message_id, message.to, message.body)
     text = SIGNATURE_PREFIX + base64.b64encode(raw).decode()
     return message._replace(headers={**message.headers, "SIGNATURE": text})

@@ -39,7 +39,7 @@ from relay.acomm.records import (
     read_subscription,
 )
 from relay.acomm.sections import split
-from relay.base import signatures
+from relay.base import crypto
 from relay.base.errors import FormatError, LimitError, SealedStore
 from relay.base.message import EMPTY_BODY_CONTENT
 
@@ -395,8 +395,7 @@ def is_signed_by(message: Message, public_key: bytes) -> bool:
         return False
     bodies = (message.content, b"") if message.content in _WORDS else (message.content,)
     return any(
-        signatures.verify(public_key, signature, message.sender, relay_id, to, body)
-        for body in bodies
+        crypto.verify(public_key, signature, message.sender, relay_id, to, body) for body in bodies
     )
 
 

@@ -11,13 +11,18 @@
                                       the rename is atomic
     archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
-    continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
+    continuity/{agent}/{version}-{message id}.state    what agents keep for their next run
     run/{name}.lock                   held by a process that the relay started
     run/{name}.{id}.json              with what it was started
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
-path, and looked at first. Source: relay-file-system.txt 1, 5.
+path, and looked at first.
+
+The lock file tells whether a relay runs, why it is not serving, and how the last one ended: its
+first line is the pid, the second the reason why no session runs; a clean stop empties it. The
+daemon writes it; commands read it without loading the daemon.
+Source: relay-file-system.txt 1, 5.
 """
 
 from __future__ import annotations
@@ -29,8 +34,10 @@ import os
 import resource
 from collections.abc import Iterator
 from types import TracebackType
+from typing import NamedTuple
 
 from relay.base import fsio, owners
+from relay.base.clock import iso_time
 from relay.base.errors import ForeignOwner, HomeMissing, UnsafePath
 from relay.base.names import OPERATOR, check_agent_name, is_agent_name
 
@@ -40,6 +47,9 @@ DEFAULT_HOME = "~/.agent-relay"
 LEDGER = "ledger.db"
 CONFIG = "config.json"
 LOCK = ".lock"
+LOG = "logs/relay.log"
+LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # only a running relay writes these
+TROUBLE_CHARACTERS = 500
 META = "meta.json"
 KEY = "key"
 PENDING = ".pending"
@@ -329,3 +339,58 @@ class Dirs:
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# -- the lock file: pid of the relay, and the reason why no session runs; empty after a stop ----
+
+
+def write_trouble(lock_fd: int, trouble: str) -> None:
+    """Write the pid of this process and its trouble in one line; ignored on a full disk."""
+    data = f"{os.getpid()}\n{trouble}\n".encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock_fd, os.pwrite(lock_fd, data, 0))
+
+
+def lock_holder(home: Home) -> int | None:
+    """The pid of the relay running for this home, by the kernel's lock; None if there is none."""
+    return fsio.lock_owner(home.path(LOCK))
+
+
+def running_trouble(home: Home) -> str:
+    """The reason why the running relay is not serving; empty while it serves."""
+    with contextlib.suppress(OSError):
+        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
+        return "".join(data.decode(errors="replace").splitlines()[1:2])
+    return ""
+
+
+class UncleanStop(NamedTuple):
+    """A relay that did not stop cleanly: killed, crashed, or the machine went down."""
+
+    pid: int
+    last_sign_ns: int  # Unix time of the last that it is known to have written
+
+    def __str__(self) -> str:
+        at = iso_time(self.last_sign_ns)[:19]
+        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {at}Z"
+
+
+def unclean_stop(home: Home) -> UncleanStop | None:
+    """The last relay if it did not stop cleanly; None if it did, or if one is running.
+
+    Evidence: its pid in the lock's file, which a stop empties.
+    """
+    if lock_holder(home) is not None:
+        return None
+    try:
+        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
+    except (OSError, UnsafePath):
+        return None
+    word = data.partition(b"\n")[0]
+    if not word.isdigit():
+        return None
+    seen = [0]
+    for name in LAST_WRITTEN:
+        with contextlib.suppress(OSError):
+            seen.append(os.lstat(home.path(name)).st_mtime_ns)
+    return UncleanStop(int(word), max(seen))

@@ -1,7 +1,7 @@
 """Client of a running relay's status, and the path of its socket.
 
 A relay that is not there, one without a socket and one that hangs are three things: ``ask`` tells
-the last from the others, ``relay.base.lock_file.lock_holder`` the first.
+the last from the others, ``relay.base.home.lock_holder`` the first.
 """
 
 from __future__ import annotations

@@ -173,9 +173,9 @@ def _findings(
 
 def _key(path: str | None) -> bytes | None:
     """Load the key file, if given. Errors: KeyFileError."""
-    from relay.base import keyfile
+    from relay.base import crypto
 
-    return None if path is None else keyfile.load(path)
+    return None if path is None else crypto.load_key(path)
 
 
 def _public_keys(folder: str | None) -> dict[str, bytes]:

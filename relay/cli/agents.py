@@ -326,15 +326,15 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
     The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
     the file, create a new one and confirm it with `relay key trust`.
     """
-    from relay.base import fsio, keyfile
-    from relay.base.signatures import public_key
+    from relay.base import fsio
+    from relay.base.crypto import create_key, load_key, public_key
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
         meta = read_agent_meta(opened, name)
         path = opened.path("agents", name, KEY)
-        private = keyfile.load(path) if os.path.lexists(path) else keyfile.create(path)
+        private = load_key(path) if os.path.lexists(path) else create_key(path)
         public = public_key(private).hex()
         if meta.get("public_key") != public:
             data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"

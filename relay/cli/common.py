@@ -66,9 +66,9 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
 
 def not_running_text(home: Home) -> str:
     """Describe a home without a running relay: how the last one ended, and what to do."""
-    from relay.base.lock_file import left
+    from relay.base.home import unclean_stop
 
-    gone = left(home)
+    gone = unclean_stop(home)
     last = f": the last one, {gone}" if gone is not None else ""
     return f"no relay is running{last}; start one with `relay up`"
 

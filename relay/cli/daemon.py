@@ -159,7 +159,7 @@ def _crash_log(root: str) -> int:
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay after it has finished its current batch."""
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import lock_holder
 
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
@@ -208,11 +208,11 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """Collect the status from the ledger, the process and the relay itself."""
-    from relay.base.lock_file import left, lock_holder, trouble
+    from relay.base.home import lock_holder, running_trouble, unclean_stop
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
-    gone = left(home)
+    gone = unclean_stop(home)
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
@@ -221,7 +221,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "home": home.root,
         "running": pid is not None,
         "pid": pid,
-        "trouble": trouble(home) if pid is not None else "",
+        "trouble": running_trouble(home) if pid is not None else "",
         "rss_bytes": _memory(pid),
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),

@@ -292,8 +292,7 @@ def wait_for_flush(home: Home) -> None:
     A change of a channel is thus visible to the next command. After 15 s a line on stderr says
     that the file is not up to date.
     """
-    from relay.base.home import LEDGER
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import LEDGER, lock_holder
     from relay.base.names import ORCHESTRATOR
     from relay.ledger import open_readonly
 

@@ -309,7 +309,7 @@ class _Place(NamedTuple):
     @property
     def is_running(self) -> bool:
         """True if a relay holds the lock; another `relay journal` does not count."""
-        from relay.base.lock_file import lock_holder
+        from relay.base.home import lock_holder
 
         holder = lock_holder(self.home)
         if holder is None:

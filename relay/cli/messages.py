@@ -300,7 +300,7 @@ def _echo_body(message: Received) -> None:
 def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
     """Return a note for each inbox message without a delivery in the ledger, by id; None if the
     ledger cannot be read."""
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import lock_holder
 
     with Home(root) as home:
         try:

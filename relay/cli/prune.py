@@ -92,7 +92,7 @@ def _config(home: Home) -> Config:
 
 def _is_served(home: Home) -> bool:
     """Return whether a relay holds the lock, and not a command, which could not answer."""
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import lock_holder
 
     holder = lock_holder(home)
     if holder is None:

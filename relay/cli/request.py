@@ -109,8 +109,7 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
 def require_relay(root: str) -> None:
     """Require a running relay. Errors: NotRunning."""
     from relay.base.errors import NotRunning
-    from relay.base.home import Home
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import Home, lock_holder
 
     with Home(root) as home:
         if lock_holder(home) is None:
@@ -157,8 +156,7 @@ def _has_mailbox(root: str, agent: str) -> bool:
 
 def _describe_progress(root: str, message_id: str) -> str:
     """Describe the state of a message by the ledger."""
-    from relay.base.home import LEDGER, Home
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import LEDGER, Home, lock_holder
     from relay.ledger import open_readonly, wording
 
     with Home(root) as home:

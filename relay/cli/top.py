@@ -142,7 +142,7 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
 
 def _silence(home: Home, *, is_silent: bool) -> str:
     """Explain why no relay answers, and what to do."""
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import lock_holder
 
     pid = lock_holder(home)
     if pid is None:

@@ -70,7 +70,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
     MESSAGE_ID may be a unique prefix. For a message that no relay has seen yet, prints where its
     file is.
     """
-    from relay.base.lock_file import lock_holder
+    from relay.base.home import lock_holder
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:

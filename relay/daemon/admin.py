@@ -33,8 +33,14 @@ from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER
 from relay.base.status_client import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
 from relay.base.text import json_line
-from relay.daemon import metrics
-from relay.daemon.status import SharedStatus, StatusSnapshot
+from relay.daemon.status import (
+    CONTENT_TYPE,
+    SharedStatus,
+    StatusSnapshot,
+    metrics_page,
+    resident_bytes,
+    wal_bytes,
+)
 from relay.ledger import wal
 
 REQUEST_TIMEOUT_S = 5  # a slow or silent client holds a thread no longer
@@ -168,7 +174,7 @@ class BaseHandler(BaseHTTPRequestHandler):
         self._send(200 if is_well else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def _metrics(self) -> None:
-        self._send(200, metrics.CONTENT_TYPE, metrics.page(self.board))
+        self._send(200, CONTENT_TYPE, metrics_page(self.board))
 
     def _status(self) -> None:
         status = status_of(self.board)
@@ -316,8 +322,8 @@ def status_of(board: SharedStatus) -> dict[str, Any]:
         "config_error": board.config_error,
         "tiers_waiting": list(board.tiers_waiting),
         "ledger_damage": board.ledger_damage,
-        "rss_bytes": metrics.resident_bytes(),
-        "wal_bytes": metrics.wal_bytes(board.home),
+        "rss_bytes": resident_bytes(),
+        "wal_bytes": wal_bytes(board.home),
         "wal_state": wal.measure_wal(
             os.path.join(board.home, LEDGER), board.config.ledger
         ).state.value,

@@ -21,7 +21,7 @@ from relay.acomm import store_file
 from relay.acomm.container import VERSION, VERSION_AT, Flag
 from relay.acomm.engine_state import JournalPosition
 from relay.acomm.store_file import PREVIOUS, lost_on_rewrite, peek_header
-from relay.base import fsio, keyfile
+from relay.base import crypto, fsio
 from relay.base.clock import Clock, boot_id
 from relay.base.config import Config
 from relay.base.errors import (
@@ -72,8 +72,8 @@ def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
     path = home.path(config.store.key_file)
     files = (home.path(STORE), home.path(STORE) + PREVIOUS)
     if not os.path.lexists(path) and not any(map(_is_encrypted, files)) and opens(home, None):
-        return keyfile.create(path) if make else None
-    return keyfile.load(path)
+        return crypto.create_key(path) if make else None
+    return crypto.load_key(path)
 
 
 def _is_encrypted(path: str) -> bool:

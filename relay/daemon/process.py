@@ -23,8 +23,15 @@ from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError
-from relay.base.home import FEW_DESCRIPTORS, LOCK, Home
-from relay.base.lock_file import LOG, TROUBLE_CHARACTERS, lock_holder, write_trouble
+from relay.base.home import (
+    FEW_DESCRIPTORS,
+    LOCK,
+    LOG,
+    TROUBLE_CHARACTERS,
+    Home,
+    lock_holder,
+    write_trouble,
+)
 from relay.base.logs import Log, make_log
 from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence

@@ -30,12 +30,12 @@ from relay.agents.roster import Roster
 from relay.base.checksums import SHA256_PREFIX
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.config import LimitSettings
+from relay.base.crypto import key_id, verify
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.names import shown
-from relay.base.signatures import key_id, verify
 from relay.delivery import file_ops
 from relay.delivery.intake import OUTBOX, Malformed, Parsed, ParseResult
 from relay.delivery.intake_queue import FileKey
@@ -317,7 +317,7 @@ class SignatureFault(NamedTuple):
 class SigningKeys:
     """The registered public keys. Owned by the loop.
 
-    A registered key stays when meta.json is gone. Signed content: relay/base/signatures.py.
+    A registered key stays when meta.json is gone. Signed content: relay/base/crypto.py.
     """
 
     def __init__(

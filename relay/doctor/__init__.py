@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from relay.base.clock import Clock
 from relay.base.config import Config, decode
 from relay.base.errors import RelayError
-from relay.base.home import CONFIG, Home
-from relay.base.lock_file import lock_holder
+from relay.base.home import CONFIG, Home, lock_holder
 from relay.doctor import files, ledger, stores, system
 from relay.doctor.finding import Finding, Severity, Target, describe_error, repair
 

@@ -15,8 +15,7 @@ import psutil
 
 from relay.base import disk
 from relay.base.errors import LedgerError
-from relay.base.home import LEDGER, LOCK, TOP_DIRS
-from relay.base.lock_file import left, lock_holder, trouble
+from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
 from relay.doctor.finding import Finding, Repair, Severity, Target, list_dir, recheck
 from relay.journal.tiers import FOR_OPERATOR
@@ -36,10 +35,10 @@ WATCHDOG = ("7.1", "8")  # InotifyFD is not public: tested with this series only
 def check_process(target: Target) -> Iterator[Finding]:
     """Check that the relay serves, its socket, agents' processes, logs and service unit."""
     home = target.home
-    if target.is_running and (why := trouble(home)):
+    if target.is_running and (why := running_trouble(home)):
         remedy = "fix the cause; the relay retries on its own"
         yield Finding("process", f"the relay is not serving: {why}", remedy, where=LOCK)
-    if (gone := left(home)) is not None:
+    if (gone := unclean_stop(home)) is not None:
         remedy = "logs/relay.err may say why; the next start recovers its unfinished work"
         yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
     yield from _socket(target)

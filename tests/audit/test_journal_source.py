@@ -24,7 +24,7 @@ from relay.audit.schemas import formats
 from relay.audit.schemas.fields import subset
 from relay.audit.session import explained
 from relay.audit.sources import journal_columns, journal_files, journal_source
-from relay.base import keyfile
+from relay.base import crypto
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
 from relay.engine import events
@@ -359,7 +359,7 @@ def test_a_damaged_manifest(spark: SparkSession, journal: JournalBuilder) -> Non
 
 
 def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
-    key, other = (keyfile.create(str(tmp_path / name)) for name in ("key", "other"))
+    key, other = (crypto.create_key(str(tmp_path / name)) for name in ("key", "other"))
     assert key != other
     builder = JournalBuilder(tmp_path / "home", key=key)
     builder.say(sent(1), delivered(1))

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from relay.acomm import jsonl, model, store_file
-from relay.base import signatures
+from relay.base import crypto
 from relay.base.errors import (
     FormatError,
     KeyFileError,
@@ -198,7 +198,7 @@ def test_an_encrypted_file_with_and_without_its_key(tmp_path: Path) -> None:
 @pytest.mark.shows("engine 6.15")
 def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     private = bytes(range(32))
-    good = signatures.sign(private, "alpha", "17-ab", "bob", b"hello")
+    good = crypto.sign(private, "alpha", "17-ab", "bob", b"hello")
     metadata = {"relay_id": "17-ab", "to": "bob"}
     forged = message(2, content=b"other", metadata=metadata, signature=good)
     channel = model.Channel(1, "team", model.ChannelType.GROUP, "alpha")
@@ -208,7 +208,7 @@ def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
     assert run("check", path, "--keys", keys).stdout == "OK\n"  # nobody's key is known
-    (keys / "alpha.pub").write_text(signatures.public_key(private).hex() + "\n")
+    (keys / "alpha.pub").write_text(crypto.public_key(private).hex() + "\n")
     result = run("check", path, "--keys", keys)
     assert result.exit_code == 3
     assert result.stdout.splitlines() == [

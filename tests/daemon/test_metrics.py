@@ -11,9 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import STAGES
-from relay.daemon import metrics
-from relay.daemon.metrics import COUNTERS
-from relay.daemon.status import TOTALS, SharedStatus, StatusPublisher
+from relay.daemon import status
+from relay.daemon.status import COUNTERS, TOTALS, SharedStatus, StatusPublisher
 from tests.box import Box
 from tests.procs import PROJECT
 
@@ -33,7 +32,7 @@ def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
 def families(board: SharedStatus) -> dict[str, Metric]:
     return {
         family.name: family
-        for family in text_string_to_metric_families(metrics.page(board).decode())
+        for family in text_string_to_metric_families(status.metrics_page(board).decode())
     }
 
 
@@ -50,7 +49,7 @@ def value(board: SharedStatus, name: str, **labels: str) -> float:
 @pytest.mark.shows("ready 3.2")
 def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> None:
     board, _ = published(box)
-    text = metrics.page(board).decode()
+    text = status.metrics_page(board).decode()
     found = families(board)
     assert len(found) > 30
     for name, family in found.items():

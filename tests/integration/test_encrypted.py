@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.acomm import store_file
-from relay.base import keyfile
+from relay.base import crypto
 from tests.procs import Relay, relay, until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 6.14")]
@@ -50,7 +50,7 @@ def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None
     assert relay("history", home=home).stderr == "nothing found\n"  # no start yet, no key
     assert not (home / "store.key").exists()
     run_and_send(home)
-    key = keyfile.load(str(home / "store.key"))
+    key = crypto.load_key(str(home / "store.key"))
     path = home / "store" / "relay.acomm"
     file = store_file.read(str(path))
     assert file.encrypted
@@ -58,7 +58,7 @@ def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None
     assert json.loads(found(home).splitlines()[0])["content"] == SECRET
 
     run_and_send(home, "another")
-    assert keyfile.load(str(home / "store.key")) == key
+    assert crypto.load_key(str(home / "store.key")) == key
     assert relay("acomm", "check", str(path), home=home).stdout == "OK\n"
     sealed = relay("acomm", "dump", str(path), "--section", "messages", home=home).stdout
     plain = relay(
@@ -82,7 +82,7 @@ def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) ->
         assert path.read_bytes() == before
         if problem.startswith("No such"):
             assert not key.exists()  # a new key would open nothing
-            keyfile.create(str(key))
+            crypto.create_key(str(key))
         else:
             key.chmod(0o644)
     key.write_bytes(kept)
@@ -130,7 +130,7 @@ def test_the_doctor_says_what_a_start_would(home: Path) -> None:
     configure(home, encrypt=True)
     key.unlink()
     assert f"key file {key}: No such file" in doctors_word(home)
-    keyfile.create(str(key))
+    crypto.create_key(str(key))
     assert "does not open with this key" in doctors_word(home)
     for path in (home / "store").glob("relay.acomm*"):
         path.unlink()  # the journal alone is left

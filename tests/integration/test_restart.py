@@ -15,8 +15,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import LedgerError
-from relay.base.home import Home
-from relay.base.lock_file import trouble
+from relay.base.home import Home, running_trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
 from tests.box import Box
@@ -212,12 +211,12 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     opened = Home(str(home))
     log = home / "logs" / "relay.log"
     until(lambda: "Beginning again in 8 s" in log.read_text())  # there is time to ask for it
-    assert "ledger.db" in trouble(opened)
+    assert "ledger.db" in running_trouble(opened)
     (home / "ledger.db").rmdir()
     (home / "away").rename(home / "ledger.db")
     said = relay("status", home=home).stdout.splitlines()
     assert said[1].startswith("not serving; retrying: ")
-    until(lambda: not trouble(opened))
+    until(lambda: not running_trouble(opened))
     opened.close()
     assert "not serving" not in relay("status", home=home).stdout
     assert running.stop() == 0

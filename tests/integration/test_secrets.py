@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.signatures import public_key, sign
+from relay.base.crypto import public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 

@@ -13,9 +13,9 @@ import pytest
 from agent_sdk import Agent
 from relay.acomm import store_file
 from relay.base.config import Config, SecuritySettings
+from relay.base.crypto import key_id, public_key, sign
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
-from relay.base.signatures import key_id, public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from relay.audit.sources.journal_columns import GAP, SEALED, Marker, RecordRows, decoder, to_batch
 from relay.audit.temp_folders import temporary_folder
-from relay.base import keyfile
+from relay.base import crypto
 from relay.base.config import read_file
 from relay.base.errors import (
     FormatError,
@@ -406,7 +406,7 @@ class _PartReader:
 
     def _records(self, columns: Iterable[str]) -> Iterator[Row]:
         segment, permissive = self._segment, self._settings.permissive
-        key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
+        key = crypto.load_key(self._settings.key_file) if self._settings.key_file else None
         objects = self._settings.objects.get(segment.folder, "")
         with open_segment(segment, objects) as source:
             decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)

@@ -62,7 +62,7 @@ from relay.audit.sources.journal_files import (
     StreamPlan,
     read_segment,
 )
-from relay.base import fsio, keyfile
+from relay.base import crypto, fsio
 from relay.base.errors import JournalError, JournalPruned, RelayError
 from relay.journal.segment import read_records, segment_path
 
@@ -346,7 +346,7 @@ def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSetti
     """Make settings of the options. Errors: RelayError, KeyFileError, ConfigError."""
     key_file = options.get("key_file")
     if key_file:
-        keyfile.load(key_file)  # so that an error comes now, and once
+        crypto.load_key(key_file)  # so that an error comes now, and once
     objects = {
         one: options.get("objects")
         or journal_files.home_settings(journal_files.home_of(one)).objects

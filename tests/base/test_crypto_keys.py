@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import fsio, keyfile
+from relay.base import crypto, fsio
 from relay.base.errors import KeyFileError
 
 
@@ -18,26 +18,26 @@ def path(tmp_path: Path) -> Path:
 
 def refused(path: Path) -> str:
     with pytest.raises(KeyFileError) as caught:
-        keyfile.load(str(path))
+        crypto.load_key(str(path))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value).removeprefix(f"key file {path}: ")
 
 
 def test_a_key_is_made_once_and_read_again(path: Path) -> None:
-    key = keyfile.create(str(path))
+    key = crypto.create_key(str(path))
     assert len(key) == 32
-    assert keyfile.load(str(path)) == key
+    assert crypto.load_key(str(path)) == key
     assert path.stat().st_mode & 0o7777 == 0o600
     assert os.listdir(path.parent) == ["store.key"]
-    assert keyfile.create(str(path.with_name("other.key"))) != key
+    assert crypto.create_key(str(path.with_name("other.key"))) != key
 
 
 def test_a_key_is_never_replaced(path: Path) -> None:
-    key = keyfile.create(str(path))
+    key = crypto.create_key(str(path))
     with pytest.raises(KeyFileError, match="exists, and a key"):
-        keyfile.create(str(path))
-    assert keyfile.load(str(path)) == key
+        crypto.create_key(str(path))
+    assert crypto.load_key(str(path)) == key
     assert os.listdir(path.parent) == ["store.key"]
 
 
@@ -50,13 +50,13 @@ def test_a_key_that_cannot_be_written_whole_is_not_there(
 
     monkeypatch.setattr(fsio, "fault", full)
     with pytest.raises(OSError, match="No space"):
-        keyfile.create(str(path))
+        crypto.create_key(str(path))
     assert os.listdir(path.parent) == []
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o400, 0o700])
 def test_another_mode_is_refused_and_left(path: Path, mode: int) -> None:
-    keyfile.create(str(path))
+    crypto.create_key(str(path))
     path.chmod(mode)
     assert refused(path) == f"expected mode 0600, found {mode:04o}"
     assert path.stat().st_mode & 0o7777 == mode
@@ -71,7 +71,7 @@ def test_another_size_is_refused(path: Path, size: int) -> None:
 
 def test_what_is_no_regular_file_is_refused(path: Path, tmp_path: Path) -> None:
     assert refused(path) == "No such file or directory"
-    keyfile.create(str(tmp_path / "real"))
+    crypto.create_key(str(tmp_path / "real"))
     path.symlink_to(tmp_path / "real")
     assert refused(path) == "a link"
     path.unlink()
@@ -83,7 +83,7 @@ def test_what_is_no_regular_file_is_refused(path: Path, tmp_path: Path) -> None:
 
 
 def test_another_users_key_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keyfile.create(str(path))
+    crypto.create_key(str(path))
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert refused(path) == f"it belongs to user {owner}"

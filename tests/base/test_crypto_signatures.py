@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from relay.acomm.check import invalid_signatures, is_signed_by
 from relay.acomm.model import Message, StoreFile
-from relay.base import signatures
+from relay.base import crypto
 from tests.acomm.support import message
 
 pytestmark = pytest.mark.shows("engine 6.15")
@@ -54,7 +54,7 @@ GOLDEN = (
 def test_the_primitive_is_that_of_the_rfc(
     private: str, public: str, text: str, signature: str
 ) -> None:
-    assert signatures.public_key(bytes.fromhex(private)).hex() == public
+    assert crypto.public_key(bytes.fromhex(private)).hex() == public
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
     assert key.sign(bytes.fromhex(text)).hex() == signature
 
@@ -65,15 +65,15 @@ def test_what_is_signed_byte_for_byte() -> None:
         for field in (b"alice", b"1700000000000000001-0000abcd", b"#team", "grüße".encode())
     )
     digest = hashlib.sha256(packed).digest()
-    assert signatures.signed_digest(*FIELDS) == digest
-    signature = signatures.sign(PRIVATE, *FIELDS)
+    assert crypto.signed_digest(*FIELDS) == digest
+    signature = crypto.sign(PRIVATE, *FIELDS)
     assert signature == Ed25519PrivateKey.from_private_bytes(PRIVATE).sign(digest)
     assert signature.hex() == GOLDEN
-    assert signatures.verify(PUBLIC, signature, *FIELDS)
+    assert crypto.verify(PUBLIC, signature, *FIELDS)
 
 
 def test_any_other_field_key_or_signature_does_not_verify() -> None:
-    signature = signatures.sign(PRIVATE, *FIELDS)
+    signature = crypto.sign(PRIVATE, *FIELDS)
     sender, relay_id, to, body = FIELDS
     for other in (
         ("alicf", relay_id, to, body),
@@ -82,24 +82,24 @@ def test_any_other_field_key_or_signature_does_not_verify() -> None:
         (sender, relay_id, to, body + b"\n"),
         (sender + relay_id[0], relay_id[1:], to, body),  # the same bytes, cut elsewhere
     ):
-        assert not signatures.verify(PUBLIC, signature, *other)
-    assert not signatures.verify(OTHER, signature, *FIELDS)
+        assert not crypto.verify(PUBLIC, signature, *other)
+    assert not crypto.verify(OTHER, signature, *FIELDS)
     for wrong in (b"", signature[:-1], signature + b"\0", bytes(64)):
-        assert not signatures.verify(PUBLIC, wrong, *FIELDS)
+        assert not crypto.verify(PUBLIC, wrong, *FIELDS)
     for no_key in (b"", PUBLIC[:31], b"\xff" * 32):
-        assert not signatures.verify(no_key, signature, *FIELDS)
+        assert not crypto.verify(no_key, signature, *FIELDS)
 
 
 def test_a_key_has_a_name() -> None:
-    assert signatures.key_id(PUBLIC) == "aid_" + hashlib.sha256(PUBLIC).hexdigest()[:32]
-    assert len(signatures.key_id(PUBLIC)) == 36
+    assert crypto.key_id(PUBLIC) == "aid_" + hashlib.sha256(PUBLIC).hexdigest()[:32]
+    assert len(crypto.key_id(PUBLIC)) == 36
 
 
 def stored(content: bytes = b"deploy", **fields: object) -> Message:
     """A message as the relay keeps it, signed by alpha."""
     body = fields.pop("body", content)
     assert isinstance(body, bytes)
-    signature = signatures.sign(PRIVATE, "alpha", "17-ab", "bob", body)
+    signature = crypto.sign(PRIVATE, "alpha", "17-ab", "bob", body)
     metadata = {"relay_id": "17-ab", "to": "bob", "created_ns": 17}
     return message(content=content, metadata=metadata, signature=signature, **fields)
 
