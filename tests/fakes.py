@@ -105,7 +105,7 @@ class FakeSpawner:
         found = [p.pid for p in self.running() if p.spec.request_id == request_id]
         return found[0] if found else None
 
-    def ended(self, pid: Pid) -> ExitStatus | None:
+    def exit_status(self, pid: Pid) -> ExitStatus | None:
         """How it ended; of one that is not our child, only that it did."""
         process = self._of(pid)
         if process is None:

@@ -215,8 +215,8 @@ def check_encryption(target: Target) -> Iterator[Finding]:
         for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
             _open(path, key)
         if not opens(home, key):
-            what = "but no key was given" if key is None else "with another key"
-            raise SealedStore(f"{stream_dir(home)} is encrypted {what}")
+            what = ", and no key was given" if key is None else " with another key"
+            raise SealedStore(f"{stream_dir(home)} is encrypted{what}")
     except (KeyFileError, SealedStore) as exc:
         yield Finding("store", describe_error(exc), f"the relay does not start: {exc.hint}")
     except (FormatError, OSError):

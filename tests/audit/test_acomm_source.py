@@ -270,7 +270,7 @@ def test_every_section_has_a_getter_for_every_column(path: str) -> None:
             "sender string, colour string",
             "unknown column colour of section messages: expected one of file",
         ),
-        ({}, "sender long", "column sender of section messages is string, not bigint"),
+        ({}, "sender long", "column sender of section messages: expected string, got bigint"),
     ],
 )
 def test_a_wrong_option_is_one_line(

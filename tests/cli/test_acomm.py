@@ -134,7 +134,7 @@ def test_build_does_not_replace_a_file_unless_forced(tmp_path: Path) -> None:
     before = path.read_bytes()
     lines = "\n".join(jsonl.to_lines(small_store()))
 
-    assert str(refused("build", path, stdin=lines)) == f"{path} is there already"
+    assert str(refused("build", path, stdin=lines)) == f"{path} already exists"
     assert path.read_bytes() == before
 
     assert run("build", path, "--force", stdin=lines).exit_code == 0

@@ -439,6 +439,6 @@ def test_D2_in_words(tmp_path: Path) -> None:
     assert refused.returncode == 1 and "--force" in refused.stderr
     done = relay("restore", "--force", str(tmp_path / "kept"), home=tmp_path / "home")
     assert done.stdout.startswith(f"restored {tmp_path}/home as it was at {facts['at']}: ")
-    assert done.stdout.endswith(f"; the home before is {tmp_path}/home.before-restore\n")
+    assert done.stdout.endswith(f"; the previous home is now {tmp_path}/home.before-restore\n")
     assert relay("restore", str(tmp_path / "none"), home=tmp_path / "x").returncode == 1
     assert encode(Config()) != b"" and not (tmp_path / "x").exists()

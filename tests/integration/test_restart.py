@@ -216,10 +216,10 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     (home / "ledger.db").rmdir()
     (home / "away").rename(home / "ledger.db")
     said = relay("status", home=home).stdout.splitlines()
-    assert said[1].startswith("it serves nobody now, and begins again and again: ")
+    assert said[1].startswith("not serving; retrying: ")
     until(lambda: not trouble(opened))
     opened.close()
-    assert "it serves nobody" not in relay("status", home=home).stdout
+    assert "not serving" not in relay("status", home=home).stdout
     assert running.stop() == 0
 
 
@@ -232,7 +232,7 @@ def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:
     box.tick(2)
     names = "SELECT file_name FROM rejections ORDER BY 1"
     told = sorted(box.nacks("alice"))
-    assert len(told) == 2 and all("is no name of a message" in one for one in told)
+    assert len(told) == 2 and all("is not a valid message name" in one for one in told)
     before = box.sql(names)
     assert len(before) == 2
     box.kill()
