@@ -268,10 +268,10 @@ _relay_check_topic() {
 
 _relay_check_id() {
     case ${1%%-*} in
-    '' | *[!0-9]*) _relay_misuse "$1 is no message id and no file" ;;
+    '' | *[!0-9]*) _relay_misuse "$1 is neither a message id nor a file" ;;
     esac
     case ${1#*-} in
-    "$1" | *[!0-9a-f]*) _relay_misuse "$1 is no message id and no file" ;;
+    "$1" | *[!0-9a-f]*) _relay_misuse "$1 is neither a message id nor a file" ;;
     esac
 }
 

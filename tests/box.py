@@ -13,7 +13,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
 from relay.base.config import Config, encode
@@ -27,8 +27,8 @@ from relay.daemon.opening import open_store, store_key
 from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
 from relay.delivery.loop import Dispatcher
 from relay.delivery.work import Context, Pack, Prune
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy, Inline
 from relay.journal.plan import JournalCommand
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeSpawner
@@ -77,13 +77,13 @@ class Box:
             self.home.path(STORE),
             FlushPolicy(100, 5000, 0, self.config.store.compress),  # each five seconds
             self.clock,
-            Inline(),
+            InlineExecutor(),
             key=self.key,
             journal=self.events,
         )
-        roller = make_roller(self.store, self.config, self.clock, Inline())
+        roller = make_roller(self.store, self.config, self.clock, InlineExecutor())
         self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(context, self.dispatcher, Inline(), self.spawner)
+        self.supervisor = make_supervisor(context, self.dispatcher, InlineExecutor(), self.spawner)
         self.dispatcher.requeue(feed)
         self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
 
@@ -218,7 +218,7 @@ class Box:
 
     def stored(self) -> list[str]:
         """Relay ids of the messages in the store's file."""
-        file = codec.read(self.home.path(STORE))
+        file = store_file.read(self.home.path(STORE))
         return [str((m.metadata or {}).get("relay_id")) for m in file.messages]
 
     def _log(self, event: str, **facts: object) -> None:

@@ -18,21 +18,25 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from relay.acomm import envelope
-from relay.acomm.message_record import (
+from relay.acomm import container
+from relay.acomm.fields import (
+    BYTE,
     META_BOOLEAN,
     META_FLOAT,
     META_INTEGER,
     META_NULL,
     META_STRING,
-    encode_message,
+    U32,
+    U32_MAX,
+    U64,
+    Reader,
+    text,
 )
 from relay.acomm.model import Channel, Message
-from relay.acomm.reader import U32, U64, Reader
-from relay.acomm.writer import BYTE, U32_MAX, text
+from relay.acomm.records import encode_message
 from relay.base.errors import FormatError, ValidationFailed
 
-FIRST_LANE = 32
+FIRST_METADATA_BLOCK = 32
 # Of a record: what stands before the content, but for the sender's text.
 BEFORE_CONTENT = 25
 U64_MASK = 2**64 - 1
@@ -49,8 +53,8 @@ TAG_OF: dict[type, int] = {
 LANE_CODES = {META_INTEGER: "q", META_FLOAT: "d", META_BOOLEAN: "B"}
 
 
-class Block(IntEnum):
-    """What a block holds; from FIRST_LANE on, the values of one lane of METADATA."""
+class ColumnBlock(IntEnum):
+    """What a block holds; from FIRST_METADATA_BLOCK on, the values of one lane of METADATA."""
 
     ID = 1
     MESSAGE_TYPE = 2
@@ -100,7 +104,7 @@ class Columns:
                 raise reader.fault(start, f"column block {tag} once", "it a second time")
             first = reader.skip(reader.u64("length of a column block"), f"column block {tag}")
             inner = Reader(reader.data, reader.path, first, reader.pos)
-            blocks[tag] = lambda inner=inner, tag=tag: envelope.unpack(  # type: ignore[misc]
+            blocks[tag] = lambda inner=inner, tag=tag: container.unpack_envelope(  # type: ignore[misc]
                 Reader(inner.data, inner.path, inner.pos, inner.end), f"column block {tag}"
             )
         return cls(count, blocks)
@@ -132,7 +136,7 @@ class Columns:
         return Reader(made, "", where=" in columns")
 
 
-class Texts(NamedTuple):
+class TextColumn(NamedTuple):
     """Texts and who has which: of each, its size; all of them one behind the other."""
 
     number: int
@@ -142,17 +146,17 @@ class Texts(NamedTuple):
     codes: memoryview  # 0 absent, else the number of the text and 1
 
 
-class Lane(NamedTuple):
+class MetadataColumn(NamedTuple):
     """The values of one key and one type in all metadata."""
 
     key: str
     tag: int
 
 
-class Metadata(NamedTuple):
+class MetadataShapes(NamedTuple):
     """Which lanes the metadata of each message has a value in."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[MetadataColumn, ...]
     shapes: tuple[tuple[int, ...], ...]  # lanes, in the order of the keys
     width: int
     codes: memoryview  # 0 no metadata, else the number of the shape and 1
@@ -162,7 +166,7 @@ def encode(messages: Sequence[Message], sizes: Sequence[int], channels: Iterable
     """The section of messages whose records have these sizes, in the order of section 2."""
     parts = [U64.pack(len(messages))]
     for tag, data in build(messages, sizes, channels).items():
-        packed = envelope.pack(data)
+        packed = container.pack_envelope(data)
         parts += (U32.pack(tag), U64.pack(len(packed)), packed)
     return b"".join(parts)
 
@@ -194,22 +198,22 @@ def _makers(
         return _opt_u64s(times, [m.created_at for m in messages])
 
     return {
-        Block.ID: lambda: _deltas([m.id for m in messages]),
-        Block.MESSAGE_TYPE: lambda: bytes([m.message_type for m in messages]),
-        Block.SENDER: lambda: _texts([m.sender.encode() for m in messages]),
-        Block.CHANNEL: lambda: _channels([m.channel_id for m in messages], channels),
-        Block.CONTENT_SIZE: lambda: _packed("I", [len(m.content) for m in messages]),
-        Block.TOPIC: lambda: _opt_texts([m.topic for m in messages]),
-        Block.CORRELATION_ID: lambda: _opt_texts([m.correlation_id for m in messages]),
-        Block.PRIORITY: lambda: bytes([m.priority for m in messages]),
-        Block.CREATED_AT: lambda: _deltas([m.created_at for m in messages]),
-        Block.DELIVERED_AT: lambda: since([m.delivered_at for m in messages]),
-        Block.ACKNOWLEDGED_AT: lambda: since([m.acknowledged_at for m in messages]),
-        Block.TTL: lambda: _opt_u64s([m.ttl for m in messages], [0] * len(messages)),
-        Block.STATUS: lambda: bytes([m.status for m in messages]),
-        Block.RETRY_COUNT: lambda: _packed("I", [m.retry_count for m in messages]),
-        Block.SIGNATURE_SIZE: lambda: _packed("I", signed()),
-        Block.REST_SIZE: lambda: _packed("I", rests()),
+        ColumnBlock.ID: lambda: _deltas([m.id for m in messages]),
+        ColumnBlock.MESSAGE_TYPE: lambda: bytes([m.message_type for m in messages]),
+        ColumnBlock.SENDER: lambda: _texts([m.sender.encode() for m in messages]),
+        ColumnBlock.CHANNEL: lambda: _channels([m.channel_id for m in messages], channels),
+        ColumnBlock.CONTENT_SIZE: lambda: _packed("I", [len(m.content) for m in messages]),
+        ColumnBlock.TOPIC: lambda: _opt_texts([m.topic for m in messages]),
+        ColumnBlock.CORRELATION_ID: lambda: _opt_texts([m.correlation_id for m in messages]),
+        ColumnBlock.PRIORITY: lambda: bytes([m.priority for m in messages]),
+        ColumnBlock.CREATED_AT: lambda: _deltas([m.created_at for m in messages]),
+        ColumnBlock.DELIVERED_AT: lambda: since([m.delivered_at for m in messages]),
+        ColumnBlock.ACKNOWLEDGED_AT: lambda: since([m.acknowledged_at for m in messages]),
+        ColumnBlock.TTL: lambda: _opt_u64s([m.ttl for m in messages], [0] * len(messages)),
+        ColumnBlock.STATUS: lambda: bytes([m.status for m in messages]),
+        ColumnBlock.RETRY_COUNT: lambda: _packed("I", [m.retry_count for m in messages]),
+        ColumnBlock.SIGNATURE_SIZE: lambda: _packed("I", signed()),
+        ColumnBlock.REST_SIZE: lambda: _packed("I", rests()),
     }
 
 
@@ -229,7 +233,11 @@ def verify(
         yield f"section 257 cannot be compared with section 2: {exc}"
         return
     for tag, data in true.items():
-        name = Block(tag).name.lower() if tag < FIRST_LANE else f"lane {tag - FIRST_LANE}"
+        name = (
+            ColumnBlock(tag).name.lower()
+            if tag < FIRST_METADATA_BLOCK
+            else f"lane {tag - FIRST_METADATA_BLOCK}"
+        )
         try:
             reader = columns.block(tag)
         except FormatError as exc:
@@ -245,7 +253,7 @@ def verify(
             )
 
 
-def read_texts(reader: Reader, rows: int) -> Texts:
+def read_texts(reader: Reader, rows: int) -> TextColumn:
     """The texts of ``rows`` rows. Errors: FormatError when they do not fill the block."""
     count = reader.count("count of texts", 4)
     sizes = _cut(reader, 4 * count, "sizes of texts").cast("I")
@@ -255,7 +263,7 @@ def read_texts(reader: Reader, rows: int) -> Texts:
     if not width and count != rows:
         raise reader.fault(start, f"texts for {rows} messages", count)
     reader.finish("texts")
-    return Texts(count, sizes, data, width, codes)
+    return TextColumn(count, sizes, data, width, codes)
 
 
 def read_codes(reader: Reader, rows: int) -> tuple[int, memoryview]:
@@ -266,10 +274,10 @@ def read_codes(reader: Reader, rows: int) -> tuple[int, memoryview]:
     return width, _cut(reader, width * rows, "codes")
 
 
-def read_metadata_shapes(reader: Reader, rows: int) -> Metadata:
+def read_metadata_shapes(reader: Reader, rows: int) -> MetadataShapes:
     """The block METADATA. Errors: FormatError."""
     lanes = reader.items(
-        "lanes", 5, lambda _: Lane(reader.text("metadata key"), reader.u8("metadata tag"))
+        "lanes", 5, lambda _: MetadataColumn(reader.text("metadata key"), reader.u8("metadata tag"))
     )
     start = reader.pos
     shapes = reader.items(
@@ -279,7 +287,7 @@ def read_metadata_shapes(reader: Reader, rows: int) -> Metadata:
         raise reader.fault(start, f"lanes of shapes below {len(lanes)}", "one above")
     width, codes = read_codes(reader, rows)
     reader.finish("metadata shapes")
-    return Metadata(lanes, shapes, width, codes)
+    return MetadataShapes(lanes, shapes, width, codes)
 
 
 def read_channels(reader: Reader) -> tuple[list[int], list[str | None], memoryview]:
@@ -377,11 +385,11 @@ def _metadata(messages: Sequence[Message]) -> dict[int, bytes]:
     parts.append(U32.pack(len(shapes)))
     for shape in shapes:
         parts.append(U32.pack(len(shape)) + _packed("I", [numbers[lane] for lane in shape]))
-    blocks = {int(Block.METADATA): b"".join((*parts, _coded(codes, len(shapes))))}
+    blocks = {int(ColumnBlock.METADATA): b"".join((*parts, _coded(codes, len(shapes))))}
     for (_, tag), number in numbers.items():
         if tag != META_NULL:
             values = list(lanes.values())[number]
-            blocks[FIRST_LANE + number] = _lane_values(tag, values)
+            blocks[FIRST_METADATA_BLOCK + number] = _lane_values(tag, values)
     return blocks
 
 

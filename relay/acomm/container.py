@@ -1,4 +1,4 @@
-"""The frame of an `.acomm` file: header, section table and footer, and the checks on them.
+"""The frame of an `.acomm` file: header, section table, footer, and the gzip envelope of sections.
 
     0   header, 96 bytes
     96  section table, 24 bytes an entry
@@ -6,25 +6,30 @@
     -40 footer: SHA-256 of every byte before it, magic
 
 The order of the checks is fixed: another format, size, footer magic, SHA-256, header magic,
-version, total_size, section table. Each failure is a FormatError that names file, offset, what
-was expected and what was found.
+version, total_size, section table. Each failure is a FormatError that names file, offset, the
+expected and the actual value. A new version gets a number and a reader of its own; this one stays
+as long as files of version 1 may exist.
 
-Changing the version: give the new one a number and a reader of its own, keep this one as it
-is, and let files of version 1 open for as long as there may be any.
-Source: FORMATS section 2; acomm-file-format.txt, "File Layout" and "Versioning".
+Sections 2, 5 and 6 of a COMPRESSED file are in an envelope: uncompressed_size u64, then one gzip
+stream (level 6, mtime 0, no file name: equal bytes give equal envelopes). Reading never holds more
+than uncompressed_size bytes of output plus one. A large stream with a high ratio is first inflated
+piece by piece, so a bomb without records is refused before memory is allocated for it. Source:
+FORMATS section 2; acomm-file-format.txt, "File Layout" and "Versioning".
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
 from itertools import pairwise
 from struct import Struct
 
+import deflate
 import msgspec
+from isal import igzip_lib
 
-from relay.acomm.reader import shown
+from relay.acomm.fields import U64, Reader, shown
 from relay.base.errors import FormatError, IntegrityError, VersionError
 
 MAGIC = b"ACOMM001"
@@ -72,7 +77,7 @@ class SectionType(IntEnum):
     COLUMNS = 257
 
 
-class Header(msgspec.Struct, frozen=True):
+class FileHeader(msgspec.Struct, frozen=True):
     """What the first 96 bytes say; the magic and the reserved bytes left out."""
 
     version: int
@@ -87,7 +92,7 @@ class Header(msgspec.Struct, frozen=True):
     total_size: int  # of the file, footer included
 
 
-class Section(msgspec.Struct, frozen=True):
+class SectionEntry(msgspec.Struct, frozen=True):
     """One entry of the section table."""
 
     kind: int
@@ -96,7 +101,7 @@ class Section(msgspec.Struct, frozen=True):
     length: int
 
 
-def seal(header: Header, sections: Iterable[Section], bodies: Sequence[bytes]) -> bytes:
+def finish(header: FileHeader, sections: Iterable[SectionEntry], bodies: Sequence[bytes]) -> bytes:
     """A whole file: header, table, the bodies one behind the other, footer.
 
     The caller has made the offsets and total_size right.
@@ -109,7 +114,7 @@ def seal(header: Header, sections: Iterable[Section], bodies: Sequence[bytes]) -
     return b"".join((*head, *bodies, FOOTER.pack(digest.digest(), FOOTER_MAGIC)))
 
 
-def open_frame(data: bytes, path: str) -> tuple[Header, list[Section]]:
+def open_frame(data: bytes, path: str) -> tuple[FileHeader, list[SectionEntry]]:
     """Header and section table of a whole file, whose every byte the checksum has vouched for.
 
     Errors: FormatError; IntegrityError when the SHA-256 differs; VersionError.
@@ -144,7 +149,7 @@ def check_size(size: int, path: str) -> None:
         raise FormatError(path, 0, f"at most {MAX_FILE_BYTES} bytes", f"{size} bytes")
 
 
-def parse_header(head: bytes, path: str, size: int) -> Header:
+def parse_header(head: bytes, path: str, size: int) -> FileHeader:
     """The header of a file of ``size`` bytes, from its first bytes.
 
     Errors: FormatError; VersionError for version 0, and for a header of a later version that
@@ -153,16 +158,16 @@ def parse_header(head: bytes, path: str, size: int) -> Header:
     magic, *fields, _reserved = HEADER.unpack_from(head)
     if magic != MAGIC:
         raise FormatError(path, 0, f"magic {MAGIC.decode()}", shown(magic))
-    header = Header(*fields)
+    header = FileHeader(*fields)
     if header.version < VERSION:
         raise VersionError(path, VERSION_AT, f"version {VERSION}", header.version)
     if header.total_size != size:
         fault = FormatError(path, TOTAL_SIZE_AT, f"total_size {size}", header.total_size)
-        raise of_version(header, fault)
+        raise as_version_error(header, fault)
     return header
 
 
-def parse_sections(head: bytes, path: str, header: Header) -> list[Section]:
+def parse_sections(head: bytes, path: str, header: FileHeader) -> list[SectionEntry]:
     """The section table, from the file's first bytes: no type twice, no overlap, all in the file.
 
     Errors: FormatError; VersionError instead in a file of a later version.
@@ -171,17 +176,17 @@ def parse_sections(head: bytes, path: str, header: Header) -> list[Section]:
     if header.section_count > room:
         expected = f"section_count of at most {room}, as many as fit"
         fault = FormatError(path, SECTION_COUNT_AT, expected, header.section_count)
-        raise of_version(header, fault)
+        raise as_version_error(header, fault)
     table_end = HEADER.size + header.section_count * SECTION.size
-    table = [Section(*entry) for entry in SECTION.iter_unpack(head[HEADER.size : table_end])]
+    table = [SectionEntry(*entry) for entry in SECTION.iter_unpack(head[HEADER.size : table_end])]
     try:
         _check_sections(table, path, table_end, header.total_size - FOOTER.size)
     except FormatError as exc:
-        raise of_version(header, exc) from None
+        raise as_version_error(header, exc) from None
     return table
 
 
-def of_version(header: Header, fault: FormatError) -> FormatError:
+def as_version_error(header: FileHeader, fault: FormatError) -> FormatError:
     """The fault itself, or the VersionError that it is in a file of a later version."""
     if header.version <= VERSION or isinstance(fault, VersionError):
         return fault
@@ -189,7 +194,7 @@ def of_version(header: Header, fault: FormatError) -> FormatError:
     return VersionError(fault.path, fault.offset, expected, fault.found)
 
 
-def _check_sections(table: list[Section], path: str, first: int, end: int) -> None:
+def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) -> None:
     seen: set[int] = set()
     filled = []
     for number, section in enumerate(table):
@@ -212,3 +217,118 @@ def _check_sections(table: list[Section], path: str, first: int, end: int) -> No
             expected = f"section {other.kind} behind {one.offset + one.length}"
             found = f"{other.offset}: sections {one.kind} and {other.kind} overlap"
             raise FormatError(path, at + 8, expected, found)
+
+
+GZIP_LEVEL = 6
+# No DEFLATE stream grows by more: a 258 byte match takes at least two bits.
+MAX_RATIO = 1032
+# Text becomes a tenth; what is larger and becomes less is looked at before it is inflated whole.
+LARGE_BYTES = 64 << 20
+LARGE_RATIO = 32
+FIRST_FEED_BYTES = 4096
+MAX_FEED_BYTES = 1_048_576
+
+# Its stubs declare it as a value.
+_IsalError: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
+
+
+def pack_envelope(raw: bytes) -> bytes:
+    """The envelope around ``raw``."""
+    return U64.pack(len(raw)) + bytes(deflate.gzip_compress(raw, GZIP_LEVEL))
+
+
+CheckPieces = Callable[[Iterator[bytes], str], None]  # the pieces, and of what they are
+
+
+def unpack_envelope(reader: Reader, name: str, check: CheckPieces | None = None) -> Reader:
+    """A reader of what the envelope holds; its faults count offsets in the uncompressed bytes.
+
+    Several gzip members back to back are one stream. ``check`` is given the pieces of a large one
+    that is suspiciously small, before it is inflated whole; what it raises is the answer.
+    Errors: FormatError for a size that the stream cannot have or has not, or that the memory has
+    no room for, and for bytes that are no gzip.
+    """
+    start = reader.pos
+    size = reader.u64("uncompressed_size")
+    most = min(MAX_FILE_BYTES, (reader.end - reader.pos) * MAX_RATIO)
+    if size > most:
+        raise reader.fault(start, f"uncompressed_size of at most {most} in {name}", size)
+    where = f" in {name}, offset in its uncompressed bytes"
+    if size > LARGE_BYTES and size > LARGE_RATIO * (reader.end - reader.pos):
+        _check_room(reader, start, size, name)
+        if check is not None:
+            check(_pieces(Reader(reader.data, reader.path, reader.pos, reader.end), name), where)
+    raw = _gunzip(reader, size, name)
+    if len(raw) != size:
+        found = "more bytes" if len(raw) > size else f"{len(raw)} bytes"
+        raise reader.fault(start, f"uncompressed_size {size} of {name}", f"{found} come out")
+    return Reader(raw, reader.path, where=where)
+
+
+def _check_room(reader: Reader, start: int, size: int, name: str) -> None:
+    import psutil  # here: no ordinary store needs it
+
+    available = psutil.virtual_memory().available
+    if size > available:
+        expected = f"uncompressed_size of at most {available} in {name}, which memory has room for"
+        raise reader.fault(start, expected, size)
+
+
+def _pieces(reader: Reader, name: str) -> Iterator[bytes]:
+    """Inflate in pieces of at most ``MAX_FEED_BYTES``; none is kept."""
+    view = memoryview(reader.data)
+    while reader.pos < reader.end:
+        start = reader.pos
+        stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        while not stream.eof and (reader.pos < reader.end or not stream.needs_input):
+            piece = view[reader.pos : min(reader.pos + FIRST_FEED_BYTES, reader.end)]
+            if not stream.needs_input:
+                piece = view[:0]
+            try:
+                part = stream.decompress(piece, MAX_FEED_BYTES)
+            except _IsalError as exc:
+                raise reader.fault(start, f"a gzip stream in {name}", exc) from None
+            reader.pos += len(piece)
+            if part:
+                yield part
+        if not stream.eof:
+            return  # whoever inflates it whole says so
+        reader.pos -= len(stream.unused_data)
+
+
+def _gunzip(reader: Reader, size: int, name: str) -> bytes:
+    """What the gzip members give, cut off at ``size`` + 1 bytes."""
+    whole = bytearray()
+    # Nearly always there is one member: it is given everything, and its bytes are not copied.
+    feed = reader.end - reader.pos
+    while reader.pos < reader.end and len(whole) <= size:
+        start = reader.pos
+        try:
+            part, ended = _gunzip_member(reader, size + 1 - len(whole), feed)
+        except _IsalError as exc:
+            raise reader.fault(start, f"a gzip stream in {name}", exc) from None
+        if not ended and len(whole) + len(part) <= size:
+            raise reader.fault(reader.end, f"the end of the gzip stream in {name}", "nothing")
+        if not whole and reader.pos == reader.end:
+            return part
+        whole += part
+        feed = FIRST_FEED_BYTES
+    return bytes(whole)
+
+
+def _gunzip_member(reader: Reader, limit: int, feed: int) -> tuple[bytes, bool]:
+    """One member's bytes, up to ``limit``; True when its end was reached."""
+    stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+    view = memoryview(reader.data)
+    parts: list[bytes] = []
+    # Small pieces: what lies behind a member's end is copied, and members may be many.
+    while reader.pos < reader.end and limit:
+        piece = view[reader.pos : min(reader.pos + feed, reader.end)]
+        parts.append(stream.decompress(piece, limit))
+        limit -= len(parts[-1])
+        reader.pos += len(piece)
+        if stream.eof:
+            reader.pos -= len(stream.unused_data)
+            break
+        feed = min(feed * 2, MAX_FEED_BYTES)
+    return parts[0] if len(parts) == 1 else b"".join(parts), stream.eof

@@ -17,8 +17,8 @@
                       said str, since u64
     tag 12 LOST       count u64; each: at u64, lost ms i64
 
-``sequence`` counts the events of the store's whole life; a file covers the events up to its
-own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
+``sequence`` counts the events of the store's whole life; a file covers the events up to its own. A
+file without these blocks opens all the same. Table: docs/formats/acomm.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import msgspec
 
 from relay.acomm.model import (
     FLUSH_MODES,
-    ArchiveNote,
+    ArchiveInfo,
     ChannelSettings,
     Delivery,
     DeliveryState,
@@ -47,10 +47,10 @@ DUPLICATES = 4
 SETTINGS = 5
 HELD = 6
 ARCHIVES = 7
-LEAVING = 8
+EVICTING = 8
 JOURNAL = 10  # 9 is the archives'
 OWED = 11
-LOST = 12
+DOWNTIMES = 12
 _COUNTERS = Struct("<4Q")
 _DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
@@ -67,7 +67,7 @@ _BOOLS = (False, True)
 DuplicateKey = tuple[str, int, str]  # correlation id, message id, recipient
 
 
-class DeadNote(NamedTuple):
+class DeadLetterInfo(NamedTuple):
     """What is kept of a dead letter beside its message."""
 
     at: int
@@ -75,7 +75,7 @@ class DeadNote(NamedTuple):
     recipients: tuple[str, ...]
 
 
-class Position(NamedTuple):
+class JournalPosition(NamedTuple):
     """A place in a journal: every event before it is in the store."""
 
     stream_id: int
@@ -83,7 +83,7 @@ class Position(NamedTuple):
     boot_id: str  # of the machine, when it was there
 
 
-class Lost(NamedTuple):
+class Downtime(NamedTuple):
     """Time in which the store's owner did not run."""
 
     at: int  # Unix seconds: its end
@@ -98,15 +98,15 @@ class EngineState(NamedTuple):
     next_subscription: int = 1
     sequence: int = 0
     deliveries: dict[int, dict[str, Delivery]] = {}  # noqa: RUF012 - never altered
-    dead: dict[int, DeadNote] = {}  # noqa: RUF012
+    dead: dict[int, DeadLetterInfo] = {}  # noqa: RUF012
     duplicates: dict[DuplicateKey, int] = {}  # noqa: RUF012 - key -> expiry, Unix ms
     settings: dict[int, ChannelSettings] = {}  # noqa: RUF012 - by channel
     held: tuple[int, ...] = ()  # messages, ascending
-    archives: tuple[ArchiveNote, ...] = ()
-    leaving: tuple[int, ...] = ()  # messages of the last archive that are still in the file
-    journal: Position | None = None  # what the file covers, where there is a journal
+    archives: tuple[ArchiveInfo, ...] = ()
+    evicting: tuple[int, ...] = ()  # messages of the last archive that are still in the file
+    journal: JournalPosition | None = None  # what the file covers, where there is a journal
     owed: dict[int, dict[str, Obligation]] = {}  # noqa: RUF012
-    lost: tuple[Lost, ...] = ()  # oldest first
+    downtimes: tuple[Downtime, ...] = ()  # oldest first
 
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
@@ -124,16 +124,16 @@ class EngineState(NamedTuple):
             blocks[HELD] = _encode_numbers(self.held)
         if self.archives:
             blocks[ARCHIVES] = _encode_archives(self.archives)
-        if self.leaving:
-            blocks[LEAVING] = _encode_numbers(self.leaving)
+        if self.evicting:
+            blocks[EVICTING] = _encode_numbers(self.evicting)
         if self.journal is not None:
             stream_id, offset, boot_id = self.journal
             blocks[JOURNAL] = _JOURNAL.pack(stream_id, offset) + _text(boot_id)
         if self.owed:
             blocks[OWED] = _encode_owed(self.owed)
-        if self.lost:
-            blocks[LOST] = _COUNT.pack(len(self.lost)) + b"".join(
-                _LOST.pack(*one) for one in self.lost
+        if self.downtimes:
+            blocks[DOWNTIMES] = _COUNT.pack(len(self.downtimes)) + b"".join(
+                _LOST.pack(*one) for one in self.downtimes
             )
         return blocks
 
@@ -153,22 +153,22 @@ class EngineState(NamedTuple):
                 message,
                 subscription,
                 sequence,
-                _Cursor(blocks.get(DELIVERIES, _encode_deliveries({}))).deliveries(),
-                _Cursor(blocks.get(DEAD, nothing)).dead(),
-                _Cursor(blocks.get(DUPLICATES, nothing)).duplicates(),
-                _Cursor(blocks.get(SETTINGS, nothing)).settings(),
-                _Cursor(blocks.get(HELD, nothing)).numbers(),
-                _Cursor(blocks.get(ARCHIVES, nothing)).archives(),
-                _Cursor(blocks.get(LEAVING, nothing)).numbers(),
-                _Cursor(blocks[JOURNAL]).position() if JOURNAL in blocks else None,
-                _Cursor(blocks.get(OWED, nothing)).owed(),
-                _Cursor(blocks.get(LOST, nothing)).lost(),
+                _BlockReader(blocks.get(DELIVERIES, _encode_deliveries({}))).deliveries(),
+                _BlockReader(blocks.get(DEAD, nothing)).dead(),
+                _BlockReader(blocks.get(DUPLICATES, nothing)).duplicates(),
+                _BlockReader(blocks.get(SETTINGS, nothing)).settings(),
+                _BlockReader(blocks.get(HELD, nothing)).numbers(),
+                _BlockReader(blocks.get(ARCHIVES, nothing)).archives(),
+                _BlockReader(blocks.get(EVICTING, nothing)).numbers(),
+                _BlockReader(blocks[JOURNAL]).position() if JOURNAL in blocks else None,
+                _BlockReader(blocks.get(OWED, nothing)).owed(),
+                _BlockReader(blocks.get(DOWNTIMES, nothing)).downtimes(),
             )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
             raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
 
 
-class Snapshot(NamedTuple):
+class StoreSnapshot(NamedTuple):
     """A store at one instant, ready to be encoded in any thread."""
 
     values: StoreFile
@@ -204,7 +204,7 @@ def _encode_list(records: dict[str, Delivery]) -> bytes:
     return b"".join(parts)
 
 
-def _encode_dead(dead: dict[int, DeadNote]) -> bytes:
+def _encode_dead(dead: dict[int, DeadLetterInfo]) -> bytes:
     parts = [_COUNT.pack(len(dead))]
     for message_id, note in sorted(dead.items()):
         parts.append(_DEAD.pack(message_id, note.at) + _text(note.last_error))
@@ -242,7 +242,7 @@ def _encode_numbers(numbers: tuple[int, ...]) -> bytes:
     return pack(f"<{len(numbers) + 1}Q", len(numbers), *numbers)
 
 
-def _encode_archives(notes: tuple[ArchiveNote, ...]) -> bytes:
+def _encode_archives(notes: tuple[ArchiveInfo, ...]) -> bytes:
     parts = [_COUNT.pack(len(notes))]
     for note in notes:
         name, *numbers = msgspec.structs.astuple(note)
@@ -255,7 +255,7 @@ def _text(value: str) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-class _Cursor:
+class _BlockReader:
     """Reads one block from its beginning to its very end."""
 
     def __init__(self, data: bytes) -> None:
@@ -280,20 +280,22 @@ class _Cursor:
             records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued], spent)
         return records
 
-    def position(self) -> Position:
+    def position(self) -> JournalPosition:
         """Where the file stands in its journal."""
         stream_id, offset = self._unpack(_JOURNAL)
-        found = Position(stream_id, offset, self._text())
+        found = JournalPosition(stream_id, offset, self._text())
         self._end()
         return found
 
-    def dead(self) -> dict[int, DeadNote]:
-        found: dict[int, DeadNote] = {}
+    def dead(self) -> dict[int, DeadLetterInfo]:
+        found: dict[int, DeadLetterInfo] = {}
         for _ in range(self._number()):
             message_id, at = self._unpack(_DEAD)
             last_error = self._text()
             (count,) = self._unpack(_LENGTH)
-            found[message_id] = DeadNote(at, last_error, tuple(self._text() for _ in range(count)))
+            found[message_id] = DeadLetterInfo(
+                at, last_error, tuple(self._text() for _ in range(count))
+            )
         self._end()
         return found
 
@@ -329,16 +331,16 @@ class _Cursor:
         self._end()
         return found
 
-    def lost(self) -> tuple[Lost, ...]:
-        found = tuple(Lost(*self._unpack(_LOST)) for _ in range(self._number()))
+    def downtimes(self) -> tuple[Downtime, ...]:
+        found = tuple(Downtime(*self._unpack(_LOST)) for _ in range(self._number()))
         self._end()
         return found
 
-    def archives(self) -> tuple[ArchiveNote, ...]:
+    def archives(self) -> tuple[ArchiveInfo, ...]:
         found = []
         for _ in range(self._number()):
             name = self._text()
-            found.append(ArchiveNote(name, *self._unpack(_NOTE)))
+            found.append(ArchiveInfo(name, *self._unpack(_NOTE)))
         self._end()
         return tuple(found)
 

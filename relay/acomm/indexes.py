@@ -21,9 +21,8 @@ from typing import TypeVar
 
 import msgspec
 
+from relay.acomm.fields import U32, U64, Reader, text
 from relay.acomm.model import Message
-from relay.acomm.reader import U32, U64, Reader
-from relay.acomm.writer import text
 
 Ids = tuple[int, ...]
 K = TypeVar("K", int, str)

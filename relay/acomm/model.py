@@ -40,7 +40,7 @@ class FrozenMetadata(dict[str, MetadataValue]):
         return dict, (dict(self),)
 
 
-class Labelled(IntEnum):
+class LabelledEnum(IntEnum):
     """An enum with the document's spelling of each member."""
 
     @property
@@ -49,7 +49,7 @@ class Labelled(IntEnum):
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
-class MessageType(Labelled):
+class MessageType(LabelledEnum):
     """What a message is for."""
 
     TEXT = 0
@@ -62,7 +62,7 @@ class MessageType(Labelled):
     ERROR = 7
 
 
-class MessageStatus(Labelled):
+class MessageStatus(LabelledEnum):
     """Where a message stands; it moves on evidence alone."""
 
     CREATED = 0
@@ -74,7 +74,7 @@ class MessageStatus(Labelled):
     ARCHIVED = 6
 
 
-class Priority(Labelled):
+class Priority(LabelledEnum):
     """0 goes first."""
 
     CRITICAL = 0
@@ -84,7 +84,7 @@ class Priority(Labelled):
     BACKGROUND = 4
 
 
-class ChannelType(Labelled):
+class ChannelType(LabelledEnum):
     """Who receives what is sent to a channel."""
 
     DIRECT = 0  # the other one of two
@@ -93,7 +93,7 @@ class ChannelType(Labelled):
     PUB_SUB = 3  # whoever subscribed to a matching topic
 
 
-class ChannelState(Labelled):
+class ChannelState(LabelledEnum):
     """Whether a channel takes messages."""
 
     ACTIVE = 0
@@ -102,7 +102,7 @@ class ChannelState(Labelled):
     CLOSED = 3  # final
 
 
-class ParticipantRole(Labelled):
+class ParticipantRole(LabelledEnum):
     """What a participant may do in a channel."""
 
     OWNER = 0
@@ -110,7 +110,7 @@ class ParticipantRole(Labelled):
     OBSERVER = 2
 
 
-class MatchMode(Labelled):
+class MatchMode(LabelledEnum):
     """How a topic pattern is matched."""
 
     EXACT = 0
@@ -118,7 +118,7 @@ class MatchMode(Labelled):
     MULTI_LEVEL = 2  # ends with `#`
 
 
-class DeliveryMode(Labelled):
+class DeliveryMode(LabelledEnum):
     """What is promised for a delivery."""
 
     AT_MOST_ONCE = 0
@@ -126,7 +126,7 @@ class DeliveryMode(Labelled):
     EXACTLY_ONCE = 2
 
 
-class RetentionKind(Labelled):
+class RetentionKind(LabelledEnum):
     """What bounds the messages that a channel keeps."""
 
     FOREVER = 0
@@ -135,7 +135,7 @@ class RetentionKind(Labelled):
     SIZE = 3  # bytes
 
 
-class DeliveryState(Labelled):
+class DeliveryState(LabelledEnum):
     """Where one recipient's copy of a message stands; in the order in which it moves."""
 
     SENT = 0  # accepted for it, not there yet
@@ -149,7 +149,7 @@ class DeliveryState(Labelled):
     DEAD = 8  # its attempts are exhausted
 
 
-class SortField(Labelled):
+class SortField(LabelledEnum):
     """What a query sorts by."""
 
     CREATED_AT = 0
@@ -158,7 +158,7 @@ class SortField(Labelled):
     MESSAGE_TYPE = 3
 
 
-class SortOrder(Labelled):
+class SortOrder(LabelledEnum):
     """Which end comes first."""
 
     ASCENDING = 0
@@ -246,7 +246,7 @@ class ChannelSettings(msgspec.Struct, frozen=True):
     flush: str | None = None  # one of FLUSH_MODES; None: as the store
 
 
-class ArchiveNote(msgspec.Struct, frozen=True):
+class ArchiveInfo(msgspec.Struct, frozen=True):
     """One archive file that a store lists: where it is, and what is in it."""
 
     name: str  # below the archive folder: 2026-01-31/000001.acomm
@@ -374,7 +374,7 @@ class StoreFile(msgspec.Struct, frozen=True):
     encrypted: bool = False  # the content of every message is sealed
 
 
-def handed_out(message: Message) -> Message:
+def read_only_copy(message: Message) -> Message:
     """The message as a caller may have it: with metadata that it cannot change.
 
     The store keeps plain dicts, which the garbage collector does not walk.

@@ -16,27 +16,24 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
-from relay.acomm import columns, envelope, indexes
-from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, Section, SectionType
-from relay.acomm.message_record import (
-    MAX_CONTENT_BYTES,
-    MIN_MESSAGE,
-    SEAL_BYTES,
-    encode_message,
-    read_messages,
-    walk_messages,
-)
+from relay.acomm import columns, container, indexes
+from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionEntry, SectionType
+from relay.acomm.fields import U64, Reader, u32
 from relay.acomm.model import Message, StoreFile
-from relay.acomm.reader import U64, Reader
 from relay.acomm.records import (
+    ENCRYPTION_BYTES,
+    MAX_CONTENT_BYTES,
     MIN_CHANNEL,
+    MIN_MESSAGE,
     MIN_SUBSCRIPTION,
     encode_channel,
+    encode_message,
     encode_subscription,
     read_channel,
+    read_messages,
     read_subscription,
+    skip_messages,
 )
-from relay.acomm.writer import u32
 from relay.base.errors import FormatError, StoreCapacity
 
 MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
@@ -74,12 +71,12 @@ def encode_sections(
     store: StoreFile, compress: bool, with_columns: bool = False
 ) -> dict[SectionType, bytes]:
     """Each section's bytes, in the order in which they stand in the file."""
-    most = MAX_CONTENT_BYTES + (SEAL_BYTES if store.encrypted else 0)
+    most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if store.encrypted else 0)
 
     def messages(records: list[bytes]) -> bytes:
         raw = _counted(records)
         check_size(len(raw))  # no reader would inflate more
-        return envelope.pack(raw) if compress else raw
+        return container.pack_envelope(raw) if compress else raw
 
     def records(ordered: Iterable[Message]) -> list[bytes]:
         return [encode_message(message, most) for message in ordered]
@@ -104,7 +101,9 @@ def encode_sections(
     return bodies
 
 
-def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> dict[int, Reader]:
+def split(
+    data: bytes, path: str, header: FileHeader, table: Iterable[SectionEntry]
+) -> dict[int, Reader]:
     """A reader for each section that holds something, out of its envelope.
 
     The bytes of a compressed file are not needed any more once this returns.
@@ -117,7 +116,7 @@ def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> d
         reader = Reader(data, path, entry.offset, entry.offset + entry.length)
         if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
             name = f"section {entry.kind}"
-            readers[entry.kind] = envelope.unpack(reader, name, _walk(path, name))
+            readers[entry.kind] = container.unpack_envelope(reader, name, _walk(path, name))
         elif header.flags & Flag.COMPRESSED:
             readers[entry.kind] = Reader(data[entry.offset : reader.end], path, base=entry.offset)
         else:
@@ -125,11 +124,33 @@ def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> d
     return readers
 
 
-def _walk(path: str, name: str) -> envelope.Walk:
-    return lambda pieces, where: walk_messages(pieces, path, name, MAX_MESSAGES, where)
+def _check_messages(pieces: Iterable[bytes], path: str, name: str, limit: int, where: str) -> None:
+    """Find out whether what comes in pieces is a count and so many messages; none is kept.
+
+    Errors: FormatError with the first fault; what is missing at the end is for who reads it all.
+    """
+    data, base, left = b"", 0, -1
+    for piece in pieces:
+        data += piece
+        reader = Reader(data, path, base=base, where=where)
+        if left < 0:
+            if len(data) < U64.size:
+                continue
+            left = reader.u64(f"count of {name}")
+            if left > limit:
+                raise reader.fault(0, f"count of {name} of at most {limit}", left)
+        left -= skip_messages(reader, left)
+        if not left:
+            reader.finish(name)
+        base += reader.pos
+        data = data[reader.pos :]
 
 
-def decode_sections(path: str, header: Header, sections: dict[int, Reader]) -> StoreFile:
+def _walk(path: str, name: str) -> container.CheckPieces:
+    return lambda pieces, where: _check_messages(pieces, path, name, MAX_MESSAGES, where)
+
+
+def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) -> StoreFile:
     """The store that the sections hold, with the header's counts found to be true.
 
     What is read of a section is let go. Errors: FormatError.
@@ -209,7 +230,7 @@ def read_blocks(reader: Reader | None) -> dict[int, bytes]:
     return blocks
 
 
-def _compare_counts(store: StoreFile, header: Header, path: str) -> None:
+def _compare_counts(store: StoreFile, header: FileHeader, path: str) -> None:
     """Make sure that the header counts what the sections hold."""
     for at, field, count, expected in (
         (16, "channel_count", header.channel_count, len(store.channels)),

@@ -381,7 +381,7 @@ class Activity:
         """The answer given to a request before a crash; an id is never used twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
-            said = self._store.by_relay_id(answer_id(at, agent, message_id, kind))
+            said = self._store.find_by_relay_id(answer_id(at, agent, message_id, kind))
             if said is not None:
                 return kind, said.content.decode().removesuffix("\n")
         return None

@@ -313,7 +313,8 @@ def _start_error(error: BaseException) -> RelayError:
     cause = known_cause(_jvm.output()) or known_cause(str(error))
     if cause:
         return cause
-    return _with_log(SparkError(f"Spark does not start: {first_line(str(error))}", hint=START_HINT))
+    reason = first_line(str(error)).rstrip(".")
+    return _with_log(SparkError(f"Spark does not start: {reason}", hint=START_HINT))
 
 
 def _with_log(error: RelayError) -> RelayError:

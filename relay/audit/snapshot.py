@@ -18,8 +18,8 @@ import shutil
 import sqlite3
 from typing import NamedTuple
 
-from relay.acomm import codec
-from relay.acomm.encryption import seal
+from relay.acomm import store_file
+from relay.acomm.store_file import encrypt
 from relay.audit.sources import journal_files, ledger_source
 from relay.audit.sources.ledger_source import LedgerSnapshot
 from relay.base import fsio
@@ -152,7 +152,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
             file = open_store_readonly(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)
         with open(target, "wb") as copy:  # not synced: it is this run's alone
-            copy.write(codec.encode(seal(file, key)))
+            copy.write(store_file.encode(encrypt(file, key)))
     except (FormatError, KeyFileError, SealedStore):
         return _copy_store(home, folder)
     return [target]

@@ -291,12 +291,6 @@ class SealedStore(CommError):
     hint = "name the key file that it was made with: store.encrypt and store.key_file, --key-file"
 
 
-class QueryTimeout(CommError):
-    """A content pattern takes too long to match."""
-
-    hint = "use a simpler pattern, or narrow the query by other fields first"
-
-
 class StoreFull(CommError):
     """Too many messages are active; it passes as they are received and acknowledged."""
 

@@ -218,7 +218,7 @@ def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes
     try:
         return text.encode() + b"\n\n" + message.body
     except UnicodeEncodeError as exc:
-        raise MessageError(f"a header value is not Unicode text: {exc.reason}") from exc
+        raise MessageError(f"a header value is not valid UTF-8: {exc.reason}") from exc
 
 
 def split(data: bytes) -> tuple[bytes, bytes]:

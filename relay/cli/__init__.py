@@ -69,7 +69,7 @@ COMMANDS = {
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.key", "Create and confirm the keys that agents sign with."),
     "doctor": ("relay.cli.doctor", "Check the home for problems."),
-    "audit": ("relay.cli.audit", "Account for every message, on Spark."),
+    "audit": ("relay.cli.audit", "Account for every message, with Spark jobs."),
     "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
 }
 

@@ -105,14 +105,14 @@ def dump(file: str, section: str | None, key_file: str | None) -> None:
     `relay acomm build` makes an equal file from them. Contents of an encrypted FILE stay encrypted
     without --key-file.
     """
-    from relay.acomm import codec, jsonl
-    from relay.acomm.encryption import unseal
+    from relay.acomm import jsonl, store_file
+    from relay.acomm.store_file import decrypt
 
     key = _key(key_file)
     with _disk(file):
-        store = codec.read(file, warn=_warn)
+        store = store_file.read(file, warn=_warn)
     if key is not None:
-        store = unseal(store, key, file)
+        store = decrypt(store, key, file)
     out = sys.stdout.buffer  # JSON lines are UTF-8 in every locale
     for line in jsonl.to_lines(store, section):
         out.write(line.encode() + b"\n")
@@ -137,12 +137,12 @@ def build(file: str, source: str, no_compress: bool, force: bool) -> None:
     Indexes, counts and order are computed. An existing FILE is replaced only with --force, and
     never if it is damaged or not an `.acomm`.
     """
-    from relay.acomm import codec, jsonl
+    from relay.acomm import jsonl, store_file
 
     _refuse_to_lose(file, force)
     store = jsonl.from_lines(_lines(source))
     with _disk(file):
-        codec.write(file, store, compress=not no_compress)
+        store_file.write(file, store, compress=not no_compress)
     click.echo(
         f"{file}: {len(store.channels)} channels, {len(store.messages)} messages, "
         f"{len(store.subscriptions)} subscriptions, {len(store.dead_letters)} dead letters, "
@@ -154,19 +154,18 @@ def _findings(
     path: str, key: bytes | None, public_keys: dict[str, bytes]
 ) -> tuple[list[str], list[str]]:
     """Return the problems and warnings of one file; an unreadable file is a problem."""
-    from relay.acomm import codec
-    from relay.acomm.encryption import unseal
-    from relay.acomm.signed import wrong_signatures
-    from relay.acomm.verify import verify
+    from relay.acomm import store_file
+    from relay.acomm.check import invalid_signatures, verify
+    from relay.acomm.store_file import decrypt
 
     try:
         with _disk(path):
-            data = codec.read_bytes(path)
+            data = store_file.read_bytes(path)
         found = verify(data, path)
         problems = list(found.problems)
         if not problems and (key is not None or public_keys):
-            store = unseal(codec.decode(data, path, warn=lambda _: None), key, path)
-            problems += [f"{path}: {line}" for line in wrong_signatures(store, public_keys)]
+            store = decrypt(store_file.decode(data, path, warn=lambda _: None), key, path)
+            problems += [f"{path}: {line}" for line in invalid_signatures(store, public_keys)]
     except RelayError as exc:
         return [str(exc)], []
     return problems, list(found.warnings)
@@ -193,14 +192,14 @@ def _public_keys(folder: str | None) -> dict[str, bytes]:
 
 def _refuse_to_lose(path: str, force: bool) -> None:
     """Refuse to overwrite without --force, or what is not a valid file. Errors: RelayError."""
-    from relay.acomm import codec
+    from relay.acomm import store_file
 
     if not os.path.lexists(path):
         return
     if not force:
         raise RelayError(f"{path} already exists", hint="--force replaces a valid .acomm")
     with _disk(path):
-        codec.read(path, warn=_warn)
+        store_file.read(path, warn=_warn)
 
 
 def _lines(source: str) -> Iterator[str]:

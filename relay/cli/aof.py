@@ -1,8 +1,8 @@
 """`relay aof`: check a journal stream, print its records and its manifest.
 
-No running relay and no home is needed, and nothing is written: all of it works beside a running
-relay. A stream is its directory, `journal/00000000000000000001` in the home; a single segment,
-manifest chunk or snapshot may be named as well.
+Reads only, with or without a running relay, and needs no home. A stream is a directory such as
+`journal/00000000000000000001` in a home; a single segment, manifest chunk or snapshot can be given
+as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Examples:
   relay aof manifest-inspect ~/.agent-relay/journal/00000000000000000001
   relay aof manifest-inspect snapshot/00000000000000000001.snap --json"""
 
-_PAYLOAD_CHARS = 100  # of a payload in the table for people
+_PAYLOAD_CHARS = 100  # of a payload in the table
 _ROW = "{:<12}  {:<27}  {:<5}  {:<7}  {}"
 _path = click.argument("path", metavar="STREAM_DIR|FILE", type=click.Path())
 _json = click.option("--json", "as_json", is_flag=True, help="JSON lines for programs.")
@@ -58,8 +58,8 @@ def aof() -> None:
 def check(path: str, as_json: bool) -> None:
     """Verify every manifest chunk, snapshot and segment of a stream, and that they agree.
 
-    Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
-    No file is changed.
+    Prints a line for each problem, then their number, or OK. Exits 3 if there are any. Changes
+    nothing.
     """
     from relay.journal.check import check_stream as findings_of
 
@@ -85,7 +85,7 @@ def check(path: str, as_json: bool) -> None:
 def dump(path: str, as_json: bool) -> None:
     """Print the records of a stream, or of one segment, in order.
 
-    What is damaged, or not in this machine, is named on stderr and stepped over; then it exits 3.
+    Damaged or missing segments are reported on stderr and skipped; the exit code is 3 then.
     """
     _must_be(path)
     faults: list[str] = []
@@ -104,9 +104,9 @@ def dump(path: str, as_json: bool) -> None:
 @_path
 @_json
 def manifest_inspect(path: str, as_json: bool) -> None:
-    """Print the records of a stream's manifest, or of one chunk; a snapshot's entries.
+    """Print the records of a stream's manifest, of one chunk, or the entries of a snapshot.
 
-    What is damaged is named on stderr and stepped over; then it exits 3.
+    Damaged chunks are reported on stderr and skipped; the exit code is 3 then.
     """
     from relay.journal.check import file_kind, load_snapshot
 
@@ -184,7 +184,7 @@ def tier_names(residency: Residency) -> list[str]:
 
 
 def _segments(path: str) -> list[SegmentFile]:
-    """The segments of a stream, or the one that was named."""
+    """The segments of a stream, or the given one."""
     from relay.journal.check import file_kind
     from relay.journal.segment import SegmentFile, segment_files
 
@@ -196,17 +196,17 @@ def _segments(path: str) -> list[SegmentFile]:
 
 
 def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
-    """The good records of segments; what is missing goes to ``faults``, once read."""
+    """The good records of segments; adds problems to ``faults``."""
     from relay.journal.check import SegmentInspector, describe_error
 
     for file in files:
         if not file.path:
-            faults.append(f"segment {file.segment_id}: no copy of it is on this machine")
+            faults.append(f"segment {file.segment_id}: no copy on this machine")
             continue
         try:
-            with contextlib.closing(SegmentInspector(file.path, file.entry)) as look:
-                yield from look.records()
-                faults += look.problems
+            with contextlib.closing(SegmentInspector(file.path, file.entry)) as inspector:
+                yield from inspector.records()
+                faults += inspector.problems
         except (FormatError, OSError) as exc:
             faults.append(describe_error(exc, file.path))
 
@@ -217,23 +217,23 @@ def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
     from relay.journal.replay import chunk_indexes, chunk_path
 
     if os.path.isdir(path):
-        looks = (ChunkInspector(chunk_path(path, n), n) for n in chunk_indexes(path))
+        inspectors = (ChunkInspector(chunk_path(path, n), n) for n in chunk_indexes(path))
     elif (kind := file_kind(path)) != "chunk":
         raise RelayError(f"{path} is a {kind}", hint="`relay aof dump` prints it")
     else:
-        looks = (ChunkInspector(path) for _ in range(1))
-    expected: dict[int, int] = {0: 0}  # base_record by chunk, of those whose it is known
-    for look in looks:
-        yield from look.records
-        faults += look.problems
-        for warning in look.warnings:
+        inspectors = (ChunkInspector(path) for _ in range(1))
+    expected: dict[int, int] = {0: 0}  # known base_record by chunk
+    for inspector in inspectors:
+        yield from inspector.records
+        faults += inspector.problems
+        for warning in inspector.warnings:
             click.echo(f"warning: {warning}", err=True)
-        if (header := look.header) is not None and look.next_record is not None:
+        if (header := inspector.header) is not None and inspector.next_record is not None:
             base = expected.get(header.chunk_index, header.base_record)
             if base != header.base_record:
-                fault = FormatError(look.path, 24, f"base_record {base}", header.base_record)
+                fault = FormatError(inspector.path, 24, f"base_record {base}", header.base_record)
                 faults.append(str(fault))
-            expected[header.chunk_index + 1] = base + len(look.records)
+            expected[header.chunk_index + 1] = base + len(inspector.records)
 
 
 def _record_cells(record: Record) -> list[Any]:
@@ -242,7 +242,7 @@ def _record_cells(record: Record) -> list[Any]:
 
 
 def _shown(payload: bytes) -> str:
-    """A payload for people: a msgpack map or list decoded, text as it is, or else hex."""
+    """A payload for people: a decoded msgpack map or list, text, or hex."""
     import msgspec
 
     try:
@@ -262,14 +262,14 @@ def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
 
     kind, segment, offset, at_ms = (row.pop(name) for name in list(row)[:4])
     if (code := row.get("reason_code")) is not None:
-        row["reason_code"] = f"{code} ({REASONS.get(code, 'not known')})"
+        row["reason_code"] = f"{code} ({REASONS.get(code, 'unknown')})"
     row = {"flags": flags, **row} if flags else row
     facts = ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
     return [_time(at_ms), kind, segment, offset, sanitize(facts, 2 * _PAYLOAD_CHARS)]
 
 
 def _time(at_ms: int) -> str | None:
-    """A time of the file; a number where no calendar has it."""
+    """A time in the file; the number if it is out of range."""
     try:
         return when(at_ms * NS_PER_MS)
     except (OverflowError, ValueError, OSError):
@@ -282,18 +282,18 @@ def _cell(value: object) -> str:
 
 
 def _id_of(path: str) -> int:
-    """The number that a file has by its name; 0 where it has none."""
+    """The number in a file's name; 0 if it has none."""
     digits = os.path.basename(path).partition(".")[0]
     return int(digits) if digits.isdecimal() else 0
 
 
 def _must_be(path: str) -> None:
     if not os.path.lexists(path):
-        raise NotFound(f"{path}: no such file or directory", hint="name a stream or a file of one")
+        raise NotFound(f"{path}: no such file or directory", hint="give a stream or a file of one")
     if os.path.isdir(path) and not any(
         os.path.isdir(os.path.join(path, name)) for name in ("segments", "manifest", "warm")
     ):
-        raise RelayError(f"{path}: no segments and no manifest in it", hint="name a stream")
+        raise RelayError(f"{path}: neither segments nor a manifest in it", hint="give a stream")
 
 
 def _line(row: dict[str, Any]) -> None:
@@ -301,7 +301,7 @@ def _line(row: dict[str, Any]) -> None:
 
 
 def _end(faults: list[str]) -> None:
-    """Name what was stepped over, and exit accordingly."""
+    """Report what was skipped, and exit accordingly."""
     sys.stdout.flush()
     for fault in faults:
         click.echo(sanitize(fault), err=True)

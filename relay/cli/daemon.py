@@ -17,7 +17,7 @@ import click
 from relay.base import fsio, process_info
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
-from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
+from relay.base.status_client import StatusReply, ask, silence, socket_path
 from relay.cli.agents import find_alerts
 from relay.cli.common import (
     Amount,
@@ -321,7 +321,7 @@ def _named(ended: dict[str, int]) -> str:
 def _show_health(facts: dict[str, Any]) -> None:
     """Print problems, and the state of the disk."""
     if facts["healthy"] is None:
-        click.echo(f"{SOCKET} does not answer (see logs/relay.log); deliveries continue")
+        click.echo("no health endpoint (see logs/relay.log); deliveries continue")
     for reason in facts["reasons"] or ():
         if not facts["trouble"] or facts["trouble"] not in reason:
             click.echo(sanitize(reason))

@@ -77,7 +77,7 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
         if message_id in (facts["id"], str(facts["number"])):
             break
     else:
-        raise NotFound(f"{message_id!a} is not a dead letter", hint="`relay dead list` shows them")
+        raise NotFound(f"there is no dead letter {message_id!a}", hint="see `relay dead list`")
     facts |= {"content": letter.message.content.decode(errors="replace")}
     if as_json:
         echo_json(facts)

@@ -1,8 +1,7 @@
-"""``relay journal``: where the segments of the journal are, and moving them by hand.
+"""``relay journal``: list the segments of the journal, and move them between the tiers.
 
-``status`` and ``prune --dry-run`` read, whether the relay runs or not. The others write: a relay
-that runs is asked to do it; where none does they take the home's lock, as it would.
-Settings are those of config.json, where no option says otherwise.
+``status`` and ``prune --dry-run`` only read. The other commands are passed to a running relay;
+otherwise they take the home's lock and run here. Options override the settings of config.json.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ Examples:
   relay journal prune --keep-age 90d --dry-run""",
 )
 def journal() -> None:
-    """Show where the journal's segments are, and move them.
+    """Show the journal's segments, and move them between the tiers.
 
-    A relay that runs is asked to move them, and does it beside its work: `status` shows what became
-    of it. Where none runs it is done here and now.
+    A running relay executes the commands in the background: `status` shows the result. Without
+    one they run here and now.
     """
 
 
 def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What the commands that move segments have in common."""
+    """The arguments and options of commands that move segments."""
     for option in (
         click.argument("segment_ids", metavar="[SEGMENT]...", nargs=-1, type=click.IntRange(0)),
         click.option(
@@ -68,7 +67,7 @@ def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
 @json_option
 @click.pass_context
 def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Show each segment: its offsets, its size, the tiers that have it, what failed last.
+    """Show each segment: offsets, size, tiers, and the last failure.
 
     Tier 0 is segments/, Tier 1 warm/ (compressed), Tier 2 the object store.
     """
@@ -100,7 +99,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @journal.command(epilog="\b\nExample:\n  relay journal seal")
 @control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
-    """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
+    """Seal the active segment, so that it can be compressed, unless it is empty."""
     from relay.journal.plan import SEAL, JournalCommand
 
     place, as_json = _place(ctx, caller["home"]), caller["as_json"]
@@ -122,24 +121,24 @@ def seal(ctx: click.Context, /, **caller: Any) -> int:
 @journal.command(epilog="\b\nExample:\n  relay journal compress 3 4")
 @_segments
 def compress(ctx: click.Context, /, **given: Any) -> int:
-    """Compress sealed segments into Tier 1: those named, or all that are in Tier 0 alone."""
+    """Compress sealed segments into Tier 1: those given, or all that are only in Tier 0."""
     return _order(ctx, "compress", **given)
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal upload --objects s3://bucket/prefix")
 @_segments
 def upload(ctx: click.Context, /, **given: Any) -> int:
-    """Upload sealed segments to Tier 2: those named, or all that it has not."""
+    """Upload sealed segments to Tier 2: those given, or all that are not in it yet."""
     return _order(ctx, "upload", **given)
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal evict 3\n  relay journal evict --warm")
 @_segments
-@click.option("--warm", is_flag=True, help="The compressed copies, once Tier 2 has them.")
+@click.option("--warm", is_flag=True, help="Evict compressed copies that are already in Tier 2.")
 def evict(ctx: click.Context, /, warm: bool, **given: Any) -> int:
-    """Remove local copies whose other copy is proved: those named, or all that may leave.
+    """Remove local copies if another copy is verified: of the segments given, or of all.
 
-    A segment leaves Tier 0 when two checkpoints cover it.
+    A segment can be evicted from Tier 0 when two checkpoints cover it.
     """
     return _order(ctx, "evict-warm" if warm else "evict", **given)
 
@@ -147,19 +146,21 @@ def evict(ctx: click.Context, /, warm: bool, **given: Any) -> int:
 @journal.command(epilog="\b\nExample:\n  relay journal hydrate 3")
 @_segments
 def hydrate(ctx: click.Context, /, **given: Any) -> int:
-    """Bring segments back to Tier 0: those named, or all that are not there.
+    """Restore segments to Tier 0: those given, or all that are not in it.
 
-    A segment whose file is damaged is mended from another tier, when it is named.
+    A segment with a damaged file is restored from another tier if it is given.
     """
     return _order(ctx, "hydrate", **given)
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
 @control_options
-@click.option("--keep-age", metavar="AGE", help="Keep what is younger: 30s, 10min, 2h, 90d.")
-@click.option("--keep-bytes", metavar="SIZE", help="Keep so much: 500MiB, 10GiB, uncompressed.")
+@click.option("--keep-age", metavar="AGE", help="Keep younger segments: 30s, 10min, 2h, 90d.")
+@click.option("--keep-bytes", metavar="SIZE", help="Keep this much, uncompressed: 500MiB, 10GiB.")
 @click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
-@click.option("--dry-run", is_flag=True, help="Only show what would go, and why.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only show the segments that would be deleted, and why."
+)
 def prune(
     ctx: click.Context,
     /,
@@ -169,11 +170,10 @@ def prune(
     dry_run: bool,
     **caller: Any,
 ) -> int:
-    """Delete the oldest segments from all tiers, for good.
+    """Delete the oldest segments from all tiers, permanently.
 
-    Nothing goes that two checkpoints do not cover; the older one is kept as store/base.acomm first.
-    Without --keep-age and --keep-bytes it is config.json that says what to keep; with either,
-    config.json says nothing.
+    Only segments that two checkpoints cover are deleted; the older checkpoint is first kept as
+    store/base.acomm. --keep-age and --keep-bytes replace both limits of config.json.
     """
     from relay.daemon.journal_commands import carry_out, retention
     from relay.journal.plan import PRUNE, JournalCommand
@@ -187,7 +187,7 @@ def prune(
     policy = place.policy()
     if {keep_age, keep_bytes, policy.keep_age_s, policy.keep_bytes} == {None}:
         raise click.UsageError(
-            "say what to keep: --keep-age or --keep-bytes, or journal.keep_age_s or"
+            "no limit: use --keep-age or --keep-bytes, or set journal.keep_age_s or"
             " journal.keep_mib in config.json"
         )
     if dry_run:
@@ -199,7 +199,7 @@ def prune(
 
 
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
-    """What a prune would do, read from the manifest; changes nothing."""
+    """Show what a prune would do, by the manifest; changes nothing."""
     from relay.daemon import journal_commands
     from relay.journal.replay import read_manifest
 
@@ -214,7 +214,7 @@ def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
         else:
             click.echo(f"would {job}")
     if not jobs and not as_json:
-        click.echo("nothing would go", err=True)
+        click.echo("nothing to delete", err=True)
     return 0
 
 
@@ -233,7 +233,7 @@ def _order(
     order = JournalCommand(verb, segment_ids)
     if verb == "upload" and not (objects or place.config.journal.objects):
         raise click.UsageError(
-            "no object store is named: set journal.objects in config.json, or say --objects"
+            "no object store is configured: set journal.objects in config.json, or use --objects"
         )
     if place.is_running:
         _check_segments(place, segment_ids)
@@ -245,9 +245,9 @@ def _order(
 def _ask(
     ctx: click.Context, order: JournalCommand, caller: dict[str, Any], objects: str = ""
 ) -> int:
-    """Have the relay do it, which answers that it was asked."""
+    """Pass the command to the running relay."""
     if objects:
-        raise click.UsageError("the relay that runs uses journal.objects of config.json")
+        raise click.UsageError("a running relay uses journal.objects of config.json")
     fields = {
         "SEGMENTS": " ".join(map(str, order.segment_ids)) or None,
         "KEEP_AGE": order.keep_age_s,
@@ -258,8 +258,8 @@ def _ask(
 
 
 def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
-    """Errors: JournalError for a segment that is not there, or not sealed: the relay would say
-    that in its log alone."""
+    """Check here what the relay would report only in its log. Errors: JournalError for a segment
+    that does not exist or is not sealed."""
     from relay.journal.plan import check_segments
     from relay.journal.replay import read_manifest
 
@@ -267,7 +267,7 @@ def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
 
 
 def _report(found: Iterable[JobResult], as_json: bool) -> int:
-    """A line for each segment as it is done; the exit code."""
+    """Print a line for each segment when it is done; the exit code."""
     failed, is_silent = 0, not as_json
     for done in found:
         is_silent = False
@@ -283,11 +283,11 @@ def _report(found: Iterable[JobResult], as_json: bool) -> int:
 
 
 class _Place(NamedTuple):
-    """A home's journal, and what config.json says of it."""
+    """A home's journal, and its settings."""
 
     home: Home
     config: Config
-    objects: str  # in the place of what config.json names
+    objects: str  # overrides that of config.json
 
     @property
     def stream_dir(self) -> str:
@@ -300,7 +300,7 @@ class _Place(NamedTuple):
         return Clock()
 
     def policy(self) -> TierPolicy:
-        """Config.json's, and --objects."""
+        """The policy of config.json, with --objects."""
         from relay.daemon.opening import tier_policy
 
         policy = tier_policy(self.home, self.config)
@@ -308,7 +308,7 @@ class _Place(NamedTuple):
 
     @property
     def is_running(self) -> bool:
-        """A relay runs; another `relay journal` that has the lock is none, and cannot answer."""
+        """True if a relay holds the lock; another `relay journal` does not count."""
         from relay.base.lock_file import lock_holder
 
         holder = lock_holder(self.home)
@@ -325,13 +325,13 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
     with open_home(ctx, home) as opened:
         place = _Place(opened, decode(opened.read_config(), opened.path(CONFIG)), objects)
     if not os.path.isdir(place.stream_dir):
-        raise NotFound(f"{place.stream_dir}: no journal", hint="`relay up` makes one")
+        raise NotFound(f"{place.stream_dir}: no journal", hint="`relay up` creates one")
     return place
 
 
 @contextmanager
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
-    """The journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
+    """Open the journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
     from relay.base import fsio
     from relay.daemon.opening import journal_policy
     from relay.delivery.eventlog import STREAM_ID
@@ -344,8 +344,8 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
             held.enter_context(fsio.locked(place.home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(
-                "another process has the journal: a relay that starts, or a `relay journal`",
-                hint="try again when it is done; `relay journal status` works meanwhile",
+                "another process has the journal open: a starting relay, or a `relay journal`",
+                hint="retry when it is done; `relay journal status` works meanwhile",
             ) from exc
         covered = checkpoint_offsets(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0
@@ -391,10 +391,10 @@ def _facts(entry: Any, failures: Any) -> dict[str, Any]:
 
 
 def _number(text: str, units: dict[str, int], option: str) -> int:
-    """A number with a unit, which must be given: what is pruned is gone."""
+    """Parse a number with a unit, which is required because pruning is permanent."""
     for unit, size in units.items():
         digits = text.removesuffix(unit)
         if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
             return int(digits) * size
-    wanted = ", ".join(f"10{unit}" for unit in units)
-    raise click.BadParameter(f"{text!r} is none of {wanted}", param_hint=option)
+    examples = ", ".join(f"10{unit}" for unit in units)
+    raise click.BadParameter(f"expected {examples}, got {text!r}", param_hint=option)

@@ -1,4 +1,4 @@
-"""``relay ledger``: the ledger kept, put back and checked, and what it keeps of the past."""
+"""``relay ledger``: back up, restore, rebuild and check the ledger; show its audit log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 POLL_S = 0.5
-# Rows of both tables in one shape; of a message its sender, and whoever a delivery was for.
+# Rows of both tables with the same columns; agent: the sender of the message.
 _ROWS = {
     "audit_log": """
         SELECT a.id, a.at, 'audit_log' AS source, a.what, a.old_status AS old,
@@ -60,14 +60,14 @@ def ledger() -> None:
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
 @home_option
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--force", is_flag=True, help="Replace FILE, once the new copy is complete.")
+@click.option("--force", is_flag=True, help="Replace FILE when the new copy is complete.")
 @json_option
 @click.pass_context
 def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json: bool) -> None:
-    """Copy the ledger to FILE while the relay goes on.
+    """Copy the ledger to FILE while the relay runs.
 
-    The copy is of one instant, checked, and on the disk when this returns; it is one file of mode
-    600. Until then FILE is as it was.
+    The copy is a snapshot, checked and durable, in one file of mode 600. FILE is replaced when it
+    is complete.
     """
     from relay.daemon import ledger_backup
 
@@ -82,20 +82,20 @@ def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json
 )
 @home_option
 @click.argument("file", type=click.Path())
-@click.option("--force", is_flag=True, help="Take the ledger of another home, too.")
+@click.option("--force", is_flag=True, help="Accept the ledger of another home.")
 @json_option
 @click.pass_context
 def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_json: bool) -> None:
-    """Put a backup in the ledger's place; no relay may run.
+    """Replace the ledger by a backup; no relay may run.
 
-    FILE is checked first. The ledger that was there is kept as ledger.db.before-restore. What
-    happened after the backup is told again from the journal at the next start.
+    FILE is checked first. The previous ledger is kept as ledger.db.before-restore. Changes after
+    the backup are replayed from the journal at the next start.
     """
     from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:
         restored = ledger_backup.restore(opened, os.path.abspath(file), force=force)
-    kept = f", the ledger before is {restored.aside}" if restored.aside else ""
+    kept = f", the previous ledger is {restored.aside}" if restored.aside else ""
     facts = {"file": os.path.abspath(file), "aside": restored.aside or None}
     _say(facts, restored.content, f"restored from {file}{kept}", as_json)
 
@@ -105,11 +105,11 @@ def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_jso
 @json_option
 @click.pass_context
 def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Make the ledger again from the journal; no relay may run.
+    """Rebuild the ledger from the journal; no relay may run.
 
-    For one that is damaged, where no backup is at hand. The ledger that was there is kept as
-    ledger.db.before-rebuild; what the journal does not know is taken from it, as far as it can be
-    read. What is not in the new one is said, a line each.
+    For a damaged ledger without a backup. The previous ledger is kept as
+    ledger.db.before-rebuild; facts that are not in the journal are copied from it, as far as it is
+    readable. A line is printed for each loss.
     """
     from relay.base import config as configuration
     from relay.base.clock import Clock
@@ -118,13 +118,13 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     with open_home(ctx, home) as opened:
         config = configuration.decode(opened.read_config(), opened.path(CONFIG))
         done = ledger_rebuild.rebuild(opened, config, Clock(), lambda *_, **__: None)
-    text = "made again from the journal"
-    text += f", the ledger before is {done.aside}" if done.aside else ""
+    text = "rebuilt from the journal"
+    text += f", the previous ledger is {done.aside}" if done.aside else ""
     facts = {"aside": done.aside or None, "kept": done.kept, "lost": list(done.lost)}
     _say(facts, done.content, text, as_json)
     if not as_json:
         for line in done.lost:
-            click.echo(sanitize(f"not made again: {line}"))
+            click.echo(sanitize(f"not restored: {line}"))
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger check\n  relay ledger check FILE")
@@ -133,7 +133,7 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool) -> int:
-    """Check the ledger, or a backup FILE, row by row and page by page; exit 3 for a damaged one."""
+    """Check the ledger, or a backup FILE, completely; exit 3 if it is damaged."""
     from relay.ledger.file import verify
 
     if file is None:
@@ -164,12 +164,20 @@ Examples:
 )
 @home_option
 @click.option(
-    "--since", metavar="TIME", help="From 2026-11-20T18:30 on (UTC), or from 30s, 10m, 2h ago."
+    "--since", metavar="TIME", help="Start at 2026-11-20T18:30 (UTC), or 30s, 10m, 2h ago."
 )
-@click.option("--agent", metavar="NAME", help="Of messages from it or for it, and of itself.")
-@click.option("--security", is_flag=True, help="Security events alone.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The newest.")
-@click.option("--follow", is_flag=True, help="And what comes, until ^C.")
+@click.option(
+    "--agent", metavar="NAME", help="Only messages from or to this agent, and its own events."
+)
+@click.option("--security", is_flag=True, help="Only security events.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Show at most this many, the newest.",
+)
+@click.option("--follow", is_flag=True, help="Keep printing new rows, until ^C.")
 @json_option
 @click.pass_context
 def audit(
@@ -182,9 +190,9 @@ def audit(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show every change of a status, and every security event, oldest first.
+    """Show status changes and security events, oldest first.
 
-    Both tables are append-only: nothing in them is ever changed.
+    Both tables are append-only: rows are never changed.
     """
     from relay.ledger import open_readonly
 
@@ -215,7 +223,7 @@ def _read(
     agent: str | None,
     newest: int | None = None,
 ) -> list[sqlite3.Row]:
-    """Rows behind ``last``, which is moved on, by time."""
+    """Rows after ``last``, which is updated, by time."""
     found: list[sqlite3.Row] = []
     for table, after in last.items():
         query = _ROWS[table]

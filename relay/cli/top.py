@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from relay.base.home import LEDGER, Home
-from relay.base.status_client import SOCKET, ask, silence
+from relay.base.status_client import ask, silence
 from relay.cli.agents import AgentAlert, find_alerts
 from relay.cli.common import Amount, ago, home_option, not_running_text, open_home, sanitize, unread
 
@@ -149,7 +149,7 @@ def _silence(home: Home, *, is_silent: bool) -> str:
         return not_running_text(home)
     if is_silent:
         return f"the relay, pid {pid}, {'; '.join(silence(pid))}"
-    return f"the relay is running, pid {pid}, but {SOCKET} does not answer (see logs/relay.log)"
+    return f"the relay is running, pid {pid}; no health endpoint (see logs/relay.log)"
 
 
 def _waiting(home: Home, agent: str) -> int | None:

@@ -328,7 +328,7 @@ def _known(store: CommStore, told: Projection, ledger: str) -> Callable[[str], b
         message_id = message_id_of(name)
         if message_id is None:
             return name in rows  # a refused file of another name
-        return message_id in rows or store.by_relay_id(message_id) is not None
+        return message_id in rows or store.find_by_relay_id(message_id) is not None
 
     return knows
 
@@ -382,7 +382,7 @@ class _Mail:
 
     def _has(self, name: str) -> bool:
         """True when the copy's journal says that this agent is to have this file."""
-        message = self._store.by_relay_id(message_id_of(name) or "")
+        message = self._store.find_by_relay_id(message_id_of(name) or "")
         if message is None:  # of one that was rolled out since, it says the message alone
             return self._known(name)
         return self._agent in self._store.state.deliveries.get(message.id, {})

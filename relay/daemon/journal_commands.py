@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.store_file import PREVIOUS
 from relay.base.clock import NS_PER_MS, Clock
@@ -92,7 +92,7 @@ def covered_offset(path: str) -> int:
     """Offset up to which a store file covers the journal; 0 if it is missing, damaged or of no
     journal."""
     try:
-        state = EngineState.decode(codec.read(path).engine_state)
+        state = EngineState.decode(store_file.read(path).engine_state)
     except (FileNotFoundError, FormatError):
         return 0
     return state.journal.offset if state.journal else 0

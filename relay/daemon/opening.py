@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.acomm import store_file
-from relay.acomm.codec import peek_header, unwritable
 from relay.acomm.container import VERSION, VERSION_AT, Flag
-from relay.acomm.engine_state import Position
-from relay.acomm.store_file import PREVIOUS
+from relay.acomm.engine_state import JournalPosition
+from relay.acomm.store_file import PREVIOUS, lost_on_rewrite, peek_header
 from relay.base import fsio, keyfile
 from relay.base.clock import Clock, boot_id
 from relay.base.config import Config
@@ -38,9 +37,8 @@ from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archives import Archives
 from relay.engine.commstore import CommStore
-from relay.engine.event_codec import EventCodec, Frame
-from relay.engine.events import Event
-from relay.engine.limits import DEFAULT_LIMITS, Limits
+from relay.engine.events import Event, EventCodec, EventRecord
+from relay.engine.validation import DEFAULT_LIMITS, Limits
 from relay.journal.journal import Journal, JournalReader
 from relay.journal.manifest import Manifest
 from relay.journal.plan import TierPolicy
@@ -134,7 +132,7 @@ def open_store_readonly(
     store = _load(home, clock, config, key, None)
     records = JournalReader(stream_dir(home), warn=store.warn).read(_begin(store))
 
-    def hear(frame: Frame, _: int) -> None:
+    def hear(frame: EventRecord, _: int) -> None:
         if frame.event is not None:
             heard(frame.event)
 
@@ -162,14 +160,14 @@ def open_store(
     """
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
-    if os.path.lexists(home.path(STORE)) and (lost := unwritable(home.path(STORE))):
+    if os.path.lexists(home.path(STORE)) and (lost := lost_on_rewrite(home.path(STORE))):
         expected = f"a store file of version {VERSION} (a flush would lose {lost})"
         raise VersionError(home.path(STORE), VERSION_AT, expected, lost)
     assert store.archives is not None
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
     if ledger_position > _begin(store) and _is_gone(stream_dir(home)):
-        _go_on_from(home, store, Position(STREAM_ID, ledger_position, boot), config, key)
+        _go_on_from(home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key)
     covered, codec = _begin(store), EventCodec(key)
     with contextlib.ExitStack() as held:
         journal = Journal.open(
@@ -191,7 +189,7 @@ def open_store(
         past.replay(journal, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
-        for name in store.archives.set_strays_aside(state.archives, state.next_archive):
+        for name in store.archives.rename_strays(state.archives, state.next_archive):
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
@@ -212,7 +210,7 @@ def _is_gone(folder: str) -> bool:
 
 
 def _go_on_from(
-    home: Home, store: CommStore, position: Position, config: Config, key: bytes | None
+    home: Home, store: CommStore, position: JournalPosition, config: Config, key: bytes | None
 ) -> None:
     """Continue after a stream was lost that the ledger followed further than any store file.
 
@@ -222,8 +220,8 @@ def _go_on_from(
     store.state.journal = position
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
-    store_file.write(home.path(STORE), snapshot, config.store.compress, key)
-    store.note_file(os.path.getsize(home.path(STORE)), store.sequence, 0)
+    store_file.save(home.path(STORE), snapshot, config.store.compress, key)
+    store.file_written(os.path.getsize(home.path(STORE)), store.sequence, 0)
 
 
 class CheckpointWriter:
@@ -273,7 +271,7 @@ class JournalReplay:
         if self.power_cut:  # inboxes are then compared with everything delivered since
             self._tell_all(journal.read(begin), codec)
 
-    def _hear(self, frame: Frame, offset: int) -> None:
+    def _hear(self, frame: EventRecord, offset: int) -> None:
         if frame.start is not None:
             self.boot = frame.start.boot_id
         if frame.event is not None and offset >= self._ledger_position:
@@ -351,9 +349,11 @@ def _load(
             limits,
             warn,
             key,
-            keep=warn is None,
+            read_only=warn is None,
             accept=accept,
-            after="and the journal has what came after" if has_journal else store_file.WITHOUT,
+            outcome="and the journal has what came after"
+            if has_journal
+            else store_file.LATER_EVENTS_LOST,
         )
     except FormatError as exc:
         if isinstance(exc, VersionError) or not has_journal:
@@ -369,7 +369,7 @@ def _load(
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s
     store.command_timeout_s = config.delivery.command_timeout_s
-    store.give_up_after_s = config.delivery.give_up_after_s
+    store.dead_letter_after_s = config.delivery.give_up_after_s
     return store
 
 
@@ -383,7 +383,7 @@ def _begin_again(
 ) -> CommStore:
     """The store before the journal's first record: empty, or the base if it was pruned."""
     try:
-        base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, keep=True)
+        base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, read_only=True)
     except FormatError as exc:
         if isinstance(exc, VersionError):
             raise

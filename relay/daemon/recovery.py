@@ -130,11 +130,11 @@ class _Inboxes:
             if message is None or relay_id is None:
                 continue
             if self._power_cut and not self._stands(message, relay_id, recipient):
-                self._store.hold(number, recipient, attempt + 1)
+                self._store.postpone(number, recipient, attempt + 1)
                 continue
             reason = file_ops.deliver(self._dirs, relay_id, recipient, again=True)
             if reason:
-                self._store.hold(number, recipient, attempt)
+                self._store.postpone(number, recipient, attempt)
             else:
                 self._store.deliver(number, [recipient], attempt)
         return len(staged)
@@ -152,7 +152,7 @@ class _Inboxes:
                 continue  # it was read, acknowledged, or is due anyhow
             if not self._stands(message, relay_id, recipient):
                 # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
-                self._store.hold(number, recipient, one.attempt + 1)
+                self._store.postpone(number, recipient, one.attempt + 1)
                 again += 1
         return again
 
@@ -168,7 +168,7 @@ class _Inboxes:
         return removed
 
     def _remove_stray(self, agent: str, name: str) -> int:
-        message = self._store.by_relay_id(message_id_of(name) or "")
+        message = self._store.find_by_relay_id(message_id_of(name) or "")
         known = self._store.state.deliveries.get(message.id, {}) if message else {}
         one = known.get(agent)
         if one is not None and one.state is DeliveryState.STAGED:
@@ -249,7 +249,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
 
     Needed when the ledger is gone and the journal starts after those messages.
     """
-    open_ones = store.unsettled()
+    open_ones = store.incomplete()
     ids, remade = list(open_ones), 0
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
@@ -273,11 +273,11 @@ def _settle_duties(ledger: Ledger, store: CommStore) -> None:
     """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
         for relay_id, recipient, said in ledger.deliveries.open_obligations():
-            message = store.by_relay_id(relay_id)
+            message = store.find_by_relay_id(relay_id)
             if message is None or message.id not in store.state.messages:
                 ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
-                store.owe_again(message, recipient, said)
+                store.restore_obligation(message, recipient, said)
         ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
@@ -352,7 +352,7 @@ def _settle_rows(
         if row.agent_name != ORCHESTRATOR:
             _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
         # Delivered, it is at its end; what it answers makes it again where the store lacks it.
-        elif row.message_id in reached or store.by_relay_id(row.message_id) is not None:
+        elif row.message_id in reached or store.find_by_relay_id(row.message_id) is not None:
             settled.own.append(row.message_id)
     with ledger.transaction():
         ledger.reset(settled.again)
@@ -388,7 +388,7 @@ def _mend_originals(
 ) -> None:
     """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
     for row in ledger.rows(told.rows).values():
-        stored = store.by_relay_id(row.message_id)
+        stored = store.find_by_relay_id(row.message_id)
         if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
             continue
         name = row.message_id + MSG_SUFFIX
@@ -440,8 +440,8 @@ def _status_asked(store: CommStore, facts: FileFacts) -> status.StatusChange | N
     """The change requested by a command, if it was acknowledged."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
-    message = store.by_relay_id(message_id)
-    if message is None or store.by_relay_id(answer) is None:
+    message = store.find_by_relay_id(message_id)
+    if message is None or store.find_by_relay_id(answer) is None:
         return None
     try:
         fields = command_fields(reconstruct(message))

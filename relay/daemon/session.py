@@ -33,9 +33,9 @@ from relay.daemon.opening import OpenedStore, open_store, store_key
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.delivery.work import Context
+from relay.engine.archives import Roller, RollPolicy
+from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy
-from relay.engine.rolling import Roller, RollPolicy
 from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal

@@ -171,7 +171,7 @@ def _join(command: ControlCommand, store: CommStore) -> str:
 def _leave(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
-    if store.takes_part(channel.id, agent):
+    if store.is_participant(channel.id, agent):
         store.leave_channel(channel.id, agent)
     return f"{agent} is not a member of {channel.name}"
 
@@ -244,7 +244,7 @@ def _own_channel(command: ControlCommand, store: CommStore) -> Channel:
     """The channel, if the sender may change it."""
     channel = _channel(command, store)
     # Where these take nothing, the orchestrator could not even answer.
-    if channel.name == EVERYONE_CHANNEL or store.takes_part(channel.id, ORCHESTRATOR):
+    if channel.name == EVERYONE_CHANNEL or store.is_participant(channel.id, ORCHESTRATOR):
         raise Refused(f"{channel.name} belongs to the relay and cannot be changed")
     is_between_two = channel.name.startswith(DIRECT_PREFIX)  # created by the first message
     if not command.is_privileged and (is_between_two or command.sender != channel.owner):

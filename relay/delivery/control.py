@@ -128,7 +128,7 @@ def _change_channel(
     if channel is None:
         return ControlReply(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
-        if not store.takes_part(channel.id, sender):  # it may be obeyed again after a crash
+        if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
             return ControlReply(True, f"you are not a member of {name}")
         store.leave_channel(channel.id, sender)
         return ControlReply(True, f"you are no longer a member of {name}")

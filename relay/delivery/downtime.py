@@ -47,7 +47,7 @@ def extend_deadlines(context: Context) -> None:
     """Move the deadlines at a start by the time no relay ran, as far as ledger and store tell."""
     store, now = context.store, context.clock.now_ns()
     seen_at = context.ledger.alive_at() or store.modified_at * NS_PER_S
-    lost = store.state.lost
+    lost = store.state.downtimes
     if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
@@ -67,7 +67,7 @@ def record_alive(context: Context) -> None:
 def move_deadlines(context: Context, lost_ns: int) -> None:
     """Move all deadlines, durably first: after a crash the next start does not move them twice."""
     store, ledger, now = context.store, context.ledger, context.clock.now_ns()
-    store.lose_time(lost_ns // NS_PER_MS)
+    store.add_downtime(lost_ns // NS_PER_MS)
     context.events.commit()
     with ledger.transaction():
         ledger.deliveries.restore_obligations(open_obligations(store))

@@ -172,7 +172,7 @@ class EventSource:
     def _was_sent(self, message_id: str, agent: str) -> bool:
         """True if the store knows the delivery, although the ledger does not."""
         with contextlib.suppress(OSError, FormatError):
-            stored = self._store.ever_by_relay_id(message_id)
+            stored = self._store.find_by_relay_id(message_id, include_archived=True)
             return stored is not None and agent in self._store.recipients(stored.id)
         return False
 

@@ -15,12 +15,12 @@ from typing import Protocol
 
 import msgspec
 
-from relay.acomm.engine_state import Position
+from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events
 from relay.engine.commstore import CommStore
-from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
+from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal
 from relay.journal.records import Record
@@ -69,7 +69,7 @@ class EventLog:
         """
         self._epoch, self._recorded_boot_id = epoch, boot_id or self._boot_id
         start = Start(self._recorded_boot_id, epoch, self._clock.now_ns())
-        self._append_control(Frame(VERSION, start=start), RecordFlag.CONTROL)
+        self._append_control(EventRecord(VERSION, start=start), RecordFlag.CONTROL)
         self.commit()
 
     def confirm_boot(self) -> None:
@@ -113,7 +113,7 @@ class EventLog:
             offset += head_bytes + len(payload)
         self.journal.append(batch)
 
-    def _append_control(self, frame: Frame, flag: RecordFlag) -> None:
+    def _append_control(self, frame: EventRecord, flag: RecordFlag) -> None:
         payload = self._codec.encode(frame, self.journal.end)
         self.journal.append([Append(payload, int(flag))])
 
@@ -138,16 +138,16 @@ class EventLog:
 
     # -- checkpoints: what the flusher asks ------------------------------------------
 
-    def mark(self) -> Position:
+    def mark(self) -> JournalPosition:
         """The position of the store, durable in the journal. Errors: as ``commit``."""
         self.commit()
-        return Position(STREAM_ID, self.journal.end, self._boot_id)
+        return JournalPosition(STREAM_ID, self.journal.end, self._boot_id)
 
-    def cover(self, position: Position) -> None:
+    def cover(self, position: JournalPosition) -> None:
         """Record a written store file, which covers everything before ``position``."""
         self.journal.note_checkpoint(position.offset)
         self._checkpoints.written(position.offset)
-        frame = Frame(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
+        frame = EventRecord(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
         self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)
 
     def seal(self) -> None:
@@ -165,7 +165,7 @@ def replay(
     records: Iterator[Record],
     codec: EventCodec,
     store: CommStore,
-    heard: Callable[[Frame, int], None],
+    heard: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:
     """Apply events that the store does not have; ``heard`` gets every frame and its offset.

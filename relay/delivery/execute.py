@@ -181,7 +181,7 @@ class BatchWriter:
                     for recipient in posting.recipients
                     if (posting.message_id, recipient) not in work.undelivered
                 )
-            bounced = self._store.by_relay_id(work.message_id) if work.bounced else None
+            bounced = self._store.find_by_relay_id(work.message_id) if work.bounced else None
             if bounced is not None:
                 self._store.move_deliveries(bounced.id, tuple(work.bounced), DeliveryState.BOUNCED)
             for one in work.ended:
@@ -189,21 +189,21 @@ class BatchWriter:
             for reminder in work.reminders:
                 self._remind(reminder)
             if work.failure and work.origin is not None:
-                self._store.note(self._refusal(work, now))
+                self._store.record_event(self._refusal(work, now))
         self._store.stage(ready)  # last: a batch that was cut short has staged nothing
         self._events.commit()
 
     def _end(self, number: int, recipient: str, state: DeliveryState, reason: str) -> None:
         if state is DeliveryState.DEAD:
-            self._store.give_up(number, [recipient], reason)
+            self._store.dead_letter(number, [recipient], reason)
         else:
             self._store.move_deliveries(number, [recipient], state)
 
     def _remind(self, one: Reminder) -> None:
         if one.due_ms:
-            self._store.remind(one.number, one.recipient, one.due_ms)
+            self._store.record_reminder(one.number, one.recipient, one.due_ms)
         else:
-            self._store.release(one.number, [one.recipient])
+            self._store.end_obligation(one.number, [one.recipient])
 
     def _refusal(self, work: WorkItem, now: int) -> events.FileRefused:
         assert work.origin is not None
@@ -257,7 +257,7 @@ class BatchWriter:
                 continue
             work.undelivered[posting.message_id, recipient] = reason
             # the deferred queue retries it, no timer does
-            self._store.hold(posting.engine_id, recipient, posting.attempt or 1)
+            self._store.postpone(posting.engine_id, recipient, posting.attempt or 1)
         return reached
 
     # -- 10 note -----------------------------------------------------------------------

@@ -222,7 +222,7 @@ def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) ->
 
     Errors: MessageError when neither a file nor the store has it.
     """
-    stored = store.by_relay_id(row.message_id)
+    stored = store.find_by_relay_id(row.message_id)
     message = load_original(dirs, row)
     if message is None and stored is None:
         message = _packed(dirs, row)  # last: it is found by reading a whole day
@@ -237,7 +237,7 @@ def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) ->
         row.agent_name,
         row.discovered_at,
         row.checksum or "",
-        None if stored is None else store.shown_channel(stored),
+        None if stored is None else store.channel_label(stored),
         attempt,
     )
 

@@ -193,7 +193,7 @@ class ReplyLoops:
         since = self._clock.now_ns() - LOOP_WINDOW_NS
         agents = {agent}
         for _ in range(self._most + 1):
-            stored = self._store.by_relay_id(answers) if answers else None
+            stored = self._store.find_by_relay_id(answers) if answers else None
             metadata = (stored.metadata or {}) if stored is not None else {}
             if stored is None or int(metadata.get("created_ns") or 0) < since:
                 return ""

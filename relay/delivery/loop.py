@@ -31,8 +31,8 @@ from relay.delivery.retry import DeferredQueue, FailedDeferral, RetryQueue
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Recorder, SigningKeys, Validator
 from relay.delivery.work import Context, EndedDelivery, Pack, Prune, WorkItem
-from relay.engine.flush import Flusher
-from relay.engine.rolling import Roller
+from relay.engine.archives import Roller
+from relay.engine.checkpoint import Flusher
 from relay.journal.plan import JournalCommand
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
@@ -270,7 +270,7 @@ class Dispatcher:
 
     def _is_known(self, work: WorkItem) -> bool:
         """True if the store has accepted it before; it then stays accepted."""
-        return self._store.ever_by_relay_id(work.message_id) is not None
+        return self._store.find_by_relay_id(work.message_id, include_archived=True) is not None
 
     def _plan(self, work: WorkItem, look: ParseResult) -> None:
         """Plan one file; a bug in the relay refuses this file and stops no other."""
@@ -373,7 +373,7 @@ class Dispatcher:
 
     def _ended_delivery(self, one: FailedDeferral) -> EndedDelivery:
         """A deferred delivery that is given up, for the notice to its sender."""
-        stored = self._store.by_relay_id(one.row.message_id)
+        stored = self._store.find_by_relay_id(one.row.message_id)
         number = stored.id if stored else 0
         message_id, attempt = one.row.message_id, one.delivery.attempt
         return EndedDelivery(number, message_id, one.recipient, one.state, attempt, one.reason)

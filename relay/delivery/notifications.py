@@ -26,7 +26,7 @@ from relay.delivery.plan import Planner
 from relay.delivery.retry import GONE
 from relay.delivery.saved_state import StateStore
 from relay.delivery.work import Context, Reminder, WorkItem, system_work_about
-from relay.engine.obligations import MOST_REMINDERS, Due
+from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 
 
 class Notifier:
@@ -208,13 +208,13 @@ class Reminders:
                 self._log_done(work)
 
     def _add_overdue(self, works: list[WorkItem], agents: Set[str]) -> None:
-        groups: dict[int, list[Due]] = {}
+        groups: dict[int, list[OverdueAnswer]] = {}
         for one in self._store.overdue_answers(BATCH):
             groups.setdefault(one.message.id, []).append(one)
         for group in groups.values():
             works.append(self._overdue_work(group, agents))
 
-    def _overdue_work(self, group: list[Due], agents: Set[str]) -> WorkItem:
+    def _overdue_work(self, group: list[OverdueAnswer], agents: Set[str]) -> WorkItem:
         """The notices about one message: to its recipients, and to its sender."""
         message = group[0].message
         work = _work_about(message, "overdue")
@@ -223,7 +223,7 @@ class Reminders:
             name, owed = one.recipient, one.obligation
             gone = self._unavailable.get(name, "" if name in agents else f"{name} is {GONE}")
             count = owed.reminders + 1
-            if gone or one.is_over:
+            if gone or one.is_exhausted:
                 due_ms, count = 0, owed.reminders
                 told.append(self._given_up(message, one, gone))
             else:
@@ -243,7 +243,7 @@ class Reminders:
             self._planner.add_message(work, message.sender, Kind.NOTIFICATION, text, key, count)
         return work
 
-    def _reminder(self, message: Message, one: Due) -> str:
+    def _reminder(self, message: Message, one: OverdueAnswer) -> str:
         """The body of a reminder: the owed answer, to whom, and the message quoted."""
         owed, asked = one.obligation, _word(message)
         count = owed.reminders + 1
@@ -254,19 +254,19 @@ class Reminders:
             )
         sent = f"sent {self._ago(message.created_at)}"
         return (
-            f"reminder {count} of {MOST_REMINDERS}: {what} from {message.sender}, {sent}; "
+            f"reminder {count} of {MAX_REMINDERS}: {what} from {message.sender}, {sent}; "
             f"answer with {_how(message)}\n\n{_quoted(message)}"
         )
 
-    def _overdue(self, message: Message, one: Due) -> str:
+    def _overdue(self, message: Message, one: OverdueAnswer) -> str:
         count = one.obligation.reminders + 1
-        last = "" if count < MOST_REMINDERS else ", the last one"
+        last = "" if count < MAX_REMINDERS else ", the last one"
         return (
             f"{self._unanswered(message, one.recipient, one.obligation)}; "
-            f"it is reminded, {count} of {MOST_REMINDERS}{last}"
+            f"it is reminded, {count} of {MAX_REMINDERS}{last}"
         )
 
-    def _given_up(self, message: Message, one: Due, gone: str) -> str:
+    def _given_up(self, message: Message, one: OverdueAnswer, gone: str) -> str:
         why = gone or f"it was reminded {one.obligation.reminders} times"
         return (
             f"{self._unanswered(message, one.recipient, one.obligation)}; "

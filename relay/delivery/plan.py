@@ -43,9 +43,9 @@ from relay.delivery.work import (
     system_work_about,
 )
 from relay.engine import ack_rules
-from relay.engine.acks import DEAD_LETTER_TOPIC
 from relay.engine.commstore import CommStore
-from relay.engine.receiving import SYSTEM
+from relay.engine.deliveries import SYSTEM
+from relay.engine.retries import DEAD_LETTER_TOPIC
 
 THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
 THROTTLED_RECHECK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
@@ -130,7 +130,7 @@ class Planner:
         work = system_work_about(message_id, agent, at_ns, f"{message_id} {key}")
         reply_id = "" if key else answer_id(at_ns, agent, message_id, kind)
         if agent:
-            stored = self._store.by_relay_id(message_id)
+            stored = self._store.find_by_relay_id(message_id)
             self._answer(work, kind, text, stored, reply_id)
         return work
 
@@ -152,7 +152,7 @@ class Planner:
         if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
             return
         notice_id = derived_id(work.discovered_at, "dead", work.message_id, work.notice_key)
-        stored = self._store.by_relay_id(notice_id)
+        stored = self._store.find_by_relay_id(notice_id)
         body = f"{text}\n".encode()
         to = f"#{SYSTEM}"
         if stored is None:
@@ -189,7 +189,7 @@ class Planner:
         sort by ``order`` in an inbox. Errors: StoreFull, StoreCapacity.
         """
         own_id = answer_id(work.discovered_at + order, to, work.message_id, key)
-        said = self._store.by_relay_id(own_id)
+        said = self._store.find_by_relay_id(own_id)
         body = said.content if said else f"{text}\n".encode()
         message = MessageFile(to, kind, {"RE": work.message_id}, body)
         kept = said or self._store_reply(work, message, own_id, None)
@@ -197,9 +197,9 @@ class Planner:
 
     def _find_stored(self, work: WorkItem) -> Message | None:
         """The message as stored before a crash or a transient error."""
-        stored = self._store.by_relay_id(work.message_id)
+        stored = self._store.find_by_relay_id(work.message_id)
         if stored is None and work.is_repeat:  # a crash came before its row was completed
-            stored = self._store.ever_by_relay_id(work.message_id)
+            stored = self._store.find_by_relay_id(work.message_id, include_archived=True)
         return stored
 
     def _route(
@@ -241,7 +241,7 @@ class Planner:
             owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
             channel = self._store.create_channel(route.channel, route.channel_type, owner)
         for member in route.members:
-            if not self._store.takes_part(channel.id, member):
+            if not self._store.is_participant(channel.id, member):
                 self._store.join_channel(channel.id, member)
         return channel
 
@@ -277,12 +277,12 @@ class Planner:
         """Apply an answer to the delivery that it answers."""
         status, text = router.answer_status(message)
         sender, answer = work.agent, (work.message_id, text)
-        ends = ack_rules.ends(original, status, message.kind is Kind.RESPONSE)
+        ends = ack_rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
         store = self._store
-        store.hear_answer(original, sender, status, ends=ends, answer=answer)
+        store.record_answer(original, sender, status, ends=ends, answer=answer)
         owed = store.state.owed.get(original.id, {}).get(sender)
         duty = ObligationState("open", owed.due_ms * NS_PER_MS or None) if owed else None
-        if ends and store.is_owed(original):
+        if ends and store.tracks_answer(original):
             duty = ObligationState("answered")
         return Acknowledged(original.relay_id or "", sender, status, *answer, duty)
 
@@ -291,7 +291,7 @@ class Planner:
     ) -> None:
         """Execute a message addressed to the orchestrator, once, and answer it."""
         for kind in (Kind.ACK, Kind.NACK):
-            said = self._store.by_relay_id(_answer_id(work, kind))
+            said = self._store.find_by_relay_id(_answer_id(work, kind))
             if said is not None:  # before a crash: done with it, and this is what came of it
                 if kind is Kind.ACK and message.kind is Kind.COMMAND:
                     # what went with it into the ledger may not have got there
@@ -305,7 +305,7 @@ class Planner:
         if answer.job is not None:
             work.jobs.append(answer.job)
         self._register_key(work, answer.key)
-        for number, recipient in self._store.take_copies():
+        for number, recipient in self._store.pop_sticky():
             copied = self._store.get_message(number)
             relay_id = copied.relay_id if copied else None
             if relay_id is not None:
@@ -384,7 +384,7 @@ class Planner:
         if gone:
             work.bounced = gone
             self._answer(work, Kind.NACK, _bounced_text(gone, work.file.file_name), stored)
-        if self._store.holds(stored.id):
+        if self._store.is_held(stored.id):
             due = throttled_until(stored, work.seen_at)
             work.deferred += [
                 DeferredDelivery(work.message_id, name, THROTTLED, due) for name in targets
@@ -409,11 +409,12 @@ class Planner:
         self, work: WorkItem, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
     ) -> None:
         """Reply to the sender; the id is derived from the message answered."""
-        reply_id = reply_id or _answer_id(work, kind)
-        to = work.agent
+        reply_id, to = reply_id or _answer_id(work, kind), work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
-        kept = self._store.by_relay_id(reply_id) or self._store_reply(work, reply, reply_id, stored)
+        kept = self._store.find_by_relay_id(reply_id) or self._store_reply(
+            work, reply, reply_id, stored
+        )
         self._add_system_message(work, reply, reply_id, kept, (to,))
 
     def _add_system_message(

@@ -143,7 +143,7 @@ class ReadDetector:
         self._missing.pop((agent, message_id), None)
         if (agent, message_id) in self._read:
             return
-        stored = self._store.by_relay_id(message_id)
+        stored = self._store.find_by_relay_id(message_id)
         known = self._store.state.deliveries.get(stored.id, {}) if stored else {}
         attempt = known[agent].attempt if agent in known else _NOT_KNOWN
         if stored is not None:
@@ -162,11 +162,11 @@ class ReadDetector:
             if row is None or row.state != "written" or (agent, message_id) in self._vanished:
                 continue
             attempt = row.attempt + 1
-            stored = self._store.by_relay_id(message_id)
+            stored = self._store.find_by_relay_id(message_id)
             if stored is not None:
                 known = self._store.state.deliveries.get(stored.id, {}).get(agent)
                 attempt = max(attempt, known.attempt + 1 if known else 0)
-                self._store.hold(stored.id, agent, attempt)
+                self._store.postpone(stored.id, agent, attempt)
             self._vanished[agent, message_id] = attempt
 
     def flush(self) -> list[ReadDelivery]:

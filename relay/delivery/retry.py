@@ -29,8 +29,8 @@ from relay.delivery.work import (
     system_work,
     system_work_about,
 )
-from relay.engine.acks import Overdue, Verdict
 from relay.engine.commstore import CommStore
+from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger import DeliveryRow, HeldDelivery, Ledger, MessageRow
 
 GONE = NO_AGENT
@@ -118,7 +118,7 @@ class DeferredQueue:
     def _end_of(
         self, held: DeliveryRow, row: MessageRow, agents: Set[str], now: int
     ) -> FailedDeferral | None:
-        stored = self._store.by_relay_id(held.message_id)
+        stored = self._store.find_by_relay_id(held.message_id)
         if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
             way = (
                 "its channel released it" if self._throttled(held) else "the inbox could be written"
@@ -131,7 +131,7 @@ class DeferredQueue:
             )
         if held.recipient not in agents:
             return FailedDeferral(row, held, DeliveryState.BOUNCED, GONE)
-        age_s = (now - held.staged_at - self._store.lost_ns(held.staged_at)) // NS_PER_S
+        age_s = (now - held.staged_at - self._store.downtime_ns(held.staged_at)) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             text = f"its inbox could not be written for {age_s} s: {held.last_error}"
             if self._throttled(held):
@@ -162,8 +162,8 @@ class DeferredQueue:
 
     def _throttled(self, held: DeliveryRow) -> Message | None:
         """The message, if its channel throttles it."""
-        stored = self._store.by_relay_id(held.message_id)
-        if stored is None or not self._store.holds(stored.id):
+        stored = self._store.find_by_relay_id(held.message_id)
+        if stored is None or not self._store.is_held(stored.id):
             return None
         return None if stored.id in self._released else stored
 
@@ -176,7 +176,7 @@ class DeferredQueue:
             with self._ledger.transaction():
                 self._ledger.deliveries.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
             return None
-        stored = self._store.by_relay_id(held.message_id)
+        stored = self._store.find_by_relay_id(held.message_id)
         number = stored.id if stored else 0
         work = system_work(row, f"held {held.recipient}")
         work.pause_s = pause_s
@@ -229,11 +229,11 @@ class RetryQueue:
         if not due:
             return
         rows = self._ledger.rows({_relay_id(one) for one in due})
-        again: list[Overdue] = []
+        again: list[OverdueDelivery] = []
         over: list[EndedDelivery] = []
         for one in due:
-            if one.verdict is not Verdict.AGAIN:
-                over.append(_ended(one, DeliveryState[one.verdict.name]))
+            if one.decision is not RetryDecision.RETRY:
+                over.append(_ended(one, DeliveryState[one.decision.name]))
             elif (
                 one.recipient in agents
                 and one.recipient not in self._unavailable
@@ -247,8 +247,10 @@ class RetryQueue:
         self._deliver_again(dirs, again, rows)
         self._end_deliveries(dirs, over, rows, agents)
 
-    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, MessageRow]) -> None:
-        groups: dict[tuple[int, int], list[Overdue]] = {}
+    def _deliver_again(
+        self, dirs: Dirs, again: list[OverdueDelivery], rows: dict[str, MessageRow]
+    ) -> None:
+        groups: dict[tuple[int, int], list[OverdueDelivery]] = {}
         for one in again:
             groups.setdefault((one.message.id, one.attempt), []).append(one)
         works: list[WorkItem] = []
@@ -257,7 +259,7 @@ class RetryQueue:
             try:
                 data = render_retry(dirs, self._store, row, attempt)
             except MessageError as exc:  # not while the engine knows it
-                self._store.give_up(number, [one.recipient for one in group], str(exc))
+                self._store.dead_letter(number, [one.recipient for one in group], str(exc))
                 continue
             work = system_work(row, f"attempt {attempt}")
             recipients = tuple(one.recipient for one in group)
@@ -359,11 +361,11 @@ class RetryQueue:
         )
 
 
-def _ended(one: Overdue, state: DeliveryState) -> EndedDelivery:
+def _ended(one: OverdueDelivery, state: DeliveryState) -> EndedDelivery:
     return EndedDelivery(
         one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason
     )
 
 
-def _relay_id(one: Overdue) -> str:
+def _relay_id(one: OverdueDelivery) -> str:
     return one.message.relay_id or ""

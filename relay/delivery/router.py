@@ -214,7 +214,7 @@ def _route_answer(
             f"its sender {original.sender} is no longer an agent; it is recorded as answered",
             original,
         )
-    if not store.takes_part(channel.id, sender):  # it has left; answering does not join again
+    if not store.is_participant(channel.id, sender):  # it has left; answering does not join again
         return _direct(sender, original.sender)._replace(answers=original)
     return Route(
         channel.name,
@@ -231,7 +231,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     relay_id = message.headers.get("RE")
     if relay_id is not None:
         try:
-            original = store.ever_by_relay_id(relay_id)
+            original = store.find_by_relay_id(relay_id, include_archived=True)
         except (OSError, FormatError) as exc:
             return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
@@ -242,7 +242,8 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     thread = message.headers["THREAD"]
     asked = [
         candidate
-        for candidate in store.thread_here(uuid4_of(thread)) or store.get_thread(uuid4_of(thread))
+        for candidate in store.thread_in_store(uuid4_of(thread))
+        or store.get_thread(uuid4_of(thread))
         if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
     ]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.

@@ -266,7 +266,9 @@ def resume_message(
     if versions:
         headers["VERSION"] = str(versions[-1].version)
     message = MessageFile(name, Kind.NOTIFICATION, headers, body)
-    stored = store.by_relay_id(message_id) or _store_message(store, name, message_id, body, now_ns)
+    stored = store.find_by_relay_id(message_id) or _store_message(
+        store, name, message_id, body, now_ns
+    )
     facts = system_message_row(message_id, body, str(message.kind), name, now_ns)
     data = render_delivered(message, message_id, ORCHESTRATOR, now_ns, facts.checksum or "", None)
     work = system_work_about(message_id, "", now_ns, f"welcome {key}")
@@ -324,7 +326,7 @@ def _store_message(
     if channel is None:
         channel = store.create_channel(channel_name, ChannelType.DIRECT, name)
     for member in (name, ORCHESTRATOR):
-        if not store.takes_part(channel.id, member):
+        if not store.is_participant(channel.id, member):
             store.join_channel(channel.id, member)
     metadata: Metadata = {"relay_id": message_id, "to": name, "created_ns": now_ns}
     return store.accept(

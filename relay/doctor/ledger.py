@@ -29,7 +29,7 @@ from relay.doctor.finding import (
     summarize,
 )
 from relay.doctor.stores import GONE, stream_range
-from relay.engine.event_codec import EventCodec
+from relay.engine.events import EventCodec
 from relay.journal.journal import JournalReader
 from relay.ledger import SCHEMA_VERSION, archive_pack, open_readonly, schema_sql
 from relay.ledger import file as ledger_file

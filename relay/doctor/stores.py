@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from relay.acomm import codec, encryption
+from relay.acomm import store_file
 from relay.acomm.container import Flag
 from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
@@ -96,7 +96,7 @@ def _without_checkpoints(home: Home) -> str:
 def _damage_of(path: str) -> str:
     """Describe the damage of a store file, or return ""."""
     try:
-        codec.read(path)
+        store_file.read(path)
     except FileNotFoundError:
         return f"{path}: missing"
     except (RelayError, OSError) as exc:
@@ -215,8 +215,8 @@ def check_encryption(target: Target) -> Iterator[Finding]:
         for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
             _open(path, key)
         if not opens(home, key):
-            what = "but no key was given" if key is None else "with another key"
-            raise SealedStore(f"{stream_dir(home)} is encrypted {what}")
+            what = ", and no key was given" if key is None else " with another key"
+            raise SealedStore(f"{stream_dir(home)} is encrypted{what}")
     except (KeyFileError, SealedStore) as exc:
         yield Finding("store", describe_error(exc), f"the relay does not start: {exc.hint}")
     except (FormatError, OSError):
@@ -226,5 +226,5 @@ def check_encryption(target: Target) -> Iterator[Finding]:
 def _open(path: str, key: bytes | None) -> None:
     """Errors: SealedStore."""
     with contextlib.suppress(FormatError, OSError):
-        if codec.peek_header(path).flags & Flag.ENCRYPTED:
-            encryption.unseal(codec.read(path, warn=_ignore), key, path)
+        if store_file.peek_header(path).flags & Flag.ENCRYPTED:
+            store_file.decrypt(store_file.read(path, warn=_ignore), key, path)

@@ -26,13 +26,12 @@ from relay.acomm.model import (
     SortOrder,
     Subscription,
 )
-from relay.engine.acks import Redelivery
+from relay.engine.checkpoint import FlushPolicy
 from relay.engine.commstore import CommStore
-from relay.engine.flush import FlushPolicy
-from relay.engine.limits import Limits
-from relay.engine.pressure import StoreStats
+from relay.engine.core import Compacted, StoreStats
 from relay.engine.query import QueryResult
-from relay.engine.retention import Compacted
+from relay.engine.retries import Redelivery
+from relay.engine.validation import Limits
 
 __all__ = [
     "Channel",

@@ -1,9 +1,9 @@
 """What a delivery still has before it: pure rules that state and commands share.
 
-An acknowledgment may be given to what ``owes_ack`` names. It is waited for, and the message
+An acknowledgment may be given to what ``requires_ack`` names. It is waited for, and the message
 delivered again until it comes, where at least once was asked for (``is_retried``) and nowhere
 else. A message is pending while somebody has it on the way, has not received it, is delivered to
-again, or has said nothing of the answer that a relay waits for (``relay.engine.obligations``).
+again, or has said nothing of the answer that a relay waits for (``relay.engine.deliveries``).
 Answers are never pending: who waits for one waits for nothing else then.
 Source: message-engine.txt, "Acknowledgment Flow" and "Channel Pressure"; DESIGN, "Bounded".
 """
@@ -25,15 +25,15 @@ from relay.acomm.model import (
 )
 
 ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
-ASKING = frozenset({MessageType.COMMAND, MessageType.QUERY})
+REQUESTS = frozenset({MessageType.COMMAND, MessageType.QUERY})
 _NOBODY: Mapping[str, Obligation] = {}
 _NOT_WRITTEN = frozenset({DeliveryState.SENT, DeliveryState.STAGED, DeliveryState.WAITING})
 _UNDERWAY = _NOT_WRITTEN | {DeliveryState.DELIVERED}
 
 
-def owes_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
+def requires_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
     """True when a message like this is to be acknowledged by its recipients."""
-    return message_type in ASKING or is_retried(channel, message_type, metadata)
+    return message_type in REQUESTS or is_retried(channel, message_type, metadata)
 
 
 def is_retried(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
@@ -51,22 +51,22 @@ def is_retried(channel: Channel, message_type: MessageType, metadata: Metadata |
     )
 
 
-def still_retried(channel: Channel, message: Message) -> bool:
+def ack_pending(channel: Channel, message: Message) -> bool:
     """True while acknowledgments are waited for; once all have come the message wants no more."""
     return message.status is not MessageStatus.ACKNOWLEDGED and is_retried(
         channel, message.message_type, message.metadata
     )
 
 
-def is_to_be_answered(message: Message) -> bool:
+def requires_answer(message: Message) -> bool:
     """True for a plain command or query: who gets it from a relay owes its sender an answer.
 
     What the orchestrator takes (a spawn, a join) is a Command, too, of another kind.
     """
-    return message.message_type in ASKING and "kind" not in (message.metadata or {})
+    return message.message_type in REQUESTS and "kind" not in (message.metadata or {})
 
 
-def ends(message: Message, said: str, is_response: bool) -> bool:
+def ends_obligation(message: Message, said: str, is_response: bool) -> bool:
     """True when an answer like this ends what is owed: a question is answered by a response."""
     is_query = message.message_type is MessageType.QUERY
     return is_response or said == "failed" or (said == "completed" and not is_query)
@@ -82,7 +82,7 @@ def is_open(
 
     ``written_is_taken``: what stands in an inbox needs this store no more, unless it owes one.
     """
-    if still_retried(channel, message):
+    if ack_pending(channel, message):
         return any(
             one.state in _UNDERWAY or one.state is DeliveryState.RECEIVED for one in deliveries
         )

@@ -5,7 +5,6 @@ Source: data-structures.txt "Channel", "Participant", "Subscription".
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -32,15 +31,15 @@ from relay.base.errors import (
     ValidationFailed,
 )
 from relay.engine import ack_rules, events, routing, topics, validation
-from relay.engine.pressure import PressureCommands
-from relay.engine.query import FILTER_LIMIT_S, REGEX_LIMIT_S, check_filter
+from relay.engine.deliveries import DeliveryCommands
+from relay.engine.query import check_filter
 
 _SETTINGS = frozenset(ChannelSettings.__struct_fields__)
 _WORDS = frozenset({"description", "tags"})
 _KNOWN = frozenset(ChannelConfig.__struct_fields__) | _SETTINGS | _WORDS
 
 
-class ChannelCommands(PressureCommands):
+class ChannelCommands(DeliveryCommands):
     """The CommStore's commands on channels."""
 
     def create_channel(
@@ -112,7 +111,7 @@ class ChannelCommands(PressureCommands):
             role = validation.check_member("role", role, ParticipantRole)
             if role is ParticipantRole.OWNER and participant != channel.owner:
                 raise ValidationFailed("role", f"{channel.owner} owns channel {channel.name}")
-        if self.takes_part(channel_id, participant):
+        if self.is_participant(channel_id, participant):
             return channel
         validation.check_participant("participant", participant)
         most = channel.config.max_participants
@@ -132,7 +131,7 @@ class ChannelCommands(PressureCommands):
         joined = Participant(participant, role, now, identity)
         self.apply(events.ParticipantJoined(channel_id, joined, now))
         if channel.config.sticky_messages and channel.channel_type is not ChannelType.PUB_SUB:
-            self._catch_up(channel, participant, lambda _: True)
+            self._deliver_sticky(channel, participant, lambda _: True)
         return self.get_channel(channel_id)
 
     def set_identities(self, identities: Mapping[str, str]) -> None:
@@ -162,7 +161,7 @@ class ChannelCommands(PressureCommands):
         nobody else may send.
         """
         channel = self.get_channel(channel_id)
-        if not self.takes_part(channel_id, participant):
+        if not self.is_participant(channel_id, participant):
             raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
         if channel.channel_type is ChannelType.BROADCAST and participant == channel.owner:
             raise ValidationFailed(
@@ -177,7 +176,7 @@ class ChannelCommands(PressureCommands):
                 if (
                     message is not None
                     and message.channel_id == channel_id
-                    and not ack_rules.still_retried(channel, message)
+                    and not ack_rules.ack_pending(channel, message)
                 ):
                     self.move_deliveries(number, [participant], DeliveryState.BOUNCED)
         return self.get_channel(channel_id)
@@ -214,7 +213,7 @@ class ChannelCommands(PressureCommands):
         )
         self.apply(events.SubscriptionAdded(subscription))
         if channel.config.sticky_messages:
-            self._catch_up(channel, subscriber, self._wanted_by(subscription))
+            self._deliver_sticky(channel, subscriber, self._subscription_predicate(subscription))
         return subscription
 
     def subscriptions(
@@ -254,7 +253,7 @@ class ChannelCommands(PressureCommands):
         changed = msgspec.structs.replace(known, active=active, filter=filter)
         if changed != known:
             self.apply(events.SubscriptionChanged(changed, self._now_s()))
-            self._slow.discard(known.id)  # of a new filter it is said again
+            self._invalid_filters.discard(known.id)  # of a new filter it is said again
         return changed
 
     def _with_topics(self, channel_id: int) -> Channel:
@@ -268,21 +267,19 @@ class ChannelCommands(PressureCommands):
             )
         return channel
 
-    def _wanted_by(self, subscription: Subscription) -> Callable[[Message], bool]:
-        """Whether a subscription wants an earlier message; there may be very many of them."""
-        end_s = time.monotonic() + REGEX_LIMIT_S  # for its filter, in all
+    def _subscription_predicate(self, subscription: Subscription) -> Callable[[Message], bool]:
+        """A test for earlier messages that a subscription wants."""
 
         def is_wanted(message: Message) -> bool:
-            limit_s = min(FILTER_LIMIT_S, end_s - time.monotonic())
             return (
                 message.topic is not None
                 and topics.matches(message.topic, subscription.topic_pattern)
-                and routing.wants(subscription, message, self._warn_of_filter, limit_s)
+                and routing.passes_filter(subscription, message, self._warn_of_filter)
             )
 
         return is_wanted
 
-    def _catch_up(
+    def _deliver_sticky(
         self, channel: Channel, participant: str, is_wanted: Callable[[Message], bool]
     ) -> None:
         """Deliver to a newcomer what a sticky channel has, once; answers are nobody else's."""
@@ -305,16 +302,17 @@ class ChannelCommands(PressureCommands):
             self._copies += [(number, participant) for number in numbers]
             return
         for message in earlier:
-            if not self.holds(message.id):
+            if not self.is_held(message.id):
                 self.deliver(message.id, [participant])
 
     def _warn_of_filter(self, subscription: Subscription) -> None:
-        """Say once that a subscription's filter is none or too slow, and so matches nothing."""
-        if subscription.id not in self._slow:
-            self._slow.add(subscription.id)
+        """Warn once of a subscription whose filter is invalid and so matches nothing."""
+        if subscription.id not in self._invalid_filters:
+            self._invalid_filters.add(subscription.id)
             self.warn(
                 f"subscription {subscription.id} of {subscription.subscriber}: its content "
-                "pattern is none, or takes too long, so it does not match"
+                "pattern is not a valid RE2 pattern, so nothing matches; subscribe again with a "
+                "valid one"
             )
 
     def _check_room(self, what: str, count: int, most: int) -> None:
@@ -323,7 +321,7 @@ class ChannelCommands(PressureCommands):
 
     def _subscriptions_to(self, channel_id: int, pattern: str) -> list[Subscription]:
         trie = self.state.topics.get(channel_id)
-        numbers = trie.exactly(pattern) if trie else ()
+        numbers = trie.find_exact(pattern) if trie else ()
         return [self.state.subscriptions[number] for number in numbers]
 
     def unsubscribe(self, channel_id: int, subscriber: str, pattern: str | None = None) -> int:

@@ -7,10 +7,10 @@
         store.receive_messages(channel.id, "executor")
 
 A store is changed by events alone (``relay.engine.state``). The commands validate, make the event,
-apply it and return the new value; a refusal is an error that names the field, and leaves the
-store as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time
-is up and nothing more happens. It takes a snapshot between two events, under the lock under which
-each is applied. Source: message-engine.txt, data-structures.txt.
+apply it and return the new value; a refusal is an error that names the field, and leaves the store
+as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time is up and
+nothing more happens. It takes a snapshot between two events, under the lock under which each is
+applied. Source: message-engine.txt, data-structures.txt.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from relay.acomm import codec, excess, lock, store_file
-from relay.acomm.encryption import unseal
+from relay.acomm import check, store_file
 from relay.acomm.model import DeliveryState, StoreFile
+from relay.acomm.store_file import decrypt
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 from relay.engine import events
-from relay.engine.acks import DueCommands, Redelivery
-from relay.engine.derive import derive_deliveries
-from relay.engine.flush import Alarm, Flusher, FlushPolicy, Inline
-from relay.engine.limits import DEFAULT_LIMITS, Limits
+from relay.engine.checkpoint import Alarm, Flusher, FlushPolicy, InlineExecutor
+from relay.engine.retries import Redelivery, RetryCommands
+from relay.engine.routing import derive_deliveries
 from relay.engine.state import State
+from relay.engine.validation import DEFAULT_LIMITS, Limits
 
 _BATCH = FlushPolicy()
 _MANUAL = FlushPolicy(None, None)
 
 
-class CommStore(DueCommands):
+class CommStore(RetryCommands):
     """One live store. Opened from a path it writes itself; else a Flusher of its owner's does."""
 
     def __init__(
@@ -51,9 +51,9 @@ class CommStore(DueCommands):
         self._flusher: Flusher | None = None
         self._policy = FlushPolicy()
         self._path: str | None = None
-        self._is_gathering = False  # in ``as_one``
+        self._is_gathering = False  # in ``single_flush``
         self._is_closed = False
-        self._refusal = ""  # why nothing is changed: its file would lose something
+        self._read_only_reason = ""  # why nothing is changed: its file would lose something
         self._held = contextlib.ExitStack()
         self._lock = threading.RLock()  # around each event, and around each flush
         self._alarm = Alarm(self._flush_when_due)
@@ -79,9 +79,9 @@ class CommStore(DueCommands):
         warn: Callable[[str], object] | None = None,
         key: bytes | None = None,
         *,
-        keep: bool = False,
+        read_only: bool = False,
         accept: Callable[[CommStore], object] = lambda store: None,
-        after: str = store_file.WITHOUT,
+        outcome: str = store_file.LATER_EVENTS_LOST,
     ) -> CommStore | None:
         """The store in the file at ``path``, in memory; None when there is no file.
 
@@ -96,9 +96,9 @@ class CommStore(DueCommands):
 
         def made(file: StoreFile, name: str) -> CommStore:
             try:
-                if not keep:
-                    excess.check(file, name)
-                store = cls.load(clock, unseal(file, key, name), limits)
+                if not read_only:
+                    check.check_limits(file, name)
+                store = cls.load(clock, decrypt(file, key, name), limits)
             except FormatError as exc:
                 if exc.path == name:
                     raise
@@ -106,11 +106,11 @@ class CommStore(DueCommands):
             accept(store)
             return store
 
-        store = store_file.load(path, made, warn, keep=keep, after=after)
+        store = store_file.load(path, made, warn, read_only=read_only, outcome=outcome)
         if store is not None:
             store.warn = warn
             with contextlib.suppress(FileNotFoundError):
-                store.note_file(os.path.getsize(path), store.sequence, 0)
+                store.file_written(os.path.getsize(path), store.sequence, 0)
         return store
 
     @classmethod
@@ -154,14 +154,14 @@ class CommStore(DueCommands):
         """
         clock = clock or Clock()
         with contextlib.ExitStack() as held:
-            held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
+            held.enter_context(store_file.locked(path, clock.now_ns() // NS_PER_S))
             store = cls._of_file(path, clock, limits, warn, key)
             store._held, store._path = held.pop_all(), path
-        if store._refusal:
+        if store._read_only_reason:
             return store
         store._policy = policy or FlushPolicy()
-        store._flusher = Flusher(store, path, store._policy, clock, Inline(), key=key)
-        store._hand_over_rest()
+        store._flusher = Flusher(store, path, store._policy, clock, InlineExecutor(), key=key)
+        store._enqueue_undelivered()
         return store
 
     @classmethod
@@ -177,9 +177,11 @@ class CommStore(DueCommands):
         store = cls.load_path(path, clock, limits, warn, key)
         if store is not None:
             read = path if os.path.lexists(path) else path + store_file.PREVIOUS
-            if lost := codec.unwritable(read):
-                store._refusal = f"{path} is opened for reading only: a flush would lose {lost}"
-                store.warn(store._refusal)
+            if lost := store_file.lost_on_rewrite(read):
+                store._read_only_reason = (
+                    f"{path} is opened for reading only: a flush would lose {lost}"
+                )
+                store.warn(store._read_only_reason)
                 return store
         for name in (path, path + store_file.PREVIOUS):
             with contextlib.suppress(FileNotFoundError):
@@ -188,8 +190,8 @@ class CommStore(DueCommands):
             store = cls(clock, None, limits)
             store.warn = warn or store.warn
         if not os.path.lexists(path):
-            size = store_file.write(path, store.snapshot(), key=key)
-            store.note_file(size, store.sequence, 0)
+            size = store_file.save(path, store.snapshot(), key=key)
+            store.file_written(size, store.sequence, 0)
         return store
 
     def apply(self, event: events.Event) -> None:
@@ -198,8 +200,8 @@ class CommStore(DueCommands):
         A flush that is due and fails is tried again with backoff; ``flush`` says why.
         Errors: StoreClosed, StoreReadOnly, and nothing has changed.
         """
-        if self._refusal:
-            raise StoreReadOnly(self._refusal)
+        if self._read_only_reason:
+            raise StoreReadOnly(self._read_only_reason)
         if self._is_closed:
             raise StoreClosed("the store is closed")
         if self._flusher is None:
@@ -226,7 +228,7 @@ class CommStore(DueCommands):
             self._commit(_MANUAL)
 
     @contextlib.contextmanager
-    def as_one(self, channel_id: int) -> Iterator[None]:
+    def single_flush(self, channel_id: int) -> Iterator[None]:
         """A block whose events go into the file with one flush, as the channel's policy says."""
         with self._lock:
             self._is_gathering = True
@@ -237,8 +239,8 @@ class CommStore(DueCommands):
                 self._commit(self._policy_in(channel_id))
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
-        """What is due: see DueCommands; then retention, what was held back, and the flush."""
-        if self._refusal:
+        """What is due: see RetryCommands; then retention, what was held back, and the flush."""
+        if self._read_only_reason:
             return []
         again = super().tick(now_ns)
         self.retain()
@@ -254,7 +256,7 @@ class CommStore(DueCommands):
             if self._flusher is not None:
                 self._flusher.flush()
 
-    def _hand_over_rest(self) -> None:
+    def _enqueue_undelivered(self) -> None:
         """Deliver what was accepted before, and not delivered."""
         held = self.state.pending.held
         for number, deliveries in list(self.state.deliveries.items()):
@@ -262,7 +264,7 @@ class CommStore(DueCommands):
             if message is None or number in held:
                 continue
             if any(one.state is DeliveryState.SENT for one in deliveries.values()):
-                self.hand_over(message)
+                self.enqueue(message)
         self.resume()
 
     def _policy_of(self, event: events.Event) -> FlushPolicy | None:

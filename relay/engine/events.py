@@ -1,15 +1,32 @@
-"""The events of the message engine: every mutation of a store is one of these.
+"""The events of the message engine, and their encoding in a journal.
 
-``CommStore.apply(event)`` is the only code that changes a store, so applying the same events
-to the same start gives the same store. They are values; a journal keeps them as they are.
+Every change of a store is an event: ``CommStore.apply(event)`` is the only code that changes one,
+so applying the same events to the same start gives the same store.
+
+A journal keeps them as msgpack maps with a version, readable by any msgpack library:
+
+    {"v": 1, "seq": n, "event": {"type": "MessageSent", ...}}      an event; the store's n-th
+    {"v": 1, "start": {"boot_id": ..., "epoch": ..., "at": ...}}   control: its writer started
+    {"v": 1, "checkpoint": {"offset": ..., "sequence": ...}}       snapshot boundary
+    {"v": 1, "sealed": nonce | ciphertext | tag}                   one of these, encrypted
+
+``seq`` makes replay idempotent. Encryption uses the store's key with the record's logical offset
+as additional data, so a moved record does not decrypt. Nonces are random: an offset may be written
+twice, after a torn tail. A new field of an event gets a default; what old readers must not read
+gets a new version, and the old decoder stays.
 """
 
 from __future__ import annotations
 
-import msgspec
+import os
 
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from relay.acomm.fields import U64
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     Channel,
     ChannelConfig,
     ChannelSettings,
@@ -21,6 +38,8 @@ from relay.acomm.model import (
     Participant,
     Subscription,
 )
+from relay.acomm.store_file import NONCE_BYTES
+from relay.base.errors import FormatError, SealedStore, VersionError
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True):
@@ -213,12 +232,12 @@ class ArchiveDropped(_Event, frozen=True):
 class Rolled(_Event, frozen=True):
     """An archive file counts from now on; its messages are leaving the store."""
 
-    note: ArchiveNote
+    note: ArchiveInfo
     message_ids: tuple[int, ...]
     at: int
 
 
-class TakenOut(_Event, frozen=True):
+class MessagesEvicted(_Event, frozen=True, tag="TakenOut"):  # its name in journals
     """The first so many of the messages that are leaving have left."""
 
     count: int
@@ -297,7 +316,7 @@ Event = (
     | MessagesArchived
     | ArchiveDropped
     | Rolled
-    | TakenOut
+    | MessagesEvicted
     | Owed
     | Reminded
     | OwedNoMore
@@ -305,3 +324,76 @@ Event = (
     | DuplicateNoted
     | DuplicatesForgotten
 )
+
+
+VERSION = 1
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Its writer began: a record in between says that what came before may lack its last bytes."""
+
+    boot_id: str  # of the machine: another one means that it was switched off in between
+    epoch: int
+    at: int  # Unix nanoseconds
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A store file covers everything before ``offset``."""
+
+    offset: int
+    sequence: int
+
+
+class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of one record; exactly one of the last four is there."""
+
+    v: int
+    seq: int | None = None  # events of the store before this one
+    event: Event | None = None
+    start: Start | None = None
+    checkpoint: Checkpoint | None = None
+    sealed: bytes | None = None
+
+
+class EventCodec:
+    """Encodes and decodes payloads. ``key``: 32 bytes that seal them; None: they are plain."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._cipher = None if key is None else AESGCM(key)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(EventRecord).decode
+
+    def encode_event(self, seq: int, event: Event, offset: int) -> bytes:
+        """The payload of an event's record at ``offset``."""
+        return self.encode(EventRecord(VERSION, seq, event), offset)
+
+    def encode(self, frame: EventRecord, offset: int) -> bytes:
+        """The payload of a record at ``offset``."""
+        plain = self._encode(frame)
+        if self._cipher is None:
+            return plain
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = nonce + self._cipher.encrypt(nonce, plain, U64.pack(offset))
+        return self._encode(EventRecord(VERSION, sealed=sealed))
+
+    def decode(self, payload: bytes, offset: int, path: str = "journal") -> EventRecord:
+        """What a record says. Errors: FormatError, VersionError naming its offset; SealedStore."""
+        try:
+            frame = self._decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise FormatError(path, offset, "an event of version 1", exc) from exc
+        if frame.v != VERSION:
+            raise VersionError(path, offset, f"events of version {VERSION}", frame.v)
+        if frame.sealed is None:
+            return frame
+        return EventCodec().decode(self.decrypt(frame.sealed, offset, path), offset, path)
+
+    def decrypt(self, sealed: bytes, offset: int, path: str = "journal") -> bytes:
+        """The payload that a record at ``offset`` has sealed. Errors: SealedStore."""
+        if self._cipher is None:
+            raise SealedStore(f"{path} at {offset} is encrypted, and no key was given")
+        nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+        try:
+            return self._cipher.decrypt(nonce, rest, U64.pack(offset))
+        except (InvalidTag, ValueError):
+            raise SealedStore(f"{path} at {offset} does not open with this key") from None

@@ -1,28 +1,49 @@
-"""Stage 3 of the send pipeline: who receives a message, asked of the state.
+"""Recipients of a message: by the type of its channel, and, for files without deliveries, derived.
 
-Source: message-engine.txt, "Route".
+A file of another writer may lack the section that holds deliveries; ``derive_deliveries`` restores
+them from status and channel:
+
+    status of the message     its deliveries
+    Created, Sent             to be delivered
+    Delivered                 received
+    Acknowledged, Archived    acknowledged
+    Failed                    bounced
+    DeadLetter                dead
+
+Source: message-engine.txt, "Route"; FORMATS section 2, last sentence, and section 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from relay.acomm.model import Channel, ChannelType, Message, Subscription
-from relay.base.errors import QueryTimeout, ValidationFailed
-from relay.engine.query import FILTER_LIMIT_S, find
+from relay.acomm.engine_state import DeadLetterInfo
+from relay.acomm.model import (
+    Channel,
+    ChannelType,
+    Delivery,
+    DeliveryState,
+    Message,
+    MessageStatus,
+    Subscription,
+)
+from relay.base.errors import ValidationFailed
+from relay.engine.ack_rules import ANSWERS
+from relay.engine.query import find
 from relay.engine.state import State
 
-Slow = Callable[[Subscription], object]
+OnInvalidFilter = Callable[[Subscription], object]
 
 
-def route(state: State, channel: Channel, message: Message, slow: Slow) -> tuple[str, ...]:
+def route(
+    state: State, channel: Channel, message: Message, on_invalid: OnInvalidFilter
+) -> tuple[str, ...]:
     """The recipients of a message in a channel, by the channel's type.
 
-    ``slow`` is told of a subscription whose filter takes too long; it does not match then, so
-    that no subscriber can hold up a publisher.
+    ``on_invalid`` is called with each subscription whose filter is invalid; it does not match.
     """
     if channel.channel_type is ChannelType.PUB_SUB:
-        reached = dict.fromkeys(_subscribers(state, message, slow))
+        reached = dict.fromkeys(_subscribers(state, message, on_invalid))
     else:
         reached = dict(state.members[channel.id])
     if not channel.config.echo or channel.channel_type is ChannelType.DIRECT:
@@ -30,27 +51,90 @@ def route(state: State, channel: Channel, message: Message, slow: Slow) -> tuple
     return tuple(reached)
 
 
-def wants(
-    subscription: Subscription, message: Message, slow: Slow, limit_s: float = FILTER_LIMIT_S
+def passes_filter(
+    subscription: Subscription, message: Message, on_invalid: OnInvalidFilter
 ) -> bool:
     """True when an active subscription, whose pattern matches, lets the message through.
 
-    A filter that takes longer than ``limit_s``, or that a file had though it is none, does not.
+    An invalid filter, which a file of another writer may hold, lets nothing through.
     """
     if not subscription.active:
         return False
     if subscription.filter is None:
         return True
     try:
-        return bool(find([message], subscription.filter, limit_s))
-    except (QueryTimeout, ValidationFailed):
-        slow(subscription)
+        return bool(find([message], subscription.filter))
+    except ValidationFailed:
+        on_invalid(subscription)
         return False
 
 
-def _subscribers(state: State, message: Message, slow: Slow) -> Iterator[str]:
+def _subscribers(state: State, message: Message, on_invalid: OnInvalidFilter) -> Iterator[str]:
     trie = state.topics.get(message.channel_id)
     for number in trie.match(message.topic or "") if trie else ():
         subscription = state.subscriptions[number]
-        if wants(subscription, message, slow):
+        if passes_filter(subscription, message, on_invalid):
             yield subscription.subscriber
+
+
+_STATE_OF = {
+    MessageStatus.CREATED: DeliveryState.SENT,
+    MessageStatus.SENT: DeliveryState.SENT,
+    MessageStatus.DELIVERED: DeliveryState.RECEIVED,
+    MessageStatus.ACKNOWLEDGED: DeliveryState.ACKNOWLEDGED,
+    MessageStatus.ARCHIVED: DeliveryState.ACKNOWLEDGED,
+    MessageStatus.FAILED: DeliveryState.BOUNCED,
+    MessageStatus.DEAD_LETTER: DeliveryState.DEAD,
+}
+_MOST_RETRIES = 2**30  # of another writer: attempts are counted on from there
+
+
+def derive_deliveries(state: State) -> None:
+    """Give messages of a state just loaded the deliveries that they must have had.
+
+    Another writer may have left out all of section 256, or added messages that it does not know.
+    """
+    for messages in (state.messages, state.dead_letters, state.archive):
+        for message in [one for one in messages.values() if one.id not in state.deliveries]:
+            is_dead = messages is state.dead_letters
+            status = MessageStatus.DEAD_LETTER if is_dead else message.status
+            one = Delivery(_STATE_OF[status], min(message.retry_count, _MOST_RETRIES) + 1)
+            recipients = _recipients(state, message)
+            state.deliveries[message.id] = dict.fromkeys(recipients, one)
+            if is_dead and not state.dead[message.id].recipients:
+                state.dead[message.id] = DeadLetterInfo(message.created_at, "", recipients)
+
+
+def _recipients(state: State, message: Message) -> tuple[str, ...]:
+    if message.message_type in ANSWERS:
+        return _asked(state, message)
+    channel = state.channels[message.channel_id]
+    since: dict[str, int] = {p.id: p.joined_at for p in channel.participants}
+    if channel.channel_type is ChannelType.PUB_SUB:
+        since = {}
+        for one in _subscriptions(state, message):
+            since[one.subscriber] = min(one.created_at, since.get(one.subscriber, one.created_at))
+    routed = route(state, channel, message, lambda _: None)
+    return tuple(one for one in routed if since.get(one, 0) <= message.created_at)
+
+
+def _subscriptions(state: State, message: Message) -> list[Subscription]:
+    trie = state.topics.get(message.channel_id)
+    return [state.subscriptions[n] for n in trie.match(message.topic or "")] if trie else []
+
+
+def _asked(state: State, message: Message) -> tuple[str, ...]:
+    """Who sent what this answers: the others of its thread that are no answers themselves."""
+    thread = message.correlation_id
+    if thread is None:
+        return ()
+    asked = [
+        messages[number].sender
+        for index, messages in (
+            (state.index, state.messages),
+            (state.archive_index, state.archive),
+        )
+        for number in index.thread(thread)
+        if messages[number].message_type not in ANSWERS
+    ]
+    return tuple(dict.fromkeys(one for one in asked if one != message.sender))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from relay.acomm.engine_state import DeadNote, Lost
+from relay.acomm.engine_state import DeadLetterInfo, Downtime
 from relay.acomm.model import (
     ChannelState,
     Delivery,
@@ -33,7 +33,9 @@ _STATUS_OF = {
 _HOPELESS = frozenset({DeliveryState.BOUNCED, DeliveryState.EXPIRED, DeliveryState.DEAD})
 _SENT = Delivery()
 _NO_OBLIGATION = Obligation()
-MOST_LOST = 64  # times in which nobody ran that are kept: what is open is younger than the oldest
+MAX_DOWNTIMES = (
+    64  # times in which nobody ran that are kept: what is open is younger than the oldest
+)
 
 
 class State(Tables):
@@ -225,8 +227,8 @@ class State(Tables):
         self._set_deliveries(event.message_id, known, dead)
         if event.message_id in self.owed:
             self._set_owed(event.message_id, dict.fromkeys(event.recipients))
-        earlier = self.dead.get(event.message_id, DeadNote(event.at, "", ()))
-        self.dead[event.message_id] = DeadNote(
+        earlier = self.dead.get(event.message_id, DeadLetterInfo(event.at, "", ()))
+        self.dead[event.message_id] = DeadLetterInfo(
             event.at, event.last_error, (*earlier.recipients, *event.recipients)
         )
         self.modified_at = event.at
@@ -273,11 +275,11 @@ class State(Tables):
 
     def _rolled(self, event: events.Rolled) -> None:
         self.archives += (event.note,)
-        self.leaving = event.message_ids
+        self.evicting = event.message_ids
         self.modified_at = event.at
 
-    def _taken_out(self, event: events.TakenOut) -> None:
-        out, self.leaving = self.leaving[: event.count], self.leaving[event.count :]
+    def _taken_out(self, event: events.MessagesEvicted) -> None:
+        out, self.evicting = self.evicting[: event.count], self.evicting[event.count :]
         gone = self._drop_live([number for number in out if number in self.messages])
         archived = [self.archive.pop(number) for number in out if number in self.archive]
         self.archive_index.remove(archived)
@@ -336,7 +338,7 @@ class State(Tables):
         )
         self.duplicates = {key: later(at_ms) for key, at_ms in self.duplicates.items()}
         self.next_forget_ms = min(self.duplicates.values(), default=None)
-        self.lost = (*self.lost[1 - MOST_LOST :], Lost(event.at, by_ms))
+        self.downtimes = (*self.downtimes[1 - MAX_DOWNTIMES :], Downtime(event.at, by_ms))
         self.modified_at = event.at
 
     def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
@@ -422,7 +424,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.MessagesArchived: State._messages_archived,
     events.ArchiveDropped: State._archive_dropped,
     events.Rolled: State._rolled,
-    events.TakenOut: State._taken_out,
+    events.MessagesEvicted: State._taken_out,
     events.Owed: State._owed,
     events.Reminded: State._reminded,
     events.OwedNoMore: State._owed_no_more,

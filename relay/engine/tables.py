@@ -1,23 +1,30 @@
-"""What a store keeps, by what it is looked up: the tables that ``State`` is made of.
+"""The tables of a store: what it keeps, by the keys that it is looked up by.
 
-Loaded from a file and copied into a snapshot here; what an event does to them is in
-``relay.engine.state``. Values are immutable and replaced, so ``snapshot`` copies pointers and any
-thread may read what it took. Source: data-structures.txt, "CommStore".
+``State`` changes them; here they are loaded from a file and copied into a snapshot. Values are
+immutable and replaced, so ``snapshot`` copies pointers and any thread may read the result.
+Source: data-structures.txt, "CommStore"; message-engine.txt, "Channel Pressure".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heapify, heappush
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappush, merge
 from operator import attrgetter
 from typing import Self
 
 import msgspec
 
-from relay.acomm import invariants
-from relay.acomm.engine_state import DeadNote, DuplicateKey, EngineState, Lost, Position, Snapshot
+from relay.acomm import check
+from relay.acomm.engine_state import (
+    DeadLetterInfo,
+    Downtime,
+    DuplicateKey,
+    EngineState,
+    JournalPosition,
+    StoreSnapshot,
+)
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     Channel,
     ChannelSettings,
     Delivery,
@@ -26,14 +33,53 @@ from relay.acomm.model import (
     MessageStatus,
     Metadata,
     Obligation,
+    Priority,
     RetentionKind,
     StoreFile,
     Subscription,
 )
 from relay.engine import ack_rules
-from relay.engine.message_index import MessageIndex
-from relay.engine.pending import Pending
+from relay.engine.query import MessageIndex
 from relay.engine.topics import TopicTrie
+
+
+class PendingMessages:
+    """Message ids: pending ones by channel, held ones by channel and priority."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, dict[int, None]] = {}  # only of channels that have a limit
+        self.held: dict[int, None] = {}  # every held message, in the order of acceptance
+        self._waiting: dict[int, tuple[dict[int, None], ...]] = {}  # channel -> by priority
+
+    def hold(self, message: Message) -> None:
+        """Keep a message back, behind those of its priority."""
+        self.held[message.id] = None
+        waiting = self._waiting.setdefault(message.channel_id, tuple({} for _ in Priority))
+        waiting[message.priority][message.id] = None
+
+    def release(self, message: Message) -> None:
+        """It is held no more."""
+        if message.id in self.held:
+            del self.held[message.id]
+            del self._waiting[message.channel_id][message.priority][message.id]
+
+    def holds_any(self, channel_id: int) -> bool:
+        """True when a channel holds something back."""
+        return any(self._waiting.get(channel_id, ()))
+
+    def holding(self) -> list[int]:
+        """The channels that hold something back, by id."""
+        return sorted(c for c, waiting in self._waiting.items() if any(waiting))
+
+    def in_order(self, channel_id: int, heeds_priority: bool) -> Iterator[int]:
+        """What a channel holds, in the order in which it goes on."""
+        waiting = self._waiting[channel_id]
+        if heeds_priority:
+            for one in waiting:
+                yield from one
+        else:
+            yield from merge(*waiting)
+
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
@@ -76,7 +122,7 @@ class Tables:
         self.bytes_sent = 0  # of records, since it was opened
         self.record_bytes = 0  # of every message kept, live, dead or archived
         self.kept: dict[int, int] = {}  # live messages or bytes, of channels that bound those
-        self.pending = Pending()
+        self.pending = PendingMessages()
         self.retained: dict[int, None] = {}  # channels that do not keep messages for ever
         self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
         self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
@@ -89,8 +135,8 @@ class Tables:
         self.owed: dict[int, dict[str, Obligation]] = {}  # open ones; inner dicts are replaced
         self.reminders: list[tuple[int, int, str]] = []  # heap, like the timers, of what is owed
         self._most_reminders = MANY_TIMERS
-        self.lost: tuple[Lost, ...] = ()  # when nobody ran, oldest first
-        self.dead: dict[int, DeadNote] = {}  # what was given up, by message
+        self.downtimes: tuple[Downtime, ...] = ()  # when nobody ran, oldest first
+        self.dead: dict[int, DeadLetterInfo] = {}  # what was given up, by message
         self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
         self.dead_index = MessageIndex()
         self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
@@ -100,9 +146,9 @@ class Tables:
         self._live_is_sorted = True
         self._archive_is_sorted = True
         self._archive_end = (0, 0)  # (created_at, id) of the last one
-        self.archives: tuple[ArchiveNote, ...] = ()  # files of what was rolled, oldest first
-        self.leaving: tuple[int, ...] = ()  # messages of the last of them that are still here
-        self.journal: Position | None = None  # what the file that it was loaded from covers
+        self.archives: tuple[ArchiveInfo, ...] = ()  # files of what was rolled, oldest first
+        self.evicting: tuple[int, ...] = ()  # messages of the last of them that are still here
+        self.journal: JournalPosition | None = None  # what the file that it was loaded from covers
         self.next_channel = self.next_message = self.next_subscription = 1
 
     @property
@@ -119,7 +165,7 @@ class Tables:
         Where ENGINE_STATE is missing nobody's deliveries are known; ``derive`` finds them.
         Errors: FormatError when it breaks an invariant, or its engine state is cut short.
         """
-        kept = invariants.check(file)
+        kept = check.check_invariants(file)
         state = cls(file.created_at)
         state.modified_at = file.modified_at
         for channel in file.channels:
@@ -128,7 +174,7 @@ class Tables:
         for subscription in file.subscriptions:
             state._add_subscription(subscription)
         state._load_deliveries(kept.deliveries)
-        unknown = {m.id: DeadNote(m.created_at, "", ()) for m in state.dead_letters.values()}
+        unknown = {m.id: DeadLetterInfo(m.created_at, "", ()) for m in state.dead_letters.values()}
         state.dead = unknown | kept.dead
         state.duplicates = dict(kept.duplicates)
         state.next_forget_ms = min(kept.duplicates.values(), default=None)
@@ -139,8 +185,8 @@ class Tables:
         for channel_id, settings in kept.settings.items():
             state._set_settings(channel_id, settings)
         state._load_owed(kept.owed)
-        state.lost = kept.lost
-        state.archives, state.leaving = kept.archives, kept.leaving
+        state.downtimes = kept.downtimes
+        state.archives, state.evicting = kept.archives, kept.evicting
         state.journal = kept.journal
         rolled = (note.last_id for note in kept.archives)
         numbers = (*state.messages, *state.dead_letters, *state.archive, *rolled)
@@ -171,12 +217,12 @@ class Tables:
             self.record_bytes += record_bytes(message)
             self._add_archived(message)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StoreSnapshot:
         """Everything as immutable values, in O(messages) pointer copies."""
         if not self._live_is_sorted:  # a dead letter is back among them
             self.messages = dict(sorted(self.messages.items()))
             self._live_is_sorted = True
-        return Snapshot(
+        return StoreSnapshot(
             StoreFile(
                 self.created_at,
                 self.modified_at,
@@ -200,9 +246,9 @@ class Tables:
                 self.settings.copy(),
                 tuple(self.pending.held),
                 self.archives,
-                self.leaving,
+                self.evicting,
                 owed=self.owed.copy(),
-                lost=self.lost,
+                downtimes=self.downtimes,
             ),
         )
 

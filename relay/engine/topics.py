@@ -82,13 +82,13 @@ class TopicTrie:
     """
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _TrieNode()
 
     def add(self, pattern: str, number: int) -> None:
         """Remember ``number`` under a pattern."""
         node = self._root
         for segment in pattern.split("."):
-            node = node.ways.setdefault(segment, _Node())
+            node = node.children.setdefault(segment, _TrieNode())
         node.numbers[number] = None
 
     def remove(self, pattern: str, number: int) -> None:
@@ -96,43 +96,43 @@ class TopicTrie:
         path = [self._root]
         segments = pattern.split(".")
         for segment in segments:
-            path.append(path[-1].ways[segment])
+            path.append(path[-1].children[segment])
         path[-1].numbers.pop(number, None)
         for segment, parent, node in reversed(list(zip(segments, path, path[1:], strict=False))):
-            if node.numbers or node.ways:
+            if node.numbers or node.children:
                 break
-            del parent.ways[segment]
+            del parent.children[segment]
 
-    def exactly(self, pattern: str) -> Iterator[int]:
+    def find_exact(self, pattern: str) -> Iterator[int]:
         """Every number under this very pattern."""
-        node: _Node | None = self._root
+        node: _TrieNode | None = self._root
         for segment in pattern.split("."):
-            node = node.ways.get(segment) if node else None
+            node = node.children.get(segment) if node else None
         yield from node.numbers if node else ()
 
     def match(self, topic: str) -> Iterator[int]:
         """Every number whose pattern covers the topic, once."""
         nodes = [self._root]
         for segment in topic.split("."):
-            yield from _rests(nodes)
+            yield from _multi_level_matches(nodes)
             # a topic may have a * or # of its own: neither is a second way to the same place
             ways = (ANY,) if segment in (ANY, MULTI) else (segment, ANY)
-            nodes = [node.ways[way] for node in nodes for way in ways if way in node.ways]
-        yield from _rests(nodes)
+            nodes = [node.children[way] for node in nodes for way in ways if way in node.children]
+        yield from _multi_level_matches(nodes)
         for node in nodes:
             yield from node.numbers
 
 
-class _Node:
-    __slots__ = ("numbers", "ways")
+class _TrieNode:
+    __slots__ = ("children", "numbers")
 
     def __init__(self) -> None:
-        self.ways: dict[str, _Node] = {}
+        self.children: dict[str, _TrieNode] = {}
         self.numbers: dict[int, None] = {}
 
 
-def _rests(nodes: list[_Node]) -> Iterator[int]:
+def _multi_level_matches(nodes: list[_TrieNode]) -> Iterator[int]:
     """The patterns that take whatever follows, from here on."""
     for node in nodes:
-        if MULTI in node.ways:
-            yield from node.ways[MULTI].numbers
+        if MULTI in node.children:
+            yield from node.children[MULTI].numbers

@@ -1,8 +1,8 @@
-"""Stage 1 of the send pipeline: every rule a message must keep before it is anything.
+"""Validation of messages, channels and settings, and the limits of a store.
 
-Pure functions; each fault is a ValidationFailed that names the field, or a NotParticipant or
-ChannelUnavailable that names the channel. Source: message-engine.txt "Validate",
-data-structures.txt "Validation Rules".
+Pure functions; each error is a ValidationFailed that names the field, or a NotParticipant or
+ChannelUnavailable that names the channel. Source: message-engine.txt, "Validate", "Backpressure";
+data-structures.txt, "Validation Rules"; acomm-file-format.txt, "Size Limits".
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from relay.acomm.container import MAX_FILE_BYTES
 from relay.acomm.model import (
     FLUSH_MODES,
     Channel,
@@ -26,6 +27,7 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
+from relay.acomm.sections import MAX_CHANNELS, MAX_MESSAGES, MAX_SUBSCRIPTIONS
 from relay.base.errors import ChannelUnavailable, NotParticipant, ValidationFailed
 from relay.base.names import is_channel_name
 from relay.engine import topics
@@ -204,7 +206,7 @@ def _check_metadata_text(key: str, value: str) -> None:
 
 def check_message(
     channel: Channel,
-    takes_part: bool,
+    is_participant: bool,
     sender: str,
     message_type: MessageType,
     content: bytes,
@@ -213,7 +215,7 @@ def check_message(
 ) -> None:
     """Sender, channel, content, topic and ttl of one message."""
     check_participant("sender", sender)
-    _check_channel(channel, takes_part, sender, message_type)
+    _check_channel(channel, is_participant, sender, message_type)
     limit = min(channel.config.max_message_size, MAX_CONTENT_BYTES)
     if not content:
         raise ValidationFailed("content", "the message is empty", 0)
@@ -255,13 +257,13 @@ def _length(name: object) -> int:
 
 
 def _check_channel(
-    channel: Channel, takes_part: bool, sender: str, message_type: MessageType
+    channel: Channel, is_participant: bool, sender: str, message_type: MessageType
 ) -> None:
     # what a paused or draining channel has delivered must still be answered, or it would die
     answers = channel.state is not ChannelState.CLOSED and message_type in ANSWERS
     if channel.state is not ChannelState.ACTIVE and not answers:
         raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
-    if not takes_part:
+    if not is_participant:
         raise NotParticipant(f"{sender} does not take part in channel {channel.name}")
     if (
         channel.channel_type is ChannelType.BROADCAST
@@ -293,3 +295,19 @@ def check_correlation(
         raise ValidationFailed(
             "correlation_id", "an Acknowledgment must answer a message that expects one"
         )
+
+
+class Limits(NamedTuple):
+    """The limits of a store. Only a test has a reason to narrow those of the file."""
+
+    active_messages: int = 100_000  # not archived, in memory; the guide's threshold
+    messages: int = MAX_MESSAGES  # with dead letters and archived ones
+    channels: int = MAX_CHANNELS
+    subscriptions: int = MAX_SUBSCRIPTIONS
+    file_bytes: int = MAX_FILE_BYTES
+    warn_bytes: int = MAX_FILE_BYTES * 8 // 10  # where the warning comes
+    reserve_bytes: int = 104_857_600  # 100 MiB below the limit nothing new is taken, answers are
+    batch_recipients: int = 1000  # a larger fan-out is delivered in batches of this many
+
+
+DEFAULT_LIMITS = Limits()

@@ -47,7 +47,7 @@ class Residency(IntFlag):
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):
-    """What is known of one segment; the fields of a snapshot's entry."""
+    """The entry of one segment; its fields are those of a snapshot's entry."""
 
     segment_id: int
     base_offset: int  # stream offset of its first record
@@ -55,7 +55,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     segment_crc64: int = 0
     ext_id: int = 0  # highest message id in it
     creation_ts_ms: int = 0
-    compressed_bytes: int = 0  # of the Tier 1 file and the Tier 2 object; 0: never made
+    compressed_bytes: int = 0  # of the Tier 1 file and the Tier 2 object; 0: never compressed
     residency: Residency = Residency.TIER0
     sealed: bool = False
     dictionary_id: int = 0  # 0: none
@@ -64,7 +64,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
 
     @property
     def end_offset(self) -> int:
-        """The stream offset behind its last record; of an active one, its base."""
+        """The stream offset after its last record; for an active segment, its base."""
         return self.base_offset + max(self.durable_bytes - SEGMENT_HEADER.size, 0)
 
     @property
@@ -74,58 +74,58 @@ class SegmentEntry(msgspec.Struct, frozen=True):
 
 
 class Failure(NamedTuple):
-    """What went wrong last with a segment, and how often in a row."""
+    """The last failure of a kind of job on a segment, and how many in a row."""
 
     reason: int  # of format.Reason
     at_ms: int
     times: int
 
 
-# A success forgives the failures of its own kind.
-_FORGIVES = {
+# A success clears the failures of its own kind.
+_CLEARS = {
     ManifestType.CompressionDone: ManifestType.CompressionFailed,
     ManifestType.UploadDone: ManifestType.UploadFailed,
     ManifestType.HydrationDone: ManifestType.HydrationFailed,
 }
-_FAILURES = frozenset(_FORGIVES.values())
+_FAILURES = frozenset(_CLEARS.values())
 
 
 class Catalog:
-    """Entries by segment id, ascending. Belongs to its manifest, and changes under its lock."""
+    """Entries by segment id, ascending. Owned by a manifest, and changed under its lock."""
 
     def __init__(self, entries: Iterable[SegmentEntry] = (), *, jobs: int = 0) -> None:
         self.entries: dict[int, SegmentEntry] = {entry.segment_id: entry for entry in entries}
-        # What failed last, by segment and kind: for status and retry. Not in snapshots.
+        # By segment and kind, for status and retries. Not in snapshots.
         self.failures: dict[tuple[int, ManifestType], Failure] = {}
-        self.deleting: dict[int, str] = {}  # segment -> key: queued, and not deleted yet
-        self.unknown = 0  # records of types that this version does not know
+        self.deleting: dict[int, str] = {}  # segment -> key: queued for deletion in Tier 2
+        self.unknown = 0  # number of records of unknown types
         self._last_job = jobs
         self._last_segment = max(self.entries, default=-1)
 
     @property
     def next_segment_id(self) -> int:
-        """One more than any segment that was ever opened."""
+        """One more than the highest id of any segment so far."""
         return self._last_segment + 1
 
     @property
     def next_job_id(self) -> int:
-        """One more than any compression job that was ever started; after 2^32 of them from 0."""
+        """One more than the highest id of any compression job so far, modulo 2^32."""
         return (self._last_job + 1) % 2**32
 
     @property
     def active(self) -> SegmentEntry | None:
-        """The newest entry, when it is not sealed."""
+        """The newest entry, if it is not sealed."""
         last = self.entries.get(max(self.entries, default=-1))
         return last if last is not None and not last.sealed else None
 
     def apply(self, record: ManifestRecord) -> None:
-        """Take one record in. Never an error: an unknown type is counted, and what speaks of a
-        segment that has left the catalog changes nothing."""
+        """Apply one record. Never raises: unknown types are counted, and records of removed
+        segments change nothing."""
         if not record.is_known:
             self.unknown += 1
             return
         kind = ManifestType(record.type)
-        self._remember(kind, record)
+        self._update_jobs(kind, record)
         change = _CHANGES.get(kind)
         if change is None:
             return
@@ -142,18 +142,18 @@ class Catalog:
         late = entry.segment_id < self._last_segment
         self.entries[entry.segment_id] = entry
         self._last_segment = max(self._last_segment, entry.segment_id)
-        if late:  # after damage only: the order of ids is a promise
+        if late:  # after damage only: entries are ordered by id
             self.entries = dict(sorted(self.entries.items()))
 
-    def _remember(self, kind: ManifestType, record: ManifestRecord) -> None:
-        """What is kept beside the entries."""
+    def _update_jobs(self, kind: ManifestType, record: ManifestRecord) -> None:
+        """Update failures, jobs and deletions."""
         segment = record.segment_id
         if kind in _FAILURES:
             times = self.failures[segment, kind].times if (segment, kind) in self.failures else 0
             reason = _number(record, "reason_code")
             self.failures[segment, kind] = Failure(reason, record.timestamp_ms, times + 1)
-        elif kind in _FORGIVES:
-            self.failures.pop((segment, _FORGIVES[kind]), None)
+        elif kind in _CLEARS:
+            self.failures.pop((segment, _CLEARS[kind]), None)
         elif kind is ManifestType.CompressionStarted:
             self._last_job = max(self._last_job, _number(record, "job_id"))
         elif kind is ManifestType.Tier2DeleteQueued:
@@ -168,13 +168,13 @@ _Change = Callable[[SegmentEntry | None, ManifestRecord], SegmentEntry | None]
 def _opened(entry: SegmentEntry | None, record: ManifestRecord) -> SegmentEntry:
     base = _number(record, "base_offset")
     if entry is not None and entry.sealed and entry.base_offset == base:
-        return entry  # said again by a recovery: the seal stays
+        return entry  # repeated by a recovery: it stays sealed
     return SegmentEntry(record.segment_id, base, creation_ts_ms=record.timestamp_ms)
 
 
 def _sealed(entry: SegmentEntry | None, record: ManifestRecord) -> SegmentEntry:
     durable = _number(record, "durable_bytes")
-    if entry is None:  # its SegmentOpened was lost; the record speaks of the segment's end
+    if entry is None:  # its SegmentOpened was lost; this record has the segment's end
         base = max(record.logical_offset - (durable - SEGMENT_HEADER.size), 0)
         entry = SegmentEntry(record.segment_id, base, creation_ts_ms=record.timestamp_ms)
     return msgspec.structs.replace(
@@ -217,10 +217,10 @@ def _deleted(entry: SegmentEntry | None, record: ManifestRecord) -> SegmentEntry
 
 
 def evicted_tier(entry: SegmentEntry, reclaimed_bytes: int) -> Residency:
-    """Which local copy a LocalEvicted speaks of: the record has no field for it but the size.
+    """The tier that a LocalEvicted is about: the record has no field for it, only the size.
 
-    As many bytes as the Tier 1 file has: that; anything else: Tier 0. So a record written twice,
-    after a crash, changes nothing more. Should both be of one size: Tier 0 goes first.
+    Tier 1 if it is the size of the Tier 1 file, else Tier 0. So a record that is repeated after a
+    crash changes nothing. If both files have the same size: Tier 0 first.
     """
     if reclaimed_bytes != entry.compressed_bytes or not entry.compressed_bytes:
         return Residency.TIER0
@@ -230,7 +230,7 @@ def evicted_tier(entry: SegmentEntry, reclaimed_bytes: int) -> Residency:
 
 
 def _without(entry: SegmentEntry, tier: Residency) -> SegmentEntry | None:
-    """The entry less a tier; None when that was the last: nobody has the segment any more."""
+    """The entry without a tier; None if that was the last one."""
     left = entry.residency & ~tier
     return msgspec.structs.replace(entry, residency=left) if left else None
 
@@ -260,18 +260,18 @@ class CatalogSnapshot(NamedTuple):
     """The catalog's entries as of a position of the manifest."""
 
     snapshot_id: int
-    chunk_index: int  # of the first record that it does not cover
+    chunk_index: int  # position of the first record that it does not cover
     chunk_offset: int
     entries: tuple[SegmentEntry, ...]  # by segment id
 
 
 def snapshot_path(stream_dir: str, snapshot_id: int) -> str:
-    """Where the snapshot of that id is."""
+    """The path of a snapshot."""
     return os.path.join(stream_dir, SNAPSHOTS, f"{snapshot_id:020d}.snap")
 
 
 def snapshot_ids(stream_dir: str) -> list[int]:
-    """The ids of the snapshots that are there, ascending; good or not."""
+    """The ids of the snapshot files, ascending; damaged ones included."""
     try:
         names = os.listdir(os.path.join(stream_dir, SNAPSHOTS))
     except FileNotFoundError:
@@ -312,7 +312,7 @@ def _encode_entry(entry: SegmentEntry) -> bytes:
 
 
 def decode_snapshot(data: bytes, path: str, snapshot_id: int) -> CatalogSnapshot:
-    """What the bytes of a snapshot say: magic, version, length, checksum, and then the entries.
+    """Verify and decode a snapshot: magic, version, length, checksum, and then the entries.
 
     Errors: FormatError, VersionError, IntegrityError.
     """
@@ -372,13 +372,13 @@ def _decode_entry(data: bytes, at: int, path: str) -> SegmentEntry:
 
 
 def read_snapshot(stream_dir: str, snapshot_id: int) -> CatalogSnapshot:
-    """The snapshot of that id, verified. Errors: OSError, UnsafePath, FormatError and its kind."""
+    """Read and verify a snapshot. Errors: OSError, UnsafePath, FormatError and subclasses."""
     path = snapshot_path(stream_dir, snapshot_id)
     data, _ = fsio.read_regular(path, None, _MAX_BYTES, shared=True)
     return decode_snapshot(data, path, snapshot_id)
 
 
 def write_snapshot(stream_dir: str, snapshot: CatalogSnapshot) -> None:
-    """Put a snapshot in its place; it is there, whole, when this returns. Errors: OSError."""
+    """Write a snapshot atomically and durably. Errors: OSError."""
     data = encode_snapshot(snapshot.chunk_index, snapshot.chunk_offset, snapshot.entries)
     fsio.write_atomic(snapshot_path(stream_dir, snapshot.snapshot_id), data)

@@ -45,7 +45,7 @@ _WARM_FILE = re.compile(r"(0[0-9]{19})\.seg\.zst")
 
 
 class LocalCopies:
-    """Tier 0 and Tier 1 of one stream. Used by one thread at a time: see Tiers."""
+    """Tier 0 and Tier 1 of one stream. Used by one thread at a time, see Tiers."""
 
     def __init__(self, stream_dir: str, manifest: Manifest, warn: Callable[[str], object]) -> None:
         self.stream_dir = stream_dir
@@ -58,11 +58,11 @@ class LocalCopies:
         self.dictionaries = Dictionaries(self.folder)
 
     def tier0(self, entry: SegmentEntry) -> str:
-        """Where the segment lies, or would, as it was written."""
+        """The path of the segment in Tier 0."""
         return segment_path(self.stream_dir, entry.segment_id)
 
     def tier1(self, entry: SegmentEntry) -> str:
-        """Where its compressed copy lies, or would."""
+        """The path of the compressed copy in Tier 1."""
         return os.path.join(self.folder, warm_name(entry.segment_id))
 
     def entry(self, segment_id: int) -> SegmentEntry:
@@ -111,7 +111,7 @@ class LocalCopies:
         self.record(kind, entry, compressed_bytes=size, dictionary_id=dictionary_id)
 
     def verify_warm(self, entry: SegmentEntry) -> Footer:
-        """Inflate the compressed copy whole: it is the segment. Its footer.
+        """Decompress the copy in Tier 1 and compare it with the catalog; the segment's footer.
 
         Errors: FormatError, IntegrityError, FileNotFoundError.
         """
@@ -123,7 +123,7 @@ class LocalCopies:
         return check.done()
 
     def restore(self, entry: SegmentEntry, source: str = "") -> None:
-        """Write Tier 0 from a compressed copy, proved; the manifest is not told.
+        """Write and verify Tier 0 from a compressed copy; nothing is recorded.
 
         Errors: FormatError, IntegrityError, FileNotFoundError, OSError.
         """
@@ -139,7 +139,10 @@ class LocalCopies:
             file.commit()
 
     def evict(self, entry: SegmentEntry, tier: Residency) -> int:
-        """Forget a local copy, then remove its file; its bytes. The proof is the caller's."""
+        """Record the eviction of a local copy, then remove its file; its size.
+
+        The caller has verified another copy.
+        """
         path = self.tier0(entry) if tier is Residency.TIER0 else self.tier1(entry)
         size = entry.file_bytes if tier is Residency.TIER0 else entry.compressed_bytes
         self.record(ManifestType.LocalEvicted, entry, reclaimed_bytes=size)
@@ -147,10 +150,10 @@ class LocalCopies:
         return size
 
     def clean_up(self) -> None:
-        """Put right what a crash left: files that the manifest does not know of.
+        """Handle files that a crash left and the manifest does not have.
 
-        A good copy of a segment that it knows is taken in again, and leaves as any other does;
-        a file of a segment that was pruned is removed; what is neither stays, and is named.
+        A good copy of a segment in the catalog is added again, a file of a pruned segment is
+        removed, and any other file stays, with a warning.
         """
         entries = {entry.segment_id: entry for entry in self.manifest.entries()}
         oldest = min(entries, default=0)
@@ -160,7 +163,7 @@ class LocalCopies:
         ):
             for name in sorted(os.listdir(folder)):
                 path = os.path.join(folder, name)
-                if name.endswith((TEMP, FETCHED)):  # begun by a process that ended
+                if name.endswith((TEMP, FETCHED)):  # left by a process that ended
                     remove(path)
                     continue
                 match = pattern.fullmatch(name)
@@ -182,10 +185,12 @@ class LocalCopies:
                 self._check_file(entry, path)
                 self.record(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
         except (FormatError, FileNotFoundError) as exc:
-            self.warn(f"{exc}: not the copy of segment {entry.segment_id} it is named for; left")
+            self.warn(
+                f"{exc}: not a copy of segment {entry.segment_id} as its name says; left unchanged"
+            )
 
     def is_resident(self, entry: SegmentEntry) -> bool:
-        """Whether Tier 0 has the segment, whole."""
+        """True if Tier 0 has the complete segment."""
         try:
             self._check_file(entry, self.tier0(entry))
         except (FormatError, FileNotFoundError):
@@ -199,7 +204,7 @@ class LocalCopies:
         check.done()
 
     def remove_unused_dictionaries(self) -> None:
-        """Remove the dictionaries that no segment needs; the newest may serve the next."""
+        """Remove dictionaries that no segment needs, except the newest."""
         needed = {entry.dictionary_id for entry in self.manifest.entries()}
         for dictionary_id in self.dictionaries.ids()[:-1]:
             if dictionary_id not in needed:
@@ -207,7 +212,7 @@ class LocalCopies:
 
 
 def _read_all(entry: SegmentEntry, path: str) -> None:
-    """Look at each record's own crc. Errors: IntegrityError."""
+    """Verify the crc of each record. Errors: IntegrityError."""
     source = FileSource(path)
     try:
         for _ in read_records(source, entry.base_offset, entry.base_offset, entry.end_offset):
@@ -217,17 +222,17 @@ def _read_all(entry: SegmentEntry, path: str) -> None:
 
 
 def segment_check(entry: SegmentEntry, name: str) -> SegmentCheck:
-    """What the bytes of a sealed segment have to be; ``name``: of what they are read from."""
+    """A check for the bytes of a sealed segment; ``name``: of the file they are read from."""
     return SegmentCheck(name, entry.durable_bytes, entry.segment_crc64)
 
 
-CRC = "crc64"  # of the object's bytes; names of metadata
+CRC = "crc64"  # of the object's bytes; keys of its metadata
 SEGMENT_CRC = "segment-crc64"
 RECORDS = "records"
 
 
 class RemoteCopies:
-    """Tier 2 of one stream. Used by one thread at a time: see Tiers."""
+    """Tier 2 of one stream. Used by one thread at a time, see Tiers."""
 
     def __init__(self, copies: LocalCopies, objects: ObjectStore, stream_id: int) -> None:
         self.objects = objects
@@ -235,14 +240,14 @@ class RemoteCopies:
         self._prefix = f"{stream_id:020d}"
 
     def key(self, entry: SegmentEntry) -> str:
-        """Where the segment's object is, or would be."""
+        """The key of the segment's object."""
         return entry.key or f"{self._prefix}/{warm_name(entry.segment_id)}"
 
     def upload(self, entry: SegmentEntry) -> None:
-        """Tier 2 has the compressed segment, as far as the store can tell, when this returns.
+        """Upload the compressed segment, and verify it by the store's metadata.
 
-        Errors: ObjectError (noted with its reason), FormatError when the Tier 1 file is damaged,
-        OSError; both noted as transient.
+        Errors: ObjectError (recorded with its reason), FormatError when the Tier 1 file is
+        damaged, OSError; both recorded as transient.
         """
         key, copies = self.key(entry), self._copies
         copies.record(ManifestType.UploadStarted, entry, key=key)
@@ -251,7 +256,7 @@ class RemoteCopies:
             if entry.dictionary_id:
                 path = copies.dictionaries.path(entry.dictionary_id)
                 self._put(self._dictionary_key(entry.dictionary_id), path, {})
-            etag = self._put(key, copies.tier1(entry), _proofs(entry, footer))
+            etag = self._put(key, copies.tier1(entry), _metadata(entry, footer))
         except ObjectError as exc:
             kind = ManifestType.UploadFailed
             copies.record_failure(kind, entry, key=key, reason_code=exc.reason)
@@ -263,7 +268,7 @@ class RemoteCopies:
         copies.record(ManifestType.UploadDone, entry, key=key, etag=etag)
 
     def verify(self, entry: SegmentEntry) -> None:
-        """Ask the store whether it has the object that was uploaded. Errors: ObjectError."""
+        """Verify that the store has the uploaded object. Errors: ObjectError."""
         key = self.key(entry)
         facts = self.objects.head(key)
         if facts is None:
@@ -274,10 +279,10 @@ class RemoteCopies:
             raise self._wrong(key, expected, found)
 
     def hydrate(self, entry: SegmentEntry) -> None:
-        """Download the segment into Tier 0, proved. The manifest is told by the caller.
+        """Download the segment into Tier 0, and verify it. The caller records it.
 
-        Errors: ObjectError, Reason.MISSING when the object is not there or not the segment;
-        FormatError, OSError.
+        Errors: ObjectError, Reason.MISSING when the object is missing or another one; FormatError,
+        OSError.
         """
         path = self.download(entry)
         try:
@@ -288,7 +293,7 @@ class RemoteCopies:
             remove(path)
 
     def download(self, entry: SegmentEntry) -> str:
-        """The object as a file, its checksum proved, and the dictionary that it needs: its path.
+        """Download the object and its dictionary, and verify its checksum; the path of the file.
 
         Errors: as ``hydrate``.
         """
@@ -303,7 +308,7 @@ class RemoteCopies:
         return path
 
     def delete(self, entry: SegmentEntry) -> None:
-        """Remove the segment's object: queued in the manifest first, and done there afterwards."""
+        """Delete the segment's object; queued in the manifest before, recorded afterwards."""
         key = self.key(entry)
         if self._copies.manifest.catalog.deleting.get(entry.segment_id) != key:
             self._copies.record(ManifestType.Tier2DeleteQueued, entry, key=key)
@@ -311,12 +316,12 @@ class RemoteCopies:
         self._copies.record(ManifestType.Tier2Deleted, entry, key=key)
 
     def chunks_to_upload(self) -> list[int]:
-        """Manifest chunks that no replay needs and Tier 2 has not."""
+        """Manifest chunks that replay does not need, and that are not in Tier 2."""
         manifest = self._copies.manifest
         return [i for i in manifest.redundant_chunks() if not is_chunk_uploaded(self._dir, i)]
 
     def upload_chunk(self, index: int) -> None:
-        """Tier 2 has a chunk of the manifest, and its header says so. Errors: as ``upload``."""
+        """Upload a manifest chunk, and mark it as uploaded. Errors: as ``upload``."""
         path = chunk_path(self._dir, index)
         self._put(f"{self._prefix}/manifest/{index:020d}.mlog", path, {})
         self._copies.manifest.mark_uploaded(index)
@@ -329,7 +334,7 @@ class RemoteCopies:
         return f"{self._prefix}/{dictionary_name(dictionary_id)}"
 
     def _put(self, key: str, path: str, metadata: dict[str, str]) -> str:
-        """Send a file unless it is there; the ETag. Errors: ObjectConflict for other content."""
+        """Upload a file unless it exists; the ETag. Errors: ObjectConflict for other content."""
         size, crc = size_of(path) or 0, 0
         for piece in pieces(path):
             crc = crc64(piece, crc)
@@ -339,21 +344,23 @@ class RemoteCopies:
             try:
                 self.objects.put(key, path, metadata)
             except ObjectConflict:
-                pass  # an answer that was lost on its way: who is it?
+                pass  # an earlier attempt's object, or another one
             facts = self.objects.head(key)
         if facts is None:
-            raise ObjectError(f"{self.objects.url}/{key}: put, and not there", Reason.TRANSIENT)
+            raise ObjectError(
+                f"{self.objects.url}/{key}: uploaded, but HEAD does not find it", Reason.TRANSIENT
+            )
         found = {name: facts.metadata.get(name) for name in metadata} | {"size": facts.size}
         if found != metadata | {"size": size}:
             expected = metadata | {"size": size}
             raise ObjectConflict(
-                f"{self.objects.url}/{key}: expected {_words(expected)}, found {_words(found)}",
-                Reason.AUTHENTICATION,  # the one code that says: an operator has to act
+                f"{self.objects.url}/{key}: expected {_text(expected)}, found {_text(found)}",
+                Reason.AUTHENTICATION,  # the code for: the operator must act
             )
         return _etag(facts)
 
     def _get(self, key: str, path: str) -> None:
-        """Download an object to ``path`` whole, its size and checksum as its metadata say."""
+        """Download an object to ``path``, and verify size and checksum by its metadata."""
         download = self.objects.get(key)
         with NewFile(path) as file:
             crc = 0
@@ -381,20 +388,20 @@ class RemoteCopies:
         return ObjectMissing(f"{self.objects.url}/{key}: no such object", Reason.MISSING)
 
     def _wrong(self, key: str, expected: object, found: object) -> ObjectError:
-        text = f"{self.objects.url}/{key}: expected {_words(expected)}, found {_words(found)}"
+        text = f"{self.objects.url}/{key}: expected {_text(expected)}, found {_text(found)}"
         return ObjectMissing(text, Reason.MISSING)
 
 
-def _proofs(entry: SegmentEntry, footer: Footer) -> dict[str, str]:
+def _metadata(entry: SegmentEntry, footer: Footer) -> dict[str, str]:
     return {SEGMENT_CRC: f"{entry.segment_crc64:016x}", RECORDS: str(footer.record_count)}
 
 
 def _etag(facts: ObjectFacts) -> str:
-    """What the manifest has room for."""
+    """The ETag, cut to what a snapshot has room for."""
     return facts.etag.encode()[:MAX_ETAG_BYTES].decode(errors="ignore")
 
 
-def _words(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {told}" for name, told in value.items())
+        return ", ".join(f"{name} {one}" for name, one in value.items())
     return str(value)

@@ -1,7 +1,7 @@
-"""Whole files of the journal: made beside their name, moved there when they are complete.
+"""Complete files of the journal: written to a temporary name, and renamed when they are complete.
 
-A file under its name is complete and durable; what a crash leaves is ``NAME.tmp``, which the next
-attempt begins anew. Removing is durable when ``remove`` returns.
+A file under its name is complete and durable; a crash leaves ``NAME.tmp``, which the next attempt
+replaces. ``remove`` is durable when it returns.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
 from relay.journal.format import FOOTER, Footer, SegmentFlag, crc64
 
-PIECE_BYTES = 1 << 20  # read and written at a time: no tier holds a whole segment in memory
+PIECE_BYTES = 1 << 20  # read and written at a time: no whole segment in memory
 TEMP = ".tmp"
-FETCHED = ".fetched"  # a download, beside the name that it is to have
+FETCHED = ".fetched"  # suffix of a download
 
 
 class NewFile:
-    """A file that appears under ``path`` with ``commit``, whole, or not at all.
+    """A file that appears under ``path``, complete, with ``commit``.
 
-    Used as a context: what was not committed when the block ends is removed.
+    A context manager: without a commit the file is removed at the end of the block.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +31,7 @@ class NewFile:
         self.temp = path + TEMP
         self.size = 0
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.temp)  # of a crash
+            os.unlink(self.temp)  # left by a crash
         self._fd = fsio.open_rw(self.temp, new=True)
 
     def __enter__(self) -> NewFile:
@@ -46,21 +46,23 @@ class NewFile:
         if self._fd < 0:
             return
         self._close()
-        if error is None or isinstance(error, Exception):  # a killed process tidies nothing up
+        if error is None or isinstance(
+            error, Exception
+        ):  # not on KeyboardInterrupt: behave like a killed process
             with contextlib.suppress(OSError):
                 os.unlink(self.temp)
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Add a piece. Errors: OSError."""
+        """Append a piece. Errors: OSError."""
         fsio.write_at(self._fd, piece, self.size, self.temp)
         self.size += len(piece)
 
     def sync(self) -> None:
-        """Make what was written durable under the temporary name: it can be read back now."""
+        """Make the bytes durable under the temporary name, to be read back."""
         fsio.sync_data(self._fd, self.temp)
 
     def commit(self) -> None:
-        """The file has its name, durably, once this returns. Errors: OSError."""
+        """Rename the file, durably. Errors: OSError."""
         self.sync()
         folder = os.path.dirname(self.path)
         dir_fd = fsio.open_dir(folder)
@@ -78,7 +80,7 @@ class NewFile:
 
 
 class SegmentCheck:
-    """Tells whether the pieces fed to it are the sealed segment that the catalog knows.
+    """Verifies that the pieces fed to it are the sealed segment in the catalog.
 
     ``name``: of the file, for errors, which are IntegrityError and FormatError.
     """
@@ -89,15 +91,15 @@ class SegmentCheck:
         self.segment_crc64 = segment_crc64
         self.seen = 0
         self._crc = 0
-        self._tail = b""  # what lies behind the records: the footer
+        self._tail = b""  # the bytes after the records: the footer
 
     @property
     def file_bytes(self) -> int:
-        """Of the whole file: header, records, footer."""
+        """The size of the file: header, records, footer."""
         return self.durable_bytes + FOOTER.size
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """The next piece. Errors: FormatError as soon as there are more bytes than there should."""
+        """Add the next piece. Errors: FormatError as soon as there are too many bytes."""
         records = max(0, min(len(piece), self.durable_bytes - self.seen))
         if records:
             self._crc = crc64(memoryview(piece)[:records], self._crc)
@@ -109,7 +111,7 @@ class SegmentCheck:
             )
 
     def done(self) -> Footer:
-        """The footer, now that everything was fed."""
+        """The footer, after all pieces were fed. Errors: FormatError, IntegrityError."""
         if self.seen != self.file_bytes:
             raise FormatError(self.name, self.seen, f"{self.file_bytes} bytes", f"{self.seen}")
         if self._crc != self.segment_crc64:
@@ -124,7 +126,7 @@ class SegmentCheck:
 
 
 def remove(path: str) -> None:
-    """Remove a file, durably; one that is gone already is fine. Errors: OSError."""
+    """Remove a file, durably; a missing one is ignored. Errors: OSError."""
     folder = os.path.dirname(path)
     fsio.fault("remove", path)
     dir_fd = fsio.open_dir(folder)
@@ -136,7 +138,7 @@ def remove(path: str) -> None:
 
 
 def open_read(path: str) -> int:
-    """A descriptor for reading a regular file. Errors: FileNotFoundError, UnsafePath, OSError."""
+    """Open a regular file for reading. Errors: FileNotFoundError, UnsafePath, OSError."""
     return fsio.open_read(path)
 
 
@@ -153,7 +155,7 @@ def pieces(path: str) -> Iterator[bytes]:
 
 
 def size_of(path: str) -> int | None:
-    """Bytes of the file; None when there is none."""
+    """The size of the file; None if it does not exist."""
     try:
         return os.stat(path, follow_symlinks=False).st_size
     except FileNotFoundError:

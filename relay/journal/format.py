@@ -46,16 +46,16 @@ _CRC_AT = 4  # of record_crc32 in the record's header
 
 
 class RecordFlag(IntFlag):
-    """What a record is beside an event."""
+    """The special kinds of records."""
 
     SNAPSHOT_BOUNDARY = 1  # a checkpoint covers everything before it
-    CONTROL = 2  # about the stream itself: a start of its writer
-    GAP = 4  # stands where damage took records, as long as they were; in PARTIAL segments alone
-    JOINED = 8  # written with the one before it: no sync was between them
+    CONTROL = 2  # about the stream itself, such as a start of its writer
+    GAP = 4  # in place of lost records, of the same length; only in PARTIAL segments
+    JOINED = 8  # in the same commit as the previous one, without a sync between them
 
 
 class SegmentFlag(IntFlag):
-    """What became of a segment; in its footer."""
+    """The state of a segment, in its footer."""
 
     SEALED = 1
     COMPACTED = 2  # rewritten by retention
@@ -63,7 +63,7 @@ class SegmentFlag(IntFlag):
 
 
 class ChunkFlag(IntFlag):
-    """What became of a manifest chunk."""
+    """The state of a manifest chunk."""
 
     SEALED = 1
     UPLOADED = 2  # to Tier 2
@@ -111,7 +111,7 @@ class ChunkHeader(NamedTuple):
 
 
 def crc64(data: bytes | memoryview, before: int = 0) -> int:
-    """CRC-64/NVME; ``before`` is that of the bytes in front of these."""
+    """CRC-64/NVME; ``before`` is the crc of the preceding bytes."""
     return int(crc64nvme(data, before))
 
 
@@ -133,7 +133,7 @@ def decode_chunk_header(data: bytes, path: str) -> ChunkHeader:
 
 
 def _head(data: bytes, path: str, layout: Struct, magic: int, version: int) -> tuple[int, ...]:
-    """The fields of a header: magic, then version, and only then the rest."""
+    """The fields of a header, after checking magic and version."""
     if len(data) < layout.size:
         raise FormatError(path, 0, f"{layout.size} bytes of header", f"{len(data)} bytes")
     fields = layout.unpack_from(data)
@@ -152,7 +152,7 @@ def encode_record(offset: int, at_ms: int, flags: int, payload: bytes) -> bytes:
 
 
 class ManifestType(IntEnum):
-    """What a manifest record says; ids of the source document's table."""
+    """The type of a manifest record; ids of the source document's table."""
 
     SegmentOpened = 0
     SealSegment = 1
@@ -173,23 +173,23 @@ class ManifestType(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a compression, an upload or a hydration failed; the source document's table."""
+    """The reason of a failed compression, upload or hydration; the source document's table."""
 
     TRANSIENT = 0  # eligible for automatic retry
     CODEC = 1  # permanent: a corrupt segment
     AUTHENTICATION = 2  # requires operator action
     UNAVAILABLE = 3  # bucket or network
-    MISSING = 4  # the Tier 2 object is not there: repair
+    MISSING = 4  # the Tier 2 object is missing: repair
 
 
 REASONS = {
-    Reason.TRANSIENT: "passing: tried again",
-    Reason.CODEC: "the codec refuses it for good",
+    Reason.TRANSIENT: "transient: retried",
+    Reason.CODEC: "permanent: the segment is corrupt",
     Reason.AUTHENTICATION: "authentication: the operator must act",
     Reason.UNAVAILABLE: "bucket or network unavailable",
     Reason.MISSING: "the Tier 2 object is missing",
 }
-CHECKPOINT_WRITTEN = 1  # schemas of CustomEvent: a msgpack map each
+CHECKPOINT_WRITTEN = 1  # schemas of CustomEvent, each a msgpack map
 ARCHIVE_ROLLED = 2
 
 # Fields of each payload in disk order; key, etag and blob follow their lengths.
@@ -223,7 +223,7 @@ Field = int | str | bytes
 
 
 class ManifestRecord(NamedTuple):
-    """One record of the manifest. ``type``: a number where this version does not know it."""
+    """One record of the manifest. ``type``: the number, for an unknown type, too."""
 
     type: int
     segment_id: int
@@ -234,12 +234,12 @@ class ManifestRecord(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``SealSegment``; the number of an unknown one."""
+        """``SealSegment``; the number for an unknown type."""
         return ManifestType(self.type).name if self.is_known else str(self.type)
 
     @property
     def is_known(self) -> bool:
-        """False for a type of a later version: skipped, and counted."""
+        """False for a type of a later version, which is skipped and counted."""
         return self.type in _PAYLOADS
 
     def encode(self) -> bytes:
@@ -250,7 +250,7 @@ class ManifestRecord(NamedTuple):
 
 
 def encode_payload(kind: int, fields: dict[str, Field]) -> bytes:
-    """The payload of a manifest record. Errors: KeyError for a field that is missing."""
+    """The payload of a manifest record. Errors: KeyError for a missing field."""
     if kind not in _PAYLOADS:
         return bytes(fields["payload"])  # type: ignore[arg-type] # as it was read
     layout, names = _PAYLOADS[ManifestType(kind)]
@@ -269,9 +269,9 @@ def encode_payload(kind: int, fields: dict[str, Field]) -> bytes:
 
 
 def decode_manifest_record(data: bytes, at: int, end: int, path: str) -> tuple[ManifestRecord, int]:
-    """The record at ``at`` and where the next begins; it must end by ``end``.
+    """The record at ``at``, and the position after it, ``end`` at most.
 
-    Errors: FormatError when it is cut short, IntegrityError when its payload is not its own.
+    Errors: FormatError for an incomplete record, IntegrityError for a wrong checksum.
     """
     if end - at < MANIFEST_RECORD.size:
         raise FormatError(path, at, f"{MANIFEST_RECORD.size} bytes of header", f"{end - at} bytes")

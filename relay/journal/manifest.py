@@ -60,10 +60,10 @@ from relay.journal.replay import (
 
 
 class ChunkFile:
-    """The chunk that is being written. One owner; not safe for threads by itself.
+    """The chunk that is being written. One owner; not thread-safe.
 
-    ``broken`` after a failed sync, or a failed write of the header: nobody knows what is on disk
-    until the chunk is read again.
+    ``broken`` after a failed sync or a failed write of the header: the content of the file is
+    uncertain until it is read again.
     """
 
     def __init__(self, path: str, header: ChunkHeader, records: int) -> None:
@@ -75,7 +75,7 @@ class ChunkFile:
 
     @classmethod
     def create(cls, stream_dir: str, index: int, base_record: int) -> ChunkFile:
-        """A new chunk without records; its file is there, whole, with its name durable."""
+        """Create an empty chunk, durably."""
         path = chunk_path(stream_dir, index)
         header = ChunkHeader(
             index, base_record, FIRST_MANIFEST_RECORD, FIRST_MANIFEST_RECORD, crc64(b""), 0
@@ -85,8 +85,8 @@ class ChunkFile:
 
     @classmethod
     def resume(cls, stream_dir: str, chunk: ManifestChunk) -> ChunkFile:
-        """Go on with a chunk that was read. What was torn behind committed_len goes: its append
-        never returned. Another writer's tail may stand ahead of it: records follow what counts."""
+        """Continue a chunk that was read. A torn tail after committed_len is removed, since its
+        append never returned. Records follow committed_len, whatever tail_offset says."""
         path = chunk_path(stream_dir, chunk.header.chunk_index)
         header = chunk.header._replace(tail_offset=chunk.header.committed_len)
         file = cls(path, header, len(chunk.records))
@@ -101,13 +101,13 @@ class ChunkFile:
 
     @property
     def room(self) -> int:
-        """Bytes that it can still take."""
+        """The free bytes in the chunk."""
         return 0 if self.header.flags & ChunkFlag.SEALED else CHUNK_CAPACITY - self.tail
 
     def append(self, data: bytes, records: int) -> None:
-        """Commit ``records`` encoded records: when this returns, they are replayed.
+        """Commit ``records`` encoded records; durable on return.
 
-        Errors: OSError; when it was the writing of the records, the chunk is as it was.
+        Errors: OSError; if writing the records failed, the chunk is unchanged.
         """
         assert not self.broken and len(data) <= self.room
         fsio.write_at(self._fd, data, self.tail, self.path)
@@ -121,7 +121,7 @@ class ChunkFile:
         self.next_record += records
 
     def seal(self) -> None:
-        """Say in the header that no record follows. Errors: OSError, and then it is broken."""
+        """Seal the chunk: no record follows. Errors: OSError, and then it is broken."""
         self._write_header(self.header._replace(flags=self.header.flags | ChunkFlag.SEALED))
 
     def _write_header(self, header: ChunkHeader) -> None:
@@ -132,14 +132,14 @@ class ChunkFile:
         self.broken = False
 
     def close(self) -> None:
-        """Let go of the file. Everything that was appended is durable already."""
+        """Close the file. All appended records are durable already."""
         os.close(self._fd)
 
 
 def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
-    """Note in a sealed chunk's header that Tier 2 has it; durable on return.
+    """Mark a sealed chunk as uploaded to Tier 2; durable on return.
 
-    Errors: OSError, FormatError when the chunk is not a good sealed one.
+    Errors: OSError, FormatError when the chunk is damaged or not sealed.
     """
     path = chunk_path(stream_dir, index)
     header = decode_chunk(load_chunk(path), path, index).header
@@ -156,36 +156,38 @@ def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
 
 __all__ = ["SNAPSHOT_EVERY", "Manifest", "ManifestView", "read_manifest"]
 
-SNAPSHOT_EVERY = 1_000  # records: a replay of so many takes about 10 ms
+SNAPSHOT_EVERY = 1_000  # records: replaying them takes about 10 ms
 _DIGITS = re.compile("0[0-9]{19}")
-_KEEP_SNAPSHOTS = 2  # the newest good ones: should one be damaged later, the other is there
+_KEEP_SNAPSHOTS = 2  # the newest good ones, in case one is damaged later
 
 
 class Manifest:
-    """The writer of one stream's manifest. Safe for threads: the loop seals and opens segments,
-    a worker notes what the tiers do; an append holds the lock for its two syncs, no longer."""
+    """The writer of one stream's manifest. Thread-safe: the loop seals and opens segments, a worker
+    records the jobs of the tiers; an append holds the lock for its two syncs only."""
 
     def __init__(
         self, stream_dir: str, clock: Clock, warn: Warn, seen: Replay, file: ChunkFile
     ) -> None:
         self.stream_dir = stream_dir
-        self.catalog: Catalog = seen.catalog  # changes under the lock: see entries()
+        self.catalog: Catalog = seen.catalog  # changed under the lock: see entries()
         self.damaged = seen.damaged
         self._clock = clock
         self._warn = warn
         self._beyond = seen.after_damage
         self._aside = range(seen.damaged_from or 0, file.header.chunk_index)
         self._lock = threading.RLock()
-        self._snapshot_lock = threading.Lock()  # one at a time; taken before the other, never after
+        self._snapshot_lock = (
+            threading.Lock()
+        )  # one snapshot at a time; taken before _lock, never after
         self._file: ChunkFile | None = file
         self._since_snapshot = len(seen.records)
         self._rolled = False
 
     @classmethod
     def open(cls, stream_dir: str, stream_id: int, clock: Clock, warn: Warn) -> Manifest:
-        """Replay what is there, and go on behind it; a new stream gets its first chunk.
+        """Replay the manifest and continue it; a new stream gets its first chunk.
 
-        Every finding is warned of. Opening changes nothing but a torn tail, and after damage.
+        Warns of every finding. Changes nothing except a torn tail, and after damage.
         Errors: OSError, UnsafePath; RelayError when the folder is of another stream.
         """
         name = os.path.basename(os.path.normpath(stream_dir))
@@ -199,7 +201,7 @@ class Manifest:
             file = _behind_damage(stream_dir, seen)
         elif seen.last is not None:
             file = ChunkFile.resume(stream_dir, seen.last)
-            if file.room == 0:  # sealed, and the crash came before the next one
+            if file.room == 0:  # sealed before a crash, and the next one is missing
                 file = _next_chunk(stream_dir, file)
         else:
             file = ChunkFile.create(
@@ -208,7 +210,7 @@ class Manifest:
         return cls(stream_dir, clock, warn, seen, file)
 
     def entries(self) -> list[SegmentEntry]:
-        """The catalog's entries by id, as of now; for other threads than the one that appends."""
+        """The catalog's entries by id, as of now; from any thread."""
         with self._lock:
             return list(self.catalog.entries.values())
 
@@ -220,11 +222,11 @@ class Manifest:
         self.append(ManifestRecord(kind, segment_id, logical_offset, at_ms, fields))
 
     def append(self, *records: ManifestRecord) -> None:
-        """Commit records in order: durable, and then in the catalog.
+        """Commit records in order: make them durable, then apply them to the catalog.
 
-        Errors: ValueError for a key or etag that no snapshot could hold, and nothing is written;
-        OSError: a prefix of them may be committed. After a failed sync everything is refused
-        with RelayError until the manifest is opened anew, for nobody knows what is on disk.
+        Errors: ValueError for a key or etag too long for a snapshot, and nothing is written;
+        OSError: some of them may be committed. After a failed sync RelayError, until the manifest
+        is opened again, because the content of the file is uncertain.
         """
         pieces = [_encode(record) for record in records]
         with self._lock:
@@ -236,15 +238,15 @@ class Manifest:
         if due and not self.damaged:
             try:
                 self.snapshot()
-            except (OSError, ValueError) as exc:  # the records are committed all the same
-                self._warn(f"{self.stream_dir}: no snapshot of the manifest: {exc}")
+            except (OSError, ValueError) as exc:  # the records are committed anyway
+                self._warn(f"{self.stream_dir}: cannot write a snapshot of the manifest: {exc}")
 
     def _due(self) -> bool:
-        """Whether it is time for a snapshot."""
+        """True if a snapshot is due."""
         return self._rolled or self._since_snapshot >= SNAPSHOT_EVERY
 
     def _commit(self, records: tuple[ManifestRecord, ...], pieces: list[bytes], begin: int) -> int:
-        """Append as many as the chunk takes; the next one begins when it takes none."""
+        """Append as many records as the chunk has room for, in a new one if it has none."""
         file = self._usable()
         if len(pieces[begin]) > file.room:
             self._file = file = _next_chunk(self.stream_dir, file)
@@ -260,29 +262,29 @@ class Manifest:
 
     def _usable(self) -> ChunkFile:
         if self._file is None:
-            raise RelayError(f"{self.stream_dir}: the manifest was closed", hint="open it again")
+            raise RelayError(f"{self.stream_dir}: the manifest is closed", hint="open it again")
         if self._file.broken:
             raise RelayError(
-                f"{self._file.path}: a sync failed; nobody knows what is on disk",
-                hint="the manifest takes no more until the stream is opened anew",
+                f"{self._file.path}: a sync failed; the content on the disk is uncertain",
+                hint="open the stream again: until then the manifest is read-only",
             )
         return self._file
 
     def snapshot(self) -> int:
-        """Write the catalog as of now beside the log, and note it there; the snapshot's id.
+        """Write a snapshot of the catalog, and record it; the snapshot's id.
 
-        The entries are encoded and written without the lock: appends go on meanwhile.
-        Errors: OSError; then the snapshot may be there or not, and the log is as it was.
-        RelayError while damaged: a snapshot would hide what ``rebuild`` has to mend.
+        The entries are encoded and written without the lock: appends are possible meanwhile.
+        Errors: OSError; the snapshot may exist or not. RelayError while the manifest is damaged:
+        a snapshot would hide the damage from ``rebuild``.
         """
         if self.damaged:
             raise RelayError(f"{self.stream_dir}: the manifest is damaged; rebuild it first")
         with self._snapshot_lock:
             with self._lock:
                 file = self._usable()
-                there = snapshot_ids(self.stream_dir)
+                existing = snapshot_ids(self.stream_dir)
                 made = CatalogSnapshot(
-                    there[-1] + 1 if there else 1,
+                    existing[-1] + 1 if existing else 1,
                     file.header.chunk_index,
                     file.tail,
                     tuple(self.catalog.entries.values()),
@@ -296,7 +298,7 @@ class Manifest:
             return made.snapshot_id
 
     def _mark(self, made: CatalogSnapshot) -> None:
-        """Append the SnapshotMarker, which itself makes no snapshot due."""
+        """Append the SnapshotMarker, which does not count for the next snapshot."""
         fields: dict[str, Field] = {
             "chunk_index": made.chunk_index,
             "chunk_offset": made.chunk_offset,
@@ -307,11 +309,10 @@ class Manifest:
         self._commit((marker,), [marker.encode()], 0)
 
     def rebuild(self, records: Iterable[ManifestRecord]) -> None:
-        """After damage: take in what the segments themselves say; ends ``damaged``.
+        """Rebuild a damaged manifest from the segments' records; resets ``damaged``.
 
-        Good records that stood behind the damage come first: nothing else may know where the
-        Tier 2 copies are. Then ``records``, which correct them where the files say otherwise.
-        Errors: as ``append``.
+        Good records from after the damage come first: only they may know the copies in Tier 2.
+        Then ``records``, which correct them by the files. Errors: as ``append``.
         """
         self.append(*self._beyond, *records)
         self._beyond = []
@@ -320,20 +321,20 @@ class Manifest:
         self._set_aside()
 
     def _set_aside(self) -> None:
-        """Rename the damaged chunk and those behind it; the snapshot leads past them."""
+        """Rename the damaged chunk and those after it, which the snapshot replaces."""
         folder = fsio.open_dir(os.path.join(self.stream_dir, MANIFEST))
         try:
             for index in chunk_indexes(self.stream_dir):
                 if index in self._aside:
                     name = os.path.basename(chunk_path(self.stream_dir, index))
                     fsio.rename(name, folder, name + ".bad", folder)
-                    self._warn(f"{self.stream_dir}: manifest chunk kept aside as {name}.bad")
+                    self._warn(f"{self.stream_dir}: damaged manifest chunk renamed to {name}.bad")
         finally:
             os.close(folder)
 
     def redundant_chunks(self) -> list[int]:
-        """Indexes of sealed chunks that lie wholly before the last two good snapshots: no replay
-        needs them, unless both snapshots are damaged later."""
+        """Indexes of sealed chunks before the last two good snapshots: replay needs them only if
+        both snapshots are damaged later."""
         good = _good_snapshots(self.stream_dir)
         if len(good) < _KEEP_SNAPSHOTS:
             return []
@@ -341,12 +342,12 @@ class Manifest:
         return [index for index in chunk_indexes(self.stream_dir) if index < before]
 
     def mark_uploaded(self, index: int) -> None:
-        """Note in a sealed chunk that Tier 2 has a verified copy of it. Errors: OSError,
-        FormatError when it is damaged or not sealed."""
+        """Mark a sealed chunk as uploaded. Errors: OSError, FormatError when it is damaged or not
+        sealed."""
         mark_chunk_uploaded(self.stream_dir, index)
 
     def close(self) -> None:
-        """Let go of the files; a second time is harmless."""
+        """Close the files; idempotent."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -354,7 +355,7 @@ class Manifest:
 
 
 def _make_folders(stream_dir: str) -> None:
-    """The stream's directories, with their names durable."""
+    """Create the stream's directories, durably."""
     parent = os.path.dirname(os.path.normpath(stream_dir)) or "."
     for path in (parent, stream_dir):
         if not os.path.isdir(path):
@@ -374,7 +375,7 @@ def _encode(record: ManifestRecord) -> bytes:
 
 
 def _next_chunk(stream_dir: str, file: ChunkFile) -> ChunkFile:
-    """Seal a chunk and begin the next; a crash in between leaves a sealed last one."""
+    """Seal a chunk and start the next; after a crash in between the last one is sealed."""
     if not file.header.flags & ChunkFlag.SEALED:
         file.seal()
     made = ChunkFile.create(stream_dir, file.header.chunk_index + 1, file.next_record)
@@ -383,7 +384,7 @@ def _next_chunk(stream_dir: str, file: ChunkFile) -> ChunkFile:
 
 
 def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
-    """A chunk behind all that are there; one that an earlier rebuilding began goes on."""
+    """A chunk after all existing ones; continues one that an earlier rebuild started."""
     there = chunk_indexes(stream_dir)
     damaged = seen.damaged_from or 0
     newest = max([damaged, *there])
@@ -398,14 +399,14 @@ def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
 
 
 def _last_set_aside(stream_dir: str) -> int:
-    """The highest index of a chunk that was kept aside; its number is not used again."""
+    """The highest index of a renamed damaged chunk; the index is not used again."""
     names = os.listdir(os.path.join(stream_dir, MANIFEST))
     aside = [name[:20] for name in names if name.endswith(".mlog.bad")]
     return max([int(digits) for digits in aside if _DIGITS.fullmatch(digits)], default=-1)
 
 
 def _good_snapshots(stream_dir: str) -> list[CatalogSnapshot]:
-    """The newest good snapshots, as many as are kept."""
+    """The newest good snapshots, _KEEP_SNAPSHOTS at most."""
     good: list[CatalogSnapshot] = []
     for snapshot_id in reversed(snapshot_ids(stream_dir)):
         with contextlib.suppress(FormatError):
@@ -416,7 +417,7 @@ def _good_snapshots(stream_dir: str) -> list[CatalogSnapshot]:
 
 
 def _drop_snapshots(stream_dir: str) -> None:
-    """Remove the snapshots that are older than the newest good ones; damaged ones stay."""
+    """Remove the snapshots older than the newest good ones."""
     good = _good_snapshots(stream_dir)
     if len(good) < _KEEP_SNAPSHOTS:
         return

@@ -1,10 +1,10 @@
-"""Tier 2: object stores as far as the tiers need them: a directory, and S3 by obstore.
+"""Tier 2: object stores, in a directory or in S3 (by obstore).
 
-An object is put once and never changed: ``put`` fails where there is one already. Its metadata
-(checksum, record count) lie beside it and tell, without reading it, whether it is the right one.
+An object is written once and never changed: ``put`` fails if it exists. Its metadata (checksum,
+record count) verify it without reading it.
 
     ROOT/{key}             the object, as it was uploaded
-    ROOT/{key}.meta.json   its metadata and ETag; written first, so an object has always got one
+    ROOT/{key}.meta.json   its metadata and ETag; written first, so every object has one
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _META = ".meta.json"
 TIMEOUT_S = 300  # of one request: 64 MiB at 2 Mbit/s
 CONNECT_TIMEOUT_S = 10
 _STATUS = re.compile(r"status code: (\d{3})")
-_INSTANCE_METADATA = "169.254.169.254"  # asked for credentials where the environment has none
+_INSTANCE_METADATA = "169.254.169.254"  # queried for credentials if the environment has none
 
 
 class ObjectFacts(NamedTuple):
-    """What a store says of an object without sending it."""
+    """The facts of an object that a HEAD request returns."""
 
     size: int
     etag: str
@@ -43,35 +43,35 @@ class ObjectFacts(NamedTuple):
 
 
 class Download(NamedTuple):
-    """An object that is being read."""
+    """An object being read."""
 
     facts: ObjectFacts
     pieces: Iterator[bytes]  # errors while reading: ObjectError
 
 
 class ObjectStore(Protocol):
-    """Where Tier 2 lies. Every error is an ObjectError with its Reason; calls do not retry."""
+    """A store for Tier 2. Every error is an ObjectError with a Reason; calls do not retry."""
 
     url: str  # for messages, without credentials
 
     def head(self, key: str) -> ObjectFacts | None:
-        """What is known of an object; None when there is none."""
+        """The facts of an object; None if it does not exist."""
 
     def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
-        """Store the file ``path``, durably; its ETag. Errors: ObjectConflict when the key is
-        taken, ObjectError."""
+        """Store the file ``path``, durably; its ETag. Errors: ObjectConflict when the object
+        exists, ObjectError."""
 
     def get(self, key: str) -> Download:
-        """Read an object. Errors: ObjectError; Reason.MISSING when there is none."""
+        """Read an object. Errors: ObjectError; Reason.MISSING if it does not exist."""
 
     def delete(self, key: str) -> None:
-        """Remove an object, durably; one that is gone already is fine."""
+        """Delete an object, durably; a missing one is ignored."""
 
 
 def open_objects(url: str) -> ObjectStore:
-    """The store that a setting names: a directory's path, or ``s3://bucket/prefix``.
+    """Open the store at a directory's path or ``s3://bucket/prefix``.
 
-    Errors: RelayError when S3 is asked for and not installed.
+    Errors: RelayError when S3 support is needed and not installed.
     """
     if url.startswith("s3://"):
         return S3Objects(url)
@@ -79,26 +79,26 @@ def open_objects(url: str) -> ObjectStore:
 
 
 class DirectoryObjects:
-    """Objects as files below a directory, synced. The directory is never made: where a disk is
-    not mounted, nothing is to be written under its mount point."""
+    """Objects as synced files below a directory, which must exist: nothing is written below the
+    mount point of a disk that is not mounted."""
 
     def __init__(self, root: str) -> None:
         self.url = os.path.abspath(root)
 
     def head(self, key: str) -> ObjectFacts | None:
-        """Size by the file, ETag and metadata by what lies beside it."""
+        """The size of the file, with ETag and metadata from the file beside it."""
         path = self._path(key)
         with self._failing(key):
             size = size_of(path)
             return None if size is None else self._facts(path, size)
 
     def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
-        """Copy the file; the ETag is the crc64 of what was written, read back."""
+        """Copy the file; the ETag is the crc64 of the bytes read back."""
         target = self._path(key)
         with self._failing(key):
             self._make_folders(key)
             if size_of(target) is not None:
-                raise ObjectConflict(f"{target} is there already", Reason.AUTHENTICATION)
+                raise ObjectConflict(f"{target} exists already", Reason.AUTHENTICATION)
             with NewFile(target) as file:
                 sent = 0
                 for piece in pieces(path):
@@ -113,14 +113,14 @@ class DirectoryObjects:
             return etag
 
     def get(self, key: str) -> Download:
-        """The file's bytes; whether they are the right ones is the caller's to check."""
+        """Read the file; the caller verifies it."""
         facts = self.head(key)
         if facts is None:
             raise ObjectMissing(f"{self.url}/{key}: no such object", Reason.MISSING)
         return Download(facts, self._read(key))
 
     def delete(self, key: str) -> None:
-        """The object first: metadata without one are no object."""
+        """Delete the object before its metadata, which alone do not count."""
         path = self._path(key)
         with self._failing(key):
             if os.path.isdir(os.path.dirname(path)):
@@ -128,10 +128,10 @@ class DirectoryObjects:
                 remove(path + _META)
 
     def _path(self, key: str) -> str:
-        """Where the object of that key is. Errors: ObjectError for a key that leads elsewhere."""
+        """The path of an object. Errors: ObjectError for a key that leads outside."""
         parts = key.split("/")
         if "\0" in key or not {"", ".", ".."}.isdisjoint(parts):
-            raise ObjectError(f"{self.url}: {key!r} is no key of an object", Reason.AUTHENTICATION)
+            raise ObjectError(f"{self.url}: {key!r} is not a valid key", Reason.AUTHENTICATION)
         return os.path.join(self.url, *parts)
 
     def _read(self, key: str) -> Iterator[bytes]:
@@ -143,7 +143,7 @@ class DirectoryObjects:
             told = json.loads(b"".join(pieces(path + _META)))
             return ObjectFacts(size, str(told["etag"]), dict(told["metadata"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return ObjectFacts(size, "", {})  # so it is not taken for ours
+            return ObjectFacts(size, "", {})  # so that it does not match any expected object
 
     def _make_folders(self, key: str) -> None:
         folder = self.url
@@ -165,9 +165,9 @@ class DirectoryObjects:
 
 @contextmanager
 def _failing(root: str, key: str) -> Iterator[None]:
-    """What the system refuses becomes an ObjectError with its reason."""
+    """Translate OSError into ObjectError with its reason."""
     if not os.path.isdir(root):
-        hint = "mount it, or make the directory"
+        hint = "mount it, or create the directory"
         raise ObjectError(f"{root}: no such directory", Reason.UNAVAILABLE, hint=hint)
     try:
         yield
@@ -185,12 +185,12 @@ def _crc_of(path: str) -> int:
 
 
 class S3Objects:
-    """A bucket, or a prefix in it (extra ``[s3]``). ``options``: obstore's S3Store options that do
-    not come from the environment.
+    """A bucket, or a prefix in it (extra ``[s3]``). ``options``: those of obstore's S3Store, in
+    addition to the environment.
 
     Credentials, region and endpoint come from the environment (``AWS_ACCESS_KEY_ID``,
     ``AWS_REGION``, ``AWS_ENDPOINT_URL`` ...), never from a setting. Each request is made once: the
-    tiers decide about retries, by the reason given here.
+    tiers retry, by the reason of the error.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -207,7 +207,7 @@ class S3Objects:
         self._store = _open(bucket, options)
 
     def head(self, key: str) -> ObjectFacts | None:
-        """By a HEAD request; a bucket that is missing looks the same as an object that is."""
+        """Send a HEAD request; a missing bucket looks like a missing object."""
         try:
             with self._failing(key):
                 return _facts(self._obstore.get(self._store, self._at(key), options={"head": True}))
@@ -217,7 +217,7 @@ class S3Objects:
             raise
 
     def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
-        """One PUT that fails where there is an object; the store checks the body's CRC-64/NVME."""
+        """Send one PUT, which fails if the object exists; the store verifies the CRC-64/NVME."""
         with self._failing(key, putting=True):
             answer = self._obstore.put(
                 self._store, self._at(key), Path(path), attributes=metadata, mode="create"
@@ -225,13 +225,13 @@ class S3Objects:
         return str(answer["e_tag"] or "").strip('"')
 
     def get(self, key: str) -> Download:
-        """By a GET request; the bytes come as they are read."""
+        """Send a GET request, and stream the bytes."""
         with self._failing(key):
             answer = self._obstore.get(self._store, self._at(key))
             return Download(_facts(answer), self._read(key, answer))
 
     def delete(self, key: str) -> None:
-        """By a DELETE request."""
+        """Send a DELETE request."""
         try:
             with self._failing(key):
                 self._obstore.delete(self._store, self._at(key))
@@ -240,7 +240,7 @@ class S3Objects:
                 raise
 
     def names(self, below: str = "") -> Iterator[str]:
-        """The keys that begin with ``below``, in order, by LIST requests. Errors: ObjectError."""
+        """List the keys with the prefix ``below``, in order. Errors: ObjectError."""
         with self._failing(below):
             skipped = len(self._at(""))
             for page in self._obstore.list(self._store, prefix=self._at(below) or None):
@@ -256,7 +256,7 @@ class S3Objects:
 
     @contextmanager
     def _failing(self, key: str, *, putting: bool = False) -> Iterator[None]:
-        """What obstore raises becomes an ObjectError with its reason, in one line."""
+        """Translate obstore's errors into ObjectError with its reason, in one line."""
         errors = self._obstore.exceptions
         try:
             yield
@@ -271,17 +271,17 @@ class S3Objects:
             raise ObjectError(text, reason, hint=_HINTS.get(reason, "")) from exc
 
 
-# Without s3:ListBucket a HEAD of what is not there is answered 403, not 404.
+# Without s3:ListBucket a HEAD of a missing object is answered 403, not 404.
 _HINTS = {
-    Reason.AUTHENTICATION: "mend the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or"
-    " the bucket's policy (s3:ListBucket, too), and start the relay anew or run"
+    Reason.AUTHENTICATION: "correct the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or"
+    " the bucket's policy (s3:ListBucket, too), then restart the relay or run"
     " `relay journal upload`",
-    Reason.UNAVAILABLE: "is the bucket there, and AWS_ENDPOINT_URL right? It is tried again",
+    Reason.UNAVAILABLE: "check that the bucket exists and AWS_ENDPOINT_URL is right; it is retried",
 }
 
 
 def _reason(exc: Exception, said: str, putting: bool, errors: Any) -> Reason:
-    """The class of a failure: what decides whether it is tried again, and when."""
+    """The reason of a failure, which decides about retries."""
     if isinstance(exc, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
         return Reason.AUTHENTICATION
     if _INSTANCE_METADATA in said:
@@ -291,10 +291,10 @@ def _reason(exc: Exception, said: str, putting: bool, errors: Any) -> Reason:
     status = _STATUS.search(said)
     if status is not None:
         code = int(status[1])
-        # 4xx: the request itself is wrong (region, bucket name): no use in hurrying it again.
+        # 4xx: a wrong request (region, bucket name): retry later.
         return Reason.TRANSIENT if code >= 500 or code in (408, 429) else Reason.UNAVAILABLE
     if "error sending request" in said or "redirect" in said:
-        return Reason.UNAVAILABLE  # nobody listens there, or no such host
+        return Reason.UNAVAILABLE  # connection refused, or no such host
     return Reason.TRANSIENT
 
 
@@ -316,6 +316,6 @@ def _open(bucket: str, options: dict[str, Any]) -> obstore.store.S3Store:
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=TIMEOUT_S)},
         "checksum_algorithm": "CRC64NVME",
-        "disable_bulk_delete": True,  # not every server has it
+        "disable_bulk_delete": True,  # not every server supports it
     }
     return S3Store(bucket, **{**settings, **options})

@@ -1,8 +1,8 @@
-"""Records of a segment: walking them, decoding them, finding them again behind damage. No files.
+"""Records of a segment: encoding, scanning, decoding, and finding them after damage. No files.
 
-A record is good when its logical offset fits its position and its crc is right; both are looked
-at for each record, so a flipped bit anywhere in it shows. Everything works on a piece of a segment
-at a time: ``shift`` is what has to be added to a position in the piece to get the logical offset.
+A record is good if its logical offset fits its position and its crc is right; both are checked for
+each record, so any flipped bit is found. Functions work on a piece of a segment: ``shift`` is the
+difference between a logical offset and its position in the piece.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from isal.isal_zlib import crc32
 from relay.journal.format import RECORD, RecordFlag
 
 _HEAD = Struct("<IIQ")  # payload_len, record_crc32, logical_offset
-_START = Struct("<II")  # the same header in two: what the crc goes over as it is begins here
+_START = Struct("<II")  # the same header in two parts, around the crc
 _REST = Struct("<QQI")
 assert _START.size + _REST.size == RECORD.size
-_CRC_FROM = 8  # the crc goes over payload_len, four zeros, and everything from here
+_CRC_FROM = 8  # the crc covers payload_len, four zeros, and everything from here on
 _JOINED = int(RecordFlag.JOINED)
-_SOMETHING = re.compile(rb"[^\0]")
+_NOT_ZERO = re.compile(rb"[^\0]")
 _ZEROS = bytes(1 << 16)
 _BLOCK_BITS = 16
-_NO_OFFSET = 2**64 - (1 << _BLOCK_BITS)  # no stream is that long
-_FILLED_LENGTHS = 4096  # a stream of ever new lengths must not fill the memory
+_NO_OFFSET = 2**64 - (1 << _BLOCK_BITS)  # longer than any stream
+_FILLED_LENGTHS = 4096  # a limit for streams with many different lengths
 
 
 class Record(NamedTuple):
@@ -44,9 +44,9 @@ class Record(NamedTuple):
 
 
 class HeaderCrcs(dict[int, int]):
-    """The crc of a record's first eight bytes with no crc in them, by payload length.
+    """The crc of a record's first eight bytes (the crc field zero), by payload length.
 
-    Records of one length are many: this saves them one of the two checksums each.
+    Many records have the same length: the cache saves one of two checksums each.
     """
 
     def __missing__(self, length: int) -> int:
@@ -87,9 +87,9 @@ def encode_records(
 def scan(
     piece: bytes | bytearray | memoryview, end: int, shift: int, starts: HeaderCrcs
 ) -> tuple[int, int]:
-    """Walk the good records from the start of ``piece``: where they end, and how many.
+    """Scan the good records from the start of ``piece``: the position after them, and their count.
 
-    Records are not decoded: this is what opening a journal costs, so it is three calls a record.
+    Records are not decoded: opening a journal scans the segment, so this takes three calls each.
     """
     unpack, head_bytes, size = _HEAD.unpack_from, RECORD.size, RECORD.size
     view = memoryview(piece)
@@ -108,7 +108,7 @@ def scan(
 
 
 def decode_records(piece: bytes, shift: int, starts: HeaderCrcs) -> Iterator[Record]:
-    """The good records from the start of ``piece``, one after the other."""
+    """The good records from the start of ``piece``."""
     view = memoryview(piece)
     at, last = 0, len(piece) - RECORD.size
     while at <= last:
@@ -123,7 +123,7 @@ def decode_records(piece: bytes, shift: int, starts: HeaderCrcs) -> Iterator[Rec
 
 
 def claimed_length(piece: bytes, shift: int) -> int:
-    """How many bytes the record at the start of ``piece`` claims; 0 when it is none."""
+    """The length in the header at the start of ``piece``; 0 if it is not a record."""
     if len(piece) < RECORD.size:
         return 0
     length, _, offset = _HEAD.unpack_from(piece)
@@ -131,7 +131,7 @@ def claimed_length(piece: bytes, shift: int) -> int:
 
 
 def describe_fault(piece: bytes, shift: int, starts: HeaderCrcs) -> tuple[str, str]:
-    """Expected and found, for the bytes at the start of ``piece`` that are no good record."""
+    """Expected and found, for bytes at the start of ``piece`` that are not a good record."""
     if len(piece) < RECORD.size:
         return f"{RECORD.size} bytes of record header", f"{len(piece)} bytes"
     length, crc, offset = _HEAD.unpack_from(piece)
@@ -144,7 +144,7 @@ def describe_fault(piece: bytes, shift: int, starts: HeaderCrcs) -> tuple[str, s
 
 
 def begins_commit(data: bytes, at: int, after: int) -> bool:
-    """Whether one of the good records of [at, after) was written when all before it was durable."""
+    """True if one of the good records of [at, after) begins a commit."""
     while at < after:
         length, _, _, _, flags = RECORD.unpack_from(data, at)
         if not flags & _JOINED:
@@ -154,7 +154,7 @@ def begins_commit(data: bytes, at: int, after: int) -> bool:
 
 
 def length_without_zeros(data: bytes) -> int:
-    """Its length without the zeros at its end; of megabytes of them, too, in no time."""
+    """The length without trailing zeros; fast for megabytes of them, too."""
     end = len(data)
     while data.endswith(_ZEROS, 0, end):
         end -= len(_ZEROS)
@@ -162,14 +162,14 @@ def length_without_zeros(data: bytes) -> int:
 
 
 def find_record(data: bytes, start: int, shift: int, starts: HeaderCrcs, end: int = -1) -> int:
-    """The position of the first good record at ``start`` or behind it; -1 when there is none.
+    """The position of the first good record from ``start`` on; -1 if there is none.
 
-    ``end``: what is from there on is zero, where that is known. Any position may be a record's.
-    The upper bytes of the offset that it must have there are the same for 64 KiB, so they are
-    searched for, and the lower ones looked at where they stand.
+    ``end``: only zeros follow, if known. A record may begin at any position. The upper bytes of
+    its expected offset are the same for 64 KiB, so they are searched for, and the rest is compared
+    where they occur.
     """
     if end < 0:
-        end = length_without_zeros(data)  # a crc or an offset in it is not zero
+        end = length_without_zeros(data)  # the crc or the offset of a record is not zero
     at = start
     end = min(end, _NO_OFFSET - shift)
     while at < end:
@@ -182,8 +182,8 @@ def find_record(data: bytes, start: int, shift: int, starts: HeaderCrcs, end: in
 
 
 def find_any_record(data: bytes, least: int, starts: HeaderCrcs) -> tuple[int, int] | None:
-    """Position and offset of the first good record in ``data``, whatever its offset, from
-    ``least`` on: for a segment of which nothing is known. Slow: each position is looked at."""
+    """Position and offset of the first good record with any offset from ``least`` on, for a
+    segment that is not in the manifest. Slow: it tries each position."""
     view = memoryview(data)
     for at in range(length_without_zeros(data) - RECORD.size + 1):
         length, crc, offset = _HEAD.unpack_from(data, at)
@@ -198,7 +198,7 @@ def find_any_record(data: bytes, least: int, starts: HeaderCrcs) -> tuple[int, i
 def _find_in_block(
     data: bytes, at: int, until: int, shift: int, block: int, starts: HeaderCrcs
 ) -> int:
-    """The first good record in [at, until); ``until`` when there is none."""
+    """The first good record in [at, until); ``until`` if there is none."""
     upper = block.to_bytes(6, "little")
     while True:
         hit = data.find(upper, at + 10, until + 16)
@@ -207,12 +207,12 @@ def _find_in_block(
             return until
         if _is_record(data, at, shift, starts):
             return at
-        at = _behind_zeros(data, at) if block == 0 else at + 1
+        at = _after_zeros(data, at) if block == 0 else at + 1
 
 
-def _behind_zeros(data: bytes, at: int) -> int:
+def _after_zeros(data: bytes, at: int) -> int:
     """The next position whose eight bytes of offset are not all zero."""
-    something = _SOMETHING.search(data, at + _CRC_FROM + 1)
+    something = _NOT_ZERO.search(data, at + _CRC_FROM + 1)
     return max(at + 1, something.start() - 15) if something else len(data)
 
 

@@ -42,7 +42,7 @@ MANIFEST = "manifest"
 FIRST_MANIFEST_RECORD = CHUNK_HEADER.size
 ROOM = CHUNK_CAPACITY - FIRST_MANIFEST_RECORD
 _NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
-_MAX_BYTES = 64 << 20  # another writer's chunks may be larger than ours
+_MAX_BYTES = 64 << 20  # other writers may write larger chunks
 
 
 class ManifestChunk(NamedTuple):
@@ -51,16 +51,16 @@ class ManifestChunk(NamedTuple):
     header: ChunkHeader
     records: list[ManifestRecord]
     ends: list[int]  # where each record ends, from the start of the file
-    torn_bytes: int  # behind committed_len, not all zero: an append that never returned
+    torn_bytes: int  # after committed_len, not all zero: an interrupted append
 
 
 def chunk_path(stream_dir: str, index: int) -> str:
-    """Where the chunk of that index is."""
+    """The path of a chunk."""
     return os.path.join(stream_dir, MANIFEST, f"{index:020d}.mlog")
 
 
 def chunk_indexes(stream_dir: str) -> list[int]:
-    """The indexes of the chunks that are there, ascending; good or not."""
+    """The indexes of the chunk files, ascending; damaged ones included."""
     try:
         names = os.listdir(os.path.join(stream_dir, MANIFEST))
     except FileNotFoundError:
@@ -76,11 +76,10 @@ def load_chunk(path: str) -> bytes:
 def decode_chunk(
     data: bytes, path: str, index: int, base_record: int | None = None
 ) -> ManifestChunk:
-    """What a chunk's bytes say: header, index, base_record, chunk crc, and then each record.
+    """Verify and decode a chunk: header, index, base_record, chunk crc, and then each record.
 
-    ``index``: what its name says; ``base_record``: what must stand in it, None for any.
-    Errors: FormatError, VersionError, IntegrityError; then nothing of it may be used but what
-    ``salvage`` gives.
+    ``index``: that of its name; ``base_record``: the expected one, None for any. Errors:
+    FormatError, VersionError, IntegrityError; then only ``salvage_chunk`` may be used.
     """
     header = decode_chunk_header(data, path)
     if header.chunk_index != index:
@@ -105,10 +104,10 @@ def decode_chunk(
 
 
 def salvage_chunk(data: bytes, path: str) -> tuple[list[ManifestRecord], list[int]]:
-    """The good records in front of the fault of a damaged chunk, and where each ends.
+    """The good records before the fault of a damaged chunk, and where each ends.
 
-    A record's crc covers its payload; its header is covered by the chunk's crc alone. So where
-    no record is bad by itself, the fault is in some header, nobody knows which, and none counts.
+    A record's crc covers its payload; only the chunk's crc covers its header. So if no record is
+    bad by itself, the fault is in an unknown header, and no record counts.
     """
     try:
         end = decode_chunk_header(data, path).committed_len
@@ -137,7 +136,7 @@ def _walk(
 
 
 def is_chunk_uploaded(stream_dir: str, index: int) -> bool:
-    """Whether a chunk's header says that Tier 2 has it. Errors: OSError, FormatError."""
+    """True if the chunk's header says that it is in Tier 2. Errors: OSError, FormatError."""
     path = chunk_path(stream_dir, index)
     return bool(decode_chunk_header(load_chunk(path), path).flags & ChunkFlag.UPLOADED)
 
@@ -148,30 +147,30 @@ assert ROOM > MANIFEST_RECORD.size + 2 * 0xFFFF + 4  # the largest record fits a
 Warn = Callable[[str], object]
 
 _SEGMENTS = "segments"
-_TRIES = 5  # of a reader whose files change under it
+_TRIES = 5  # of a reader whose files change meanwhile
 
 
 class Replay(NamedTuple):
-    """What the files of a manifest come to."""
+    """The result of replaying a manifest."""
 
     catalog: Catalog
     records: list[ManifestRecord]  # those that were applied
-    last: ManifestChunk | None  # where a writer goes on; None: there is none, or damage
+    last: ManifestChunk | None  # a writer continues here; None: there is none, or it is damaged
     next_record: int  # ordinal of the next record
     damaged_from: int | None  # index of the chunk where replay stopped
-    after_damage: list[ManifestRecord]  # good records behind the damage, not applied
+    after_damage: list[ManifestRecord]  # good records after the damage, not applied
     findings: list[str]
-    torn: list[str]  # a write in progress, or one that a crash cut short
-    snapshot: CatalogSnapshot | None  # the one that it started with
+    torn: list[str]  # writes in progress, or interrupted by a crash
+    snapshot: CatalogSnapshot | None  # the snapshot that replay started with
 
     @property
     def damaged(self) -> bool:
-        """True when the catalog is not all that was ever recorded."""
+        """True if the catalog lacks records because of damage."""
         return self.damaged_from is not None
 
 
 def replay(stream_dir: str, warn: Warn) -> Replay:
-    """Read the manifest of a stream. Every finding is warned of; damage is no exception.
+    """Replay the manifest of a stream, with a warning for each finding; damage does not raise.
 
     Errors: OSError, UnsafePath.
     """
@@ -203,19 +202,19 @@ def replay(stream_dir: str, warn: Warn) -> Replay:
 
 
 def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
-    """The snapshot to start with and the chunk to begin in.
+    """The snapshot to start with, and the first chunk.
 
-    Where no position of a snapshot exists and chunk 0 has gone, too, the newest good snapshot is
-    the best there is, and its chunk will be found missing.
+    If no snapshot's position exists and chunk 0 is gone, too, it is the newest good snapshot, and
+    its chunk will be found missing.
     """
-    ids = snapshot_ids(stream_dir)  # first: a snapshot is written when its chunk is there
+    ids = snapshot_ids(stream_dir)  # listed first: a snapshot is written after its chunk
     there = chunk_indexes(stream_dir)
     best: CatalogSnapshot | None = None
     for snapshot_id in reversed(ids):
         try:
             snapshot = read_snapshot(stream_dir, snapshot_id)
         except FileNotFoundError:
-            continue  # removed meanwhile: a newer one is there
+            continue  # removed meanwhile: there is a newer one
         except RelayError as exc:
             find(f"{exc}: this snapshot is not used")
             continue
@@ -224,14 +223,14 @@ def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
             return snapshot, snapshot.chunk_index
         path = snapshot_path(stream_dir, snapshot_id)
         position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
-        find(f"{path}: its position, {position}, is no end of a record: it is not used")
+        find(f"{path}: {position} is not the end of a record: it is not used")
     if 0 in there or best is None:
         return None, 0
     return best, best.chunk_index
 
 
 def _position_exists(stream_dir: str, snapshot: CatalogSnapshot, there: list[int]) -> bool:
-    """Whether a record ends, or the chunk begins, where the snapshot says."""
+    """True if the snapshot's position is the start of a chunk or the end of a record."""
     if snapshot.chunk_index not in there:
         return False
     if snapshot.chunk_offset == FIRST_MANIFEST_RECORD:
@@ -240,12 +239,12 @@ def _position_exists(stream_dir: str, snapshot: CatalogSnapshot, there: list[int
     data = load_chunk(path)
     try:
         return snapshot.chunk_offset in decode_chunk(data, path, snapshot.chunk_index).ends
-    except FormatError:  # the snapshot is good, and says what stood in the damaged chunk
+    except FormatError:  # the snapshot is good, and covers records of the damaged chunk
         return snapshot.chunk_offset <= len(data)
 
 
 class _ReplayRun:
-    """One replay on its way through the chunks."""
+    """The state of one replay."""
 
     def __init__(self, stream_dir: str, start: CatalogSnapshot | None, find: Warn) -> None:
         self.stream_dir = stream_dir
@@ -273,7 +272,7 @@ class _ReplayRun:
                 self._read_after_damage(index)
 
     def _missing(self, index: int, others: bool) -> None:
-        """A chunk that should be there is not: damage, unless the stream has not begun."""
+        """Handle a missing chunk: damage, unless the stream is new."""
         if self.damaged_from is not None:
             return
         if not others and self.start is None and not self._has_segments():
@@ -295,7 +294,7 @@ class _ReplayRun:
         base = self.next_record if self.last is not None or index == 0 else None
         data = load_chunk(path)
         if not data and newest:
-            self.find(f"{path}: created and never written; it is begun anew")
+            self.find(f"{path}: created and never written; it is started again")
             return
         try:
             chunk = decode_chunk(data, path, index, base)
@@ -310,10 +309,10 @@ class _ReplayRun:
             self.torn.append(f"{path} at {at}: torn tail of {chunk.torn_bytes} bytes dropped")
 
     def _damage(self, index: int, data: bytes, path: str, fault: FormatError) -> None:
-        """Stop here: the good records in front of the fault count, the rest is kept apart."""
+        """Stop here: the good records before the fault count, the rest is kept apart."""
         self.damaged_from = index
         records, ends = salvage_chunk(data, path)
-        if fault.offset in (16, 24):  # a chunk of another place: none of it belongs here
+        if fault.offset in (16, 24):  # a chunk with another index or base: none of it counts
             records, ends = [], []
         base = max(self.next_record, _base_record(data, path))
         used = self._apply(index, base, records, ends)
@@ -321,11 +320,11 @@ class _ReplayRun:
         self.find(f"{fault}; replay stops there, {used} records of this chunk used")
 
     def _apply(self, index: int, base: int, records: list[ManifestRecord], ends: list[int]) -> int:
-        """Apply what the snapshot does not cover; how many that are."""
+        """Apply the records that the snapshot does not cover; their number."""
         skip = 0
         if self.start is not None and index == self.start.chunk_index:
             skip = sum(end <= self.start.chunk_offset for end in ends)
-            # Jobs are counted in the manifest alone. Each took a record, so this is enough.
+            # Only the manifest counts jobs. Each has a record, so this is high enough.
             self.catalog = Catalog(self.start.entries, jobs=base + skip)
         for record in records[skip:]:
             self.catalog.apply(record)
@@ -333,19 +332,19 @@ class _ReplayRun:
         return len(records) - skip
 
     def _read_after_damage(self, index: int) -> None:
-        """A chunk behind the damage: good records in it may be of use to whoever rebuilds."""
+        """Read a chunk after the damage: its good records may help to rebuild the manifest."""
         path = chunk_path(self.stream_dir, index)
         try:
             chunk = decode_chunk(load_chunk(path), path, index)
         except FormatError as exc:
-            self.find(f"{exc}; it lies behind the damage")
+            self.find(f"{exc}; it is after the damage")
             return
         self.next_record = max(self.next_record, chunk.header.base_record + len(chunk.records))
         self.after_damage += chunk.records
 
 
 def _base_record(data: bytes, path: str) -> int:
-    """What a damaged chunk says of its first record; 0 where its header is the damage."""
+    """The base_record of a damaged chunk; 0 if its header is damaged."""
     try:
         return decode_chunk_header(data, path).base_record
     except FormatError:
@@ -353,24 +352,25 @@ def _base_record(data: bytes, path: str) -> int:
 
 
 class ManifestView(NamedTuple):
-    """A manifest as another process sees it at one instant."""
+    """A manifest as read by another process at one instant."""
 
     catalog: Catalog
-    records: list[ManifestRecord]  # behind the newest good snapshot
+    records: list[ManifestRecord]  # after the newest good snapshot
     findings: list[str]
     damaged: bool
 
 
 def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
-    """The catalog of a stream, read only, while its writer goes on.
+    """Read the catalog of a stream while its writer runs.
 
-    A fault that another look does not show was a write in progress. Errors: OSError, UnsafePath.
+    A fault that a second reading does not find was a write in progress. Errors: OSError,
+    UnsafePath.
     """
     before: list[str] | None = None
     for last in [False] * _TRIES + [True]:
         try:
             seen = replay(stream_dir, lambda _: None)
-        except FileNotFoundError:  # a chunk was pruned between listing and reading
+        except FileNotFoundError:  # a chunk was removed between listing and reading
             if last:
                 raise
             continue

@@ -45,10 +45,10 @@ from relay.journal.replay import read_manifest
 
 SEGMENTS = "segments"
 WARM = "warm"
-UNSYNCED = ".unsynced"  # beside a segment: from which position on a failed sync left it unknown
-FIRST_RECORD = SEGMENT_HEADER.size  # where the first record lies
-_PIECE_BYTES = 1 << 20  # read at once; more only for one record that is longer
-_FIRST_PIECE = 1 << 16  # who follows the tail mostly finds a few records
+UNSYNCED = ".unsynced"  # suffix: a file with the position from which bytes are uncertain
+FIRST_RECORD = SEGMENT_HEADER.size  # position of the first record
+_PIECE_BYTES = 1 << 20  # read at once; more for a longer record
+_FIRST_PIECE = 1 << 16  # followers of the tail mostly find a few records
 
 _WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
 _NAME = re.compile(r"(0[0-9]{19})\.seg")  # below 2^64, and so is the next
@@ -56,12 +56,12 @@ OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offset
 
 
 def segment_path(stream_dir: str, segment_id: int) -> str:
-    """Where a segment lies in Tier 0."""
+    """The path of a segment in Tier 0."""
     return os.path.join(stream_dir, SEGMENTS, f"{segment_id:020d}.seg")
 
 
 def segment_ids(stream_dir: str) -> list[int]:
-    """The segments in Tier 0, ascending; one listing, no file is looked at."""
+    """The ids of the segments in Tier 0, ascending; from the directory listing alone."""
     try:
         names = os.listdir(os.path.join(stream_dir, SEGMENTS))
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def segment_ids(stream_dir: str) -> list[int]:
 
 
 class SegmentSource(Protocol):
-    """The bytes of a segment, wherever they lie."""
+    """The bytes of a segment in any tier."""
 
     path: str  # for messages
 
@@ -78,7 +78,7 @@ class SegmentSource(Protocol):
         """Up to ``length`` bytes of the segment file; fewer only at its end."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class FileSource:
@@ -90,7 +90,7 @@ class FileSource:
 
     def read_at(self, at: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
-        length = min(length, self.size() - at)  # pread makes room for all that it is asked for
+        length = min(length, self.size() - at)  # pread allocates the whole length
         if length <= 0:
             return b""
         data = os.pread(self._fd, length, at)
@@ -102,7 +102,7 @@ class FileSource:
         return data
 
     def size(self) -> int:
-        """Bytes of the file now."""
+        """The current size of the file."""
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ def read_records(
 ) -> Iterator[Record]:
     """The records of [start, end) of the stream; ``base``: the offset of the segment's first.
 
-    A record that is not good ends it with IntegrityError; with ``gap`` the next good one is looked
-    for, ``gap`` told of what is missing, and reading goes on behind it.
+    A damaged record raises IntegrityError; with ``gap``, that is called with the lost range and
+    the error, and reading continues at the next good record.
     """
     starts = HeaderCrcs()
     at, length = start, _FIRST_PIECE
@@ -146,13 +146,13 @@ def read_records(
         elif length < (claimed := min(claimed_length(piece, at), end - at)):
             length = claimed
         else:
-            at = _behind_damage(source, base, at, end, gap, starts)
+            at = _skip_damage(source, base, at, end, gap, starts)
 
 
-def _behind_damage(
+def _skip_damage(
     source: SegmentSource, base: int, at: int, end: int, gap: OnGap | None, starts: HeaderCrcs
 ) -> int:
-    """The offset of the next good record, or ``end``; the gap is told."""
+    """The offset of the next good record, or ``end``; reports the gap."""
     data = source.read_at(FIRST_RECORD + at - base, end - at)
     why = IntegrityError(source.path, FIRST_RECORD + at - base, *describe_fault(data, at, starts))
     if gap is None:
@@ -164,9 +164,9 @@ def _behind_damage(
 
 
 def rewrite(fd: int, path: str, position: int, end: int) -> None:
-    """Write what a file has from ``position`` to ``end`` once more; durable after a sync.
+    """Write the bytes of a file from ``position`` to ``end`` again; durable after a sync.
 
-    After a failed sync the kernel may hold pages for clean that the disk has not.
+    After a failed sync the kernel may treat pages as clean that are not on the disk.
     """
     while position < end and (piece := os.pread(fd, min(_PIECE_BYTES, end - position), position)):
         fsio.write_at(fd, piece, position, path)
@@ -176,28 +176,28 @@ def rewrite(fd: int, path: str, position: int, end: int) -> None:
 class ActiveSegment:
     """The segment that records are appended to. One writer, one thread.
 
-    After an OSError of ``write``, ``sync`` or ``seal`` nobody knows what is in the file: it is
-    closed, and what it holds is found by opening the journal anew.
+    After an OSError of ``write``, ``sync`` or ``seal`` the content of the file is uncertain until
+    the journal is opened again.
     """
 
     def __init__(self, path: str, fd: int, header: SegmentHeader, base: int) -> None:
         self.path = path
         self.header = header
         self.base = base
-        self.position = FIRST_RECORD  # behind the last record written
+        self.position = FIRST_RECORD  # after the last record written
         self.count = 0
         self.crc = crc64(header.encode())
         self.ext_id = 0
-        self.first_ms = 0  # of the first record; what its age counts from
-        self.zeroed = FIRST_RECORD  # the file is there, as zeros or records, up to here
+        self.first_ms = 0  # time of the first record: the start of its age
+        self.zeroed = FIRST_RECORD  # the file is allocated, with zeros or records, up to here
         self.flush_failure = False  # a sync failed while it was active
         self._fd = fd
 
     @classmethod
     def create(cls, stream_dir: str, header: SegmentHeader, base: int, ahead: int) -> ActiveSegment:
-        """A new file with its header and zeros up to ``ahead``; both are durable, and its name.
+        """Create a file with its header and zeros up to ``ahead``, durably.
 
-        On a disk that is full nothing is left of it. Errors: OSError, FileExistsError.
+        On a full disk the file is removed again. Errors: OSError, FileExistsError.
         """
         path = segment_path(stream_dir, header.segment_id)
         fd = fsio.open_rw(path, new=True)
@@ -210,25 +210,25 @@ class ActiveSegment:
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):
-                os.unlink(path)  # it is empty: no record was ever in it
+                os.unlink(path)  # it has no records yet
             raise
         return segment
 
     @property
     def end(self) -> int:
-        """The logical offset behind the last record written."""
+        """The logical offset after the last record written."""
         return self.base + self.position - FIRST_RECORD
 
     def extend(self, upto: int) -> None:
-        """Fill with zeros up to a position; not synced. Errors: OSError, harmless: a new try
-        writes the same zeros."""
+        """Fill with zeros up to a position; not synced. Errors: OSError, harmless: a retry writes
+        the same zeros."""
         while self.zeroed < upto:
             piece = bytes(min(upto - self.zeroed, _PIECE_BYTES))
             fsio.write_at(self._fd, piece, self.zeroed, self.path)
             self.zeroed += len(piece)
 
     def cut(self, upto: int) -> None:
-        """Cut off zeros that are ahead of a position. Errors: OSError, harmless."""
+        """Truncate zeros after a position. Errors: OSError, harmless."""
         if upto >= self.position:
             fsio.truncate(self._fd, upto, self.path)
             self.zeroed = upto
@@ -242,60 +242,62 @@ class ActiveSegment:
         self.count += count
 
     def sync(self) -> None:
-        """Everything written is durable when this returns."""
+        """Make everything written durable."""
         fsio.sync_data(self._fd, self.path)
 
     def mark_unsynced(self, position: int) -> None:
-        """Leave word that what lies from ``position`` on may not be on the disk, though reading
-        it back says so. As far as a disk takes it that just failed."""
+        """Record that the bytes from ``position`` on may not be on the disk, though they can be
+        read. Errors are ignored: the disk has just failed."""
         self.flush_failure = True
         with contextlib.suppress(OSError):
             fsio.write_atomic(self.path + UNSYNCED, str(position).encode())
 
     def rewrite_from(self, position: int) -> None:
-        """Write what the file has from ``position`` on once more; durable after ``sync``."""
+        """Write the bytes from ``position`` on again; durable after ``sync``."""
         rewrite(self._fd, self.path, position, self.position)
 
     def seal(self, flags: SegmentFlag = SegmentFlag.SEALED) -> Footer:
-        """Put the footer behind the last record, cut the zeros off, sync. The file is done."""
+        """Write the footer after the last record, truncate the zeros, sync, and close."""
         footer = Footer(self.count, self.position, self.crc, self.ext_id, flags)
         fsio.write_at(self._fd, footer.encode(), self.position, self.path)
         fsio.truncate(self._fd, self.position + FOOTER.size, self.path)
         fsio.sync_data(self._fd, self.path)
         self.close()
         with contextlib.suppress(OSError):
-            os.unlink(self.path + UNSYNCED)  # the sync above went well
+            os.unlink(self.path + UNSYNCED)  # the sync above succeeded
         return footer
 
     def close(self) -> None:
-        """Close the file; what was not synced may be lost with the power, not with the process."""
+        """Close the file; a power cut may lose unsynced bytes, the end of the process does not."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
 
 class SegmentPolicy(NamedTuple):
-    """When segments roll, and how far they are written ahead."""
+    """The size and age at which segments roll, and how far zeros are written ahead."""
 
-    segment_bytes: int = 64 << 20  # header and footer included; one longer record has its own
-    segment_age_s: float = 86_400  # since its first record: a quiet day reaches the tiers, too
-    slice_bytes: int = 1 << 20  # zeros at a time: some ms of writing, beside the acks
-    ahead_bytes: int = 64 << 20  # zeros ahead at most, whatever room is asked for
+    segment_bytes: int = (
+        64 << 20
+    )  # header and footer included; a longer record gets a segment of its own
+    segment_age_s: float = 86_400  # since its first record, so that quiet days reach the tiers, too
+    slice_bytes: int = 1 << 20  # zeros at a time: some ms of writing
+    ahead_bytes: int = 64 << 20  # limit of the zeros ahead
 
 
 class Stream(NamedTuple):
-    """What everything about one stream needs to know."""
+    """Shared parameters of one stream, and its manifest."""
 
     folder: str
     stream_id: int
     clock: Clock
     policy: SegmentPolicy
     manifest: Manifest
-    epoch: int  # count of the daemon's starts
+    epoch: int  # number of the daemon's starts
 
 
 def start_segment(stream: Stream, base: int) -> ActiveSegment:
-    """The next segment, empty, durable, and known to the manifest. Errors: OSError, RelayError."""
+    """Create the next segment, durably, and record it. Errors: OSError, RelayError."""
     number = stream.manifest.catalog.next_segment_id
     header = SegmentHeader(stream.stream_id, number, stream.clock.now_ns() // NS_PER_MS)
     ahead = min(FIRST_RECORD + stream.policy.slice_bytes, stream.policy.segment_bytes)
@@ -309,7 +311,7 @@ def start_segment(stream: Stream, base: int) -> ActiveSegment:
 
 
 def seal_segment(stream: Stream, active: ActiveSegment, covered: int) -> None:
-    """Seal a segment and tell the manifest. Errors: OSError, RelayError."""
+    """Seal a segment, and record it. Errors: OSError, RelayError."""
     end = active.end
     footer = active.seal()
     at_ms = stream.clock.now_ns() // NS_PER_MS
@@ -318,7 +320,7 @@ def seal_segment(stream: Stream, active: ActiveSegment, covered: int) -> None:
 
 
 def opened_record(header: SegmentHeader, base: int, epoch: int) -> ManifestRecord:
-    """What the manifest is told of a new segment."""
+    """The manifest record of a new segment."""
     fields: dict[str, Field] = {"base_offset": base, "epoch": epoch}
     kind = ManifestType.SegmentOpened
     return ManifestRecord(kind, header.segment_id, base, header.creation_ts_ms, fields)
@@ -327,8 +329,8 @@ def opened_record(header: SegmentHeader, base: int, epoch: int) -> ManifestRecor
 def seal_record(
     segment_id: int, end: int, at_ms: int, footer: Footer, covered: int, failed: bool
 ) -> ManifestRecord:
-    """What the manifest is told of a seal. ``end``: the logical offset behind the segment;
-    ``failed``: a sync failed while it was active."""
+    """The manifest record of a seal. ``end``: the logical offset after the segment; ``failed``: a
+    sync failed while it was active."""
     fields: dict[str, Field] = {
         "durable_bytes": footer.durable_bytes,
         "segment_crc64": footer.segment_crc64,
@@ -343,7 +345,7 @@ Fetch = Callable[[SegmentEntry], SegmentSource]
 
 
 def open_segment(stream_dir: str, entry: SegmentEntry, fetch: Fetch | None) -> SegmentSource:
-    """The bytes of a segment: from Tier 0, or what ``fetch`` gives. Errors: SegmentAway."""
+    """Open a segment: in Tier 0, or by ``fetch``. Errors: SegmentAway."""
     path = segment_path(stream_dir, entry.segment_id)
     if entry.residency & Residency.TIER0:
         try:
@@ -352,11 +354,11 @@ def open_segment(stream_dir: str, entry: SegmentEntry, fetch: Fetch | None) -> S
             if fetch is None:
                 raise SegmentAway(
                     f"segment {entry.segment_id}: {path} is missing",
-                    hint="`relay aof check` says what the stream has",
+                    hint="`relay aof check` lists what is missing",
                 ) from None
     if fetch is None:
         tiers = entry.residency & ~Residency.TIER0
-        raise SegmentAway(f"segment {entry.segment_id} is in {tiers.name or 'no tier'} alone")
+        raise SegmentAway(f"segment {entry.segment_id} is only in {tiers.name or 'no tier'}")
     return fetch(entry)
 
 

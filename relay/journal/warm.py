@@ -31,9 +31,9 @@ else:
     except ImportError:
         from backports import zstd
 
-DICTIONARY_BYTES = 64 << 10  # a larger one gains nothing measurable on frames of 64 KiB
-SAMPLE_BYTES = 4 << 10  # of records as they lie in the segment, headers included
-LEAST_GAIN = 0.03  # of the file's size: what a file more to look after has to be worth
+DICTIONARY_BYTES = 64 << 10  # a larger one has no measurable gain on frames of 64 KiB
+SAMPLE_BYTES = 4 << 10  # of records as they are in the segment, headers included
+MIN_GAIN = 0.03  # of the file's size, to justify one more file
 
 _NAME = re.compile(r"dict-([0-9]{10})\.zdict")
 
@@ -44,18 +44,18 @@ def dictionary_name(dictionary_id: int) -> str:
 
 
 class Dictionaries:
-    """The dictionaries of one ``warm`` folder, loaded when they are first needed."""
+    """The dictionaries of one ``warm`` folder, loaded on first use."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._loaded: dict[int, zstd.ZstdDict] = {}
 
     def path(self, dictionary_id: int) -> str:
-        """Where the dictionary lies, or would."""
+        """The path of a dictionary."""
         return os.path.join(self.folder, dictionary_name(dictionary_id))
 
     def ids(self) -> list[int]:
-        """Of the dictionaries there are; the newest last."""
+        """The ids of the existing dictionaries; the newest last."""
         with os.scandir(self.folder) as entries:
             found = [
                 (entry.stat().st_mtime_ns, int(match[1]))
@@ -65,9 +65,9 @@ class Dictionaries:
         return [dictionary_id for _, dictionary_id in sorted(found)]
 
     def get(self, dictionary_id: int, needed_by: str) -> zstd.ZstdDict:
-        """A dictionary; ``needed_by``: the file that names it.
+        """Load a dictionary; ``needed_by``: the file that refers to it.
 
-        Errors: FormatError when it is missing, or is not the one that its name says.
+        Errors: FormatError when it is missing, damaged, or another one.
         """
         known = self._loaded.get(dictionary_id)
         if known is not None:
@@ -85,7 +85,7 @@ class Dictionaries:
         return loaded
 
     def add(self, dictionary: zstd.ZstdDict) -> None:
-        """Keep a new one, durably: a segment may need it once this returns."""
+        """Store a new dictionary, durably, before a segment uses it."""
         if dictionary.dict_id not in self._loaded:
             with NewFile(self.path(dictionary.dict_id)) as file:
                 file.write(dictionary.dict_content)
@@ -93,9 +93,9 @@ class Dictionaries:
             self._loaded[dictionary.dict_id] = dictionary
 
     def newest(self) -> zstd.ZstdDict | None:
-        """The one made last: what the next segment most likely looks like.
+        """The newest dictionary, which most likely fits the next segment.
 
-        None when there is none, or it is damaged: those who need it will say so.
+        None if there is none, or it is damaged, which its users will report.
         """
         ids = self.ids()
         try:
@@ -105,7 +105,7 @@ class Dictionaries:
 
 
 def decode_dictionary(content: bytes, path: str) -> zstd.ZstdDict:
-    """The dictionary in a file's bytes. Errors: FormatError."""
+    """Decode the bytes of a dictionary's file. Errors: FormatError."""
     try:
         return zstd.ZstdDict(content)
     except ValueError as exc:
@@ -113,27 +113,27 @@ def decode_dictionary(content: bytes, path: str) -> zstd.ZstdDict:
 
 
 def train_dictionary(samples: Sequence[bytes]) -> zstd.ZstdDict | None:
-    """A dictionary of what the samples share; None when there is too little to learn from."""
+    """Train a dictionary with the samples; None if they are too few."""
     try:
         return zstd.train_dict(samples, DICTIONARY_BYTES)
     except (zstd.ZstdError, ValueError):
         return None
 
 
-FRAME_BYTES = 64 << 10  # of the segment: what must be inflated for one record
+FRAME_BYTES = 64 << 10  # of the segment: decompressed to read one record
 LEVEL = 3
 _OPTIONS = {
     int(zstd.CompressionParameter.compression_level): LEVEL,
     int(zstd.CompressionParameter.checksum_flag): 1,
 }
 _WINDOW_BYTES = 1 << 20  # read at a time to walk the frames
-_MOST_FRAME_BYTES = FRAME_BYTES + 1024  # of one that cannot be compressed, with its headers
-_PROBES = 64  # frames that decide about a dictionary
-_LEAST_BYTES = 1 << 20  # a smaller segment is not worth one
+_MAX_FRAME_BYTES = FRAME_BYTES + 1024  # of an incompressible frame, with its headers
+_PROBES = 64  # frames sampled to decide about a dictionary
+_MIN_BYTES = 1 << 20  # a smaller segment is not worth a dictionary
 
 
 class Compressed(NamedTuple):
-    """What became of a segment."""
+    """The result of compressing a segment."""
 
     size: int  # bytes of the file
     dictionary_id: int  # 0: none
@@ -145,11 +145,11 @@ def warm_name(segment_id: int) -> str:
 
 
 def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> Compressed:
-    """Write the sealed segment ``source`` to ``target``; durable and proved when it returns.
+    """Compress the sealed segment ``source`` to ``target``; durable and verified on return.
 
-    ``check`` knows what the segment must be; it is fed with the source here, and what was
-    written is read back and checked again before it has its name. Errors: FormatError and
-    IntegrityError when the source is damaged (``check.name`` is named), OSError.
+    ``check`` verifies the source; the written file is read back and verified, too, before it gets
+    its name. Errors: FormatError and IntegrityError when the source is damaged (with
+    ``check.name``), OSError.
     """
     dictionary = _choose_dictionary(source, known)
     again = SegmentCheck(target, check.durable_bytes, check.segment_crc64)
@@ -167,7 +167,7 @@ def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries)
 
 
 class WarmSegment:
-    """A segment of Tier 1, read in place; positions are those of the segment's own file."""
+    """A segment of Tier 1, read in place; positions are those of the uncompressed file."""
 
     def __init__(self, path: str, known: Dictionaries) -> None:
         """Open it and find its frames. Errors: FormatError, OSError."""
@@ -179,11 +179,11 @@ class WarmSegment:
         except BaseException:
             os.close(self._fd)
             raise
-        self._last = (-1, b"")  # the frame inflated last: neighbours are read one after another
+        self._last = (-1, b"")  # the last decompressed frame, as reads are sequential
 
     @staticmethod
     def dictionary_of(path: str) -> int:
-        """The dictionary that a file needs, 0 for none; its frames are walked for it.
+        """The id of the dictionary that a file needs, 0 for none.
 
         Errors: FormatError, OSError.
         """
@@ -200,20 +200,20 @@ class WarmSegment:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back; twice is fine."""
+        """Close the file; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @property
     def size(self) -> int:
-        """Bytes of the segment's file, inflated."""
+        """The size of the uncompressed file."""
         return self._starts[-1]
 
     def read_at(self, position: int, length: int) -> bytes:
         """``length`` bytes of the segment from ``position``, fewer at its end.
 
-        Inflates the frames in question and no other. Errors: IntegrityError.
+        Decompresses only the frames needed. Errors: IntegrityError.
         """
         end = min(position + length, self.size)
         if position >= end:
@@ -267,14 +267,14 @@ def _compressor(dictionary: zstd.ZstdDict | None) -> zstd.ZstdCompressor:
 
 
 def _choose_dictionary(source: str, known: Dictionaries) -> zstd.ZstdDict | None:
-    """The dictionary that pays: the newest there is, which costs nothing, else a new one.
+    """The dictionary that saves space: the newest one, which costs nothing, else a new one.
 
-    Decided on frames from all over the segment, so the whole is compressed once only.
+    Decided on sampled frames, so that the segment is compressed only once.
     """
     fd = open_read(source)
     try:
         size = os.fstat(fd).st_size
-        if size < _LEAST_BYTES:
+        if size < _MIN_BYTES:
             return None
         step = max(FRAME_BYTES, size // _PROBES)
         probes = [os.pread(fd, FRAME_BYTES, at) for at in range(0, size, step)]
@@ -282,21 +282,21 @@ def _choose_dictionary(source: str, known: Dictionaries) -> zstd.ZstdDict | None
         os.close(fd)
     plain = _total(probes, None)
     newest = known.newest()
-    if newest is not None and _total(probes, newest) <= plain * (1 - LEAST_GAIN):
+    if newest is not None and _total(probes, newest) <= plain * (1 - MIN_GAIN):
         return newest
     learned = train_dictionary([s for probe in probes for s in _samples(probe)])
     if learned is None:
         return None
     scale = size / sum(map(len, probes))
     saved = (plain - _total(probes, learned)) * scale - len(learned.dict_content)
-    if saved < plain * scale * LEAST_GAIN:
+    if saved < plain * scale * MIN_GAIN:
         return None
     known.add(learned)
     return learned
 
 
 def _samples(probe: bytes) -> Iterator[bytes]:
-    """A quarter of a frame: learning from all of it would judge the dictionary by its own words."""
+    """A quarter of a frame for training; the rest tests the dictionary on other data."""
     for at in range(0, len(probe), 4 * SAMPLE_BYTES):
         yield probe[at : at + SAMPLE_BYTES]
 
@@ -307,17 +307,17 @@ def _total(probes: list[bytes], dictionary: zstd.ZstdDict | None) -> int:
 
 
 def _walk(fd: int, path: str) -> tuple[list[int], list[int], int]:
-    """Where each frame begins in the segment and in the file, both with the end; dictionary id.
+    """The positions of the frames in the segment and in the file, with the ends; dictionary id.
 
-    Errors: FormatError for anything but frames that say their size, at most 64 KiB each.
+    Errors: FormatError for anything but frames with a size of at most 64 KiB.
     """
     starts, offsets, dictionaries = [0], [0], set()
     total = os.fstat(fd).st_size
     window, base = b"", 0
     while (at := offsets[-1]) < total:
-        if at + _MOST_FRAME_BYTES > base + len(window):
+        if at + _MAX_FRAME_BYTES > base + len(window):
             window, base = os.pread(fd, _WINDOW_BYTES, at), at
-        rest = memoryview(window)[at - base :][:_MOST_FRAME_BYTES]
+        rest = memoryview(window)[at - base :][:_MAX_FRAME_BYTES]
         try:
             info = zstd.get_frame_info(rest)
             length = zstd.get_frame_size(rest)

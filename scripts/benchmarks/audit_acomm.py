@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.model import (
     Channel,
     ChannelType,
@@ -116,7 +116,7 @@ def write_archives(folder: str, messages: int) -> None:
             tuple(one for one in channels.values() if one.id in used),
             tuple(made),
         )
-        archives.write(f"2026-02-{number:02d}/{number:06d}.acomm", Snapshot(store, state))
+        archives.write(f"2026-02-{number:02d}/{number:06d}.acomm", StoreSnapshot(store, state))
 
 
 def _channels(names: list[str]) -> dict[tuple[str, str], Channel]:

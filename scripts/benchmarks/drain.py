@@ -21,7 +21,7 @@ from relay.daemon.opening import open_store
 from relay.daemon.session import make_roller
 from relay.delivery.loop import Dispatcher
 from relay.delivery.work import Context
-from relay.engine.flush import Flusher, FlushPolicy
+from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.ledger import Ledger
 from scripts.benchmarks.common import (
     fill,

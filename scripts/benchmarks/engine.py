@@ -27,7 +27,7 @@ from pathlib import Path
 import deflate
 from isal import igzip
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.container import SectionType, open_frame
 from relay.acomm.sections import split
 from relay.base import fsio
@@ -133,8 +133,8 @@ def _kept(made: list[Message]) -> int:
 
 
 def _write(store: CommStore, path: str) -> None:
-    ours_s = _best(lambda: codec.write(path, store.snapshot().file()))
-    raw = codec.encode(store.snapshot().file(), compress=False)
+    ours_s = _best(lambda: store_file.write(path, store.snapshot().file()))
+    raw = store_file.encode(store.snapshot().file(), compress=False)
 
     def floor() -> None:
         packed = deflate.gzip_compress(raw, 6)
@@ -153,7 +153,7 @@ def _read(path: str) -> CommStore:
 
     def ours() -> None:
         stores.clear()
-        stores.append(CommStore.load(Clock(), codec.read(path)))
+        stores.append(CommStore.load(Clock(), store_file.read(path)))
 
     def floor() -> None:
         with open(path, "rb") as file:
@@ -259,5 +259,5 @@ def _high_water_kib() -> int:
 
 if __name__ == "__main__":
     before = _high_water_kib()
-    CommStore.load(Clock(), codec.read(sys.argv[1]))
+    CommStore.load(Clock(), store_file.read(sys.argv[1]))
     print(json.dumps([before, _high_water_kib()]))

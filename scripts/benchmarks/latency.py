@@ -25,7 +25,7 @@ from relay.base.clock import Clock
 from relay.base.home import CONFIG, Home
 from relay.base.names import new_message_id
 from relay.daemon.opening import open_store, stream_dir
-from relay.engine.event_codec import VERSION, EventCodec, Frame, Start
+from relay.engine.events import VERSION, EventCodec, EventRecord, Start
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append
 from relay.journal.replay import read_manifest
@@ -106,7 +106,7 @@ def _prepare(home: Home, segments: int) -> None:
     codec = EventCodec()
     for number in range(segments):
         frames = [
-            Frame(VERSION, start=Start(os.urandom(FRAME_BYTES // 2).hex(), 0, number))
+            EventRecord(VERSION, start=Start(os.urandom(FRAME_BYTES // 2).hex(), 0, number))
             for _ in range((TIERED.journal.segment_bytes - (64 << 10)) // FRAME_BYTES)
         ]
         log.journal.append([Append(codec.encode(frame, 0)) for frame in frames])

@@ -27,6 +27,11 @@ HOST = "127.0.0.1"
 PATIENCE_S = 60
 END_S = 10
 PR_SET_PDEATHSIG = 1
+# Daemons and executors: they live for seconds, several of them on a few cores.
+JAVA_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -47,8 +52,7 @@ class Daemon:
             "SPARK_LOG_DIR": str(folder),
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_DAEMON_MEMORY": "256m",
-            # Daemons and executors: they live for seconds, several of them on a few cores.
-            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,
             "PYSPARK_PYTHON": sys.executable,
         }
         java = find_java(str(folder))

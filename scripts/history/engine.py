@@ -18,10 +18,10 @@ from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
 from relay.delivery.router import EngineFields
 from relay.engine import events
-from relay.engine.acks import Overdue
-from relay.engine.event_codec import EventCodec
-from relay.engine.flush import Flusher, FlushPolicy, Inline
-from relay.engine.rolling import Roller, RollPolicy
+from relay.engine.archives import Roller, RollPolicy
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.events import EventCodec
+from relay.engine.retries import OverdueDelivery
 from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 
@@ -50,10 +50,10 @@ class Engine:
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
         policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
-        self._roller = Roller(self._store, self._store.archives, policy, clock, Inline())
+        self._roller = Roller(self._store, self._store.archives, policy, clock, InlineExecutor())
         manual = FlushPolicy(None, None)
         self._flusher = Flusher(
-            self._store, home.path(STORE), manual, clock, Inline(), journal=self._log
+            self._store, home.path(STORE), manual, clock, InlineExecutor(), journal=self._log
         )
 
     @property
@@ -145,7 +145,7 @@ class Engine:
 
     def find(self, relay_id: str) -> Message | None:
         """Return a message that is still in the store."""
-        return self._store.by_relay_id(relay_id)
+        return self._store.find_by_relay_id(relay_id)
 
     def stage(self, sent: Sent, attempt: int = 1) -> None:
         """Record that its files are staged and the message accepted."""
@@ -155,7 +155,7 @@ class Engine:
         """Record that its files are in the inboxes."""
         self._store.deliver(sent.number, sent.recipients, attempt)
 
-    def overdue(self, sent: Sent) -> Overdue | None:
+    def overdue(self, sent: Sent) -> OverdueDelivery | None:
         """Return the retry decision for an overdue acknowledgment, if any."""
         found = self._store.due(self._clock.now_ns())
         return next((one for one in found if one.message.id == sent.number), None)
@@ -185,7 +185,7 @@ class Engine:
         """Record an answer: its id and its first line."""
         message = self._store.get_message(number)
         assert message is not None
-        self._store.hear_answer(message, recipient, said, ends=said in ENDS, answer=answer)
+        self._store.record_answer(message, recipient, said, ends=said in ENDS, answer=answer)
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """Make it a dead letter."""

@@ -15,7 +15,7 @@ from relay.base.incidents import IncidentKind
 from relay.base.message import Kind
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import engine_fields
-from relay.engine.acks import Verdict
+from relay.engine.retries import RetryDecision
 from relay.ledger.processes import STUCK, ProcessRow
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
@@ -259,7 +259,7 @@ class FaultyHistory(History):
         """Do what the relay does when an acknowledgment is overdue."""
         found, now = self.engine.overdue(sent), self.clock.now_ns()
         what = f"{row.message_id} > {row.recipient}"
-        if found is not None and found.verdict is Verdict.AGAIN:
+        if found is not None and found.decision is RetryDecision.RETRY:
             before = row.staged_at, row.written_at
             row = row._replace(attempt=found.attempt, staged_at=now, written_at=now + 200_000)
             self.engine.stage(sent, found.attempt)

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from relay.acomm import codec, model
-from relay.acomm.container import FOOTER, FOOTER_MAGIC, HEADER, MAGIC, SECTION, Section
-from relay.acomm.message_record import encode_message
+from relay.acomm import model, store_file
+from relay.acomm.container import FOOTER, FOOTER_MAGIC, HEADER, MAGIC, SECTION, SectionEntry
+from relay.acomm.records import encode_message
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "acomm"
 GOOD = ("plain", "compressed", "empty", "unknown-section", "version-2")
@@ -158,7 +158,7 @@ STORES = st.builds(
 
 def golden() -> model.StoreFile:
     """The store of the fixtures."""
-    return codec.read(str(FIXTURES / "plain.acomm"))
+    return store_file.read(str(FIXTURES / "plain.acomm"))
 
 
 def message(ident: int = 1, **fields: Any) -> model.Message:
@@ -212,13 +212,13 @@ def assemble(
     counts: tuple[int, int, int, int] = (0, 0, 0, 0),
     flags: int = 0,
     version: int = 1,
-    table: list[Section] | None = None,
+    table: list[SectionEntry] | None = None,
 ) -> bytes:
     """A sealed file of these sections; ``table`` in the place of the one that fits them."""
     offset = HEADER.size + len(bodies) * SECTION.size
     sections = []
     for kind, body in bodies:
-        sections.append(Section(kind, 0, offset, len(body)))
+        sections.append(SectionEntry(kind, 0, offset, len(body)))
         offset += len(body)
     table = sections if table is None else table
     total = offset + FOOTER.size

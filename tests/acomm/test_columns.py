@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.acomm import codec, columns, envelope
-from relay.acomm.columns import FIRST_LANE, Block, Columns
+from relay.acomm import columns, container, store_file
+from relay.acomm.check import verify
+from relay.acomm.columns import FIRST_METADATA_BLOCK, ColumnBlock, Columns
 from relay.acomm.container import parse_header, parse_sections
-from relay.acomm.engine_state import EngineState, Snapshot
-from relay.acomm.message_record import encode_message
+from relay.acomm.engine_state import EngineState, StoreSnapshot
+from relay.acomm.fields import Reader
 from relay.acomm.model import Message
-from relay.acomm.reader import Reader
-from relay.acomm.verify import verify
+from relay.acomm.records import encode_message
 from relay.base.errors import FormatError
 from relay.engine.archives import Archives
 from tests.acomm.support import (
@@ -49,7 +49,7 @@ def swapped(data: bytes, tag: int, block: bytes) -> bytes:
         reader = found.block(number) if number in found.tags() else Reader(b"", "it")
         raw = block if number == tag else reader.data[reader.pos : reader.end]
         if raw:
-            packed = envelope.pack(raw)
+            packed = container.pack_envelope(raw)
             parts += (struct.pack("<IQ", number, len(packed)), packed)
     return b"".join(parts)
 
@@ -64,14 +64,14 @@ def problems(*messages: Message, body: bytes) -> tuple[str, ...]:
 
 def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) -> None:
     file = golden()
-    Archives(str(tmp_path)).write("day/000001.acomm", Snapshot(file, EngineState()))
+    Archives(str(tmp_path)).write("day/000001.acomm", StoreSnapshot(file, EngineState()))
     data = (tmp_path / "day" / "000001.acomm").read_bytes()
     kinds = [one.kind for one in parse_sections(data, "it", parse_header(data, "it", len(data)))]
     assert kinds == [1, 2, 3, 4, 5, 6, 256, 257]
     warnings: list[str] = []
-    assert codec.decode(data, "it", warn=warnings.append).messages == file.messages
+    assert store_file.decode(data, "it", warn=warnings.append).messages == file.messages
     assert (warnings, verify(data, "it").problems) == ([], ())
-    plain = codec.encode(file)
+    plain = store_file.encode(file)
     assert 257 not in [
         one.kind for one in parse_sections(plain, "it", parse_header(plain, "it", len(plain)))
     ]
@@ -79,9 +79,9 @@ def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) 
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
-    data = codec.encode(small_store(), compress, columns=True)
-    assert codec.decode(data) == small_store()
-    assert data == codec.encode(small_store(), compress, columns=True)
+    data = store_file.encode(small_store(), compress, columns=True)
+    assert store_file.decode(data) == small_store()
+    assert data == store_file.encode(small_store(), compress, columns=True)
     assert verify(data, "it").problems == ()
 
 
@@ -125,9 +125,9 @@ def test_a_lane_at_odds_a_block_missing_and_another_count_are_told() -> None:
     one = message(1, metadata={"n": 1, "to": "bob"})
     good = section(one)
     assert problems(one, body=good) == ()
-    (line,) = problems(one, body=swapped(good, FIRST_LANE, struct.pack("<q", 2)))
+    (line,) = problems(one, body=swapped(good, FIRST_METADATA_BLOCK, struct.pack("<q", 2)))
     assert line == "it: column block 32 (lane 0) disagrees with section 2 from byte 0 of 8 on"
-    (line,) = problems(one, body=swapped(good, Block.STATUS, b""))
+    (line,) = problems(one, body=swapped(good, ColumnBlock.STATUS, b""))
     assert line == (
         "it: column block 14 (status): expected column block 14 in section 257, found none"
     )
@@ -153,11 +153,12 @@ def test_a_section_257_that_does_not_add_up_is_a_fault(body: bytes, expected: st
     assert problem.startswith(
         f"it: section 257 at {120 + caught.value.offset}: expected {expected}"
     )
-    assert codec.decode(data, warn=pytest.fail).messages == ()  # an aid keeps nobody from reading
+    # columns are an aid: without them the store is read all the same
+    assert store_file.decode(data, warn=pytest.fail).messages == ()
 
 
 @pytest.mark.shows("audit 1.8")
 def test_who_does_not_know_a_section_warns_and_skips_it() -> None:
     warnings: list[str] = []
-    codec.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)
+    store_file.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)
     assert warnings == ["it: section 258, 3 bytes, is not known: skipped"]

@@ -6,11 +6,11 @@ import struct
 
 import pytest
 
-from relay.acomm import codec
-from relay.acomm.container import Section
+from relay.acomm import store_file
+from relay.acomm.check import verify
+from relay.acomm.container import SectionEntry
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import encode_channel
-from relay.acomm.verify import verify
 from relay.base.errors import FormatError, VersionError
 from tests.acomm.support import assemble, message, messages_body, patch, small_store
 
@@ -21,12 +21,12 @@ EMPTY = bytes(8)
 
 def read(data: bytes) -> tuple[StoreFile, list[str]]:
     warnings: list[str] = []
-    return codec.decode(data, "it", warn=warnings.append), warnings
+    return store_file.decode(data, "it", warn=warnings.append), warnings
 
 
 def refuse(data: bytes) -> FormatError:
     with pytest.raises(FormatError) as caught:
-        codec.decode(data, "it")
+        store_file.decode(data, "it")
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -47,7 +47,7 @@ def test_sections_may_be_empty_missing_and_in_any_order() -> None:
 def test_a_gap_between_sections_and_an_empty_one_anywhere_are_fine() -> None:
     body = messages_body(message(1))
     at = 96 + 2 * 24 + 7
-    table = [Section(2, 0, at, len(body)), Section(5, 0, 0, 0)]
+    table = [SectionEntry(2, 0, at, len(body)), SectionEntry(5, 0, 0, 0)]
     data = assemble([(2, bytes(7) + body), (5, b"")], counts=(0, 1, 0, 0), table=table)
     assert read(data)[0].messages == (message(1),)
 
@@ -67,19 +67,19 @@ def test_what_is_not_known_is_skipped_and_spoken_of() -> None:
         "it: section 7, 3 bytes, is not known: skipped",
         "it: section 999, 0 bytes, is not known: skipped",
     ]
-    _, warnings = read(assemble([(2, b"")], table=[Section(2, 9, 120, 0)]))
+    _, warnings = read(assemble([(2, b"")], table=[SectionEntry(2, 9, 120, 0)]))
     assert warnings == ["it: flags 0x9 of section 2 were ignored"]
 
 
 def test_warnings_go_to_the_log_when_nobody_asks(caplog: pytest.LogCaptureFixture) -> None:
-    codec.decode(assemble([(7, b"")]), "it")
+    store_file.decode(assemble([(7, b"")]), "it")
     assert [(record.name, record.levelname) for record in caplog.records] == [
-        ("relay.acomm.codec", "WARNING")
+        ("relay.acomm.store_file", "WARNING")
     ]
 
 
 def test_reserved_bytes_are_ignored() -> None:
-    data = patch(codec.encode(small_store()), 72, b"\xff" * 24)
+    data = patch(store_file.encode(small_store()), 72, b"\xff" * 24)
     assert read(data) == (small_store(), [])
 
 
@@ -97,7 +97,7 @@ def test_reserved_bytes_are_ignored() -> None:
 def test_a_section_lies_between_table_and_footer(
     offset: int, length: int, expected: str, found: str
 ) -> None:
-    fault = refuse(assemble([(2, EMPTY)], table=[Section(2, 0, offset, length)]))
+    fault = refuse(assemble([(2, EMPTY)], table=[SectionEntry(2, 0, offset, length)]))
     assert (fault.expected, str(fault.found)) == (expected, found)
 
 
@@ -119,7 +119,7 @@ def test_the_table_must_fit_and_name_no_type_twice() -> None:
     ],
 )
 def test_the_headers_counts_must_be_true(at: int, field: str) -> None:
-    data = codec.encode(small_store())
+    data = store_file.encode(small_store())
     true = int.from_bytes(data[at : at + 8], "little")
     fault = refuse(patch(data, at, struct.pack("<Q", true + 1)))
     assert (fault.offset, fault.found) == (at, true + 1)
@@ -142,7 +142,7 @@ def test_a_count_is_not_believed(kind: int, most: int) -> None:
 
 
 def test_a_later_version_is_read_when_it_reads_as_this_one() -> None:
-    store, warnings = read(patch(codec.encode(small_store()), 8, b"\x02\0"))
+    store, warnings = read(patch(store_file.encode(small_store()), 8, b"\x02\0"))
     assert store == small_store()
     assert warnings == ["it: version 2 is read as version 1"]
 
@@ -158,25 +158,25 @@ def test_a_later_version_is_read_when_it_reads_as_this_one() -> None:
     ],
 )
 def test_a_later_version_that_does_not_is_a_version_error(at: int, piece: bytes) -> None:
-    data = patch(patch(codec.encode(small_store()), 8, b"\x09\0"), at, piece)
+    data = patch(patch(store_file.encode(small_store()), 8, b"\x09\0"), at, piece)
     with pytest.raises(VersionError, match=r"version 9, read as 1") as caught:
-        codec.decode(data, "it", warn=lambda _: None)
+        store_file.decode(data, "it", warn=lambda _: None)
     assert "newer agent-relay" in caught.value.hint
 
 
 def test_version_0_is_refused() -> None:
-    fault = refuse(patch(codec.encode(small_store()), 8, b"\0\0"))
+    fault = refuse(patch(store_file.encode(small_store()), 8, b"\0\0"))
     assert isinstance(fault, VersionError)
     assert (fault.offset, fault.expected, fault.found) == (8, "version 1", 0)
 
 
 def test_engine_state_is_written_by_tag_and_only_when_there_is_any() -> None:
-    data = codec.encode(StoreFile(0, 0, engine_state={7: b"b", 2: b"aa"}))
+    data = store_file.encode(StoreFile(0, 0, engine_state={7: b"b", 2: b"aa"}))
     assert data[14] == 7
     tail = struct.pack("<IQ", 2, 2) + b"aa" + struct.pack("<IQ", 7, 1) + b"b"
     assert data[:-40].endswith(tail)
-    assert list(codec.decode(data).engine_state.items()) == [(2, b"aa"), (7, b"b")]
-    assert codec.encode(StoreFile(0, 0))[14] == 6
+    assert list(store_file.decode(data).engine_state.items()) == [(2, b"aa"), (7, b"b")]
+    assert store_file.encode(StoreFile(0, 0))[14] == 6
 
 
 def test_damaged_engine_state_is_a_fault() -> None:
@@ -233,8 +233,8 @@ def test_metadata_is_checked(entries: bytes, expected: str) -> None:
 def test_a_message_that_runs_over_its_sections_end_is_a_fault() -> None:
     # The bytes are there, but they are the next section's.
     body = messages_body(message(1))
-    cut = Section(2, 0, 144, len(body) - 1)
-    rest = Section(7, 0, 144 + len(body) - 1, 1)
+    cut = SectionEntry(2, 0, 144, len(body) - 1)
+    rest = SectionEntry(7, 0, 144 + len(body) - 1, 1)
     fault = refuse(assemble([(2, body), (7, b"")], counts=(0, 1, 0, 0), table=[cut, rest]))
     assert (fault.expected, fault.found) == ("tag of signature of 1 bytes", "0 bytes left")
 

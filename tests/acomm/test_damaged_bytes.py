@@ -10,32 +10,32 @@ import struct
 
 import pytest
 
-from relay.acomm import codec
-from relay.acomm.message_record import read_message, read_messages
+from relay.acomm import store_file
+from relay.acomm.check import verify
+from relay.acomm.fields import Reader
 from relay.acomm.model import Message
-from relay.acomm.reader import Reader
-from relay.acomm.verify import verify
+from relay.acomm.records import read_message, read_messages
 from relay.base.errors import FormatError, IntegrityError, ValidationFailed
 from tests.acomm.support import messages_body, patch, reseal, small_store
 
-PLAIN = codec.encode(small_store(), compress=False)
-COMPRESSED = codec.encode(small_store())
+PLAIN = store_file.encode(small_store(), compress=False)
+COMPRESSED = store_file.encode(small_store())
 
 
 def take(data: bytes) -> None:
     """Read it, or be refused in one line; what was read can be written and read again."""
     verify(data, "it")
     try:
-        store = codec.decode(data, "it", warn=lambda _: None)
+        store = store_file.decode(data, "it", warn=lambda _: None)
     except FormatError as exc:
         assert str(exc).startswith("it at ")
         assert "\n" not in str(exc)
         return
     try:
-        again = codec.encode(store)
+        again = store_file.encode(store)
     except ValidationFailed:
         return  # above a limit that holds for writing
-    assert codec.encode(codec.decode(again)) == again
+    assert store_file.encode(store_file.decode(again)) == again
 
 
 @pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0xFF])
@@ -51,7 +51,7 @@ def test_a_flipped_bit_is_never_missed(data: bytes) -> None:
     for at in range(len(data)):
         damaged = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
         with pytest.raises(FormatError) as caught:
-            codec.decode(damaged, "it")
+            store_file.decode(damaged, "it")
         if 5 <= at < len(data) - 8:  # neither magic of another format nor the footer's
             assert isinstance(caught.value, IntegrityError)
 
@@ -60,11 +60,11 @@ def test_a_flipped_bit_is_never_missed(data: bytes) -> None:
 def test_a_file_cut_short_is_never_taken(data: bytes) -> None:
     for size in range(len(data)):
         with pytest.raises(FormatError):
-            codec.decode(data[:size], "it")
+            store_file.decode(data[:size], "it")
     for size in range(136, len(data)):  # sealed anew, with the size that it has now
         cut = reseal(data[:size])
         with pytest.raises(FormatError):
-            codec.decode(patch(cut, 64, struct.pack("<Q", size)), "it")
+            store_file.decode(patch(cut, 64, struct.pack("<Q", size)), "it")
 
 
 @pytest.mark.parametrize("seed", range(4))

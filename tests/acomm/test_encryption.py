@@ -10,11 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 
-from relay.acomm import codec, jsonl, model
+from relay.acomm import jsonl, model, store_file
+from relay.acomm.check import verify
 from relay.acomm.container import Flag
-from relay.acomm.encryption import seal, unseal
-from relay.acomm.message_record import MAX_CONTENT_BYTES
-from relay.acomm.verify import verify
+from relay.acomm.records import MAX_CONTENT_BYTES
+from relay.acomm.store_file import decrypt, encrypt
 from relay.base.errors import FormatError, SealedStore
 from relay.engine import ChannelType, CommStore, MessageType
 from tests.acomm.support import FIXTURES, STEADY, STORES, golden, message, small_store
@@ -39,29 +39,29 @@ def contents(file: model.StoreFile) -> list[bytes]:
 @given(STORES)
 def test_what_was_sealed_opens_equal(store: model.StoreFile) -> None:
     plain = msgspec.structs.replace(store, encrypted=False)
-    sealed = seal(plain, KEY)
+    sealed = encrypt(plain, KEY)
     assert sealed.encrypted
-    assert unseal(codec.decode(codec.encode(sealed)), KEY, "it") == plain
-    assert codec.encode(seal(plain, KEY)) == codec.encode(sealed)
+    assert decrypt(store_file.decode(store_file.encode(sealed)), KEY, "it") == plain
+    assert store_file.encode(encrypt(plain, KEY)) == store_file.encode(sealed)
 
 
 def test_the_golden_file_opens_and_is_written_byte_for_byte() -> None:
     data = (SEALED / "encrypted.acomm").read_bytes()
-    file = codec.decode(data)
+    file = store_file.decode(data)
     assert file.encrypted
-    assert unseal(file, KEY, "it") == golden()
-    assert codec.encode(seal(golden(), KEY), compress=False) == data
+    assert decrypt(file, KEY, "it") == golden()
+    assert store_file.encode(encrypt(golden(), KEY), compress=False) == data
     assert verify(data, "it").problems == ()  # without a key
 
 
 def test_a_content_is_nonce_ciphertext_and_tag_bound_to_its_id() -> None:
-    sealed = seal(model.StoreFile(0, 0, messages=(message(7, content=b"hello"),)), KEY)
+    sealed = encrypt(model.StoreFile(0, 0, messages=(message(7, content=b"hello"),)), KEY)
     (content,) = contents(sealed)
     assert len(content) == 12 + 5 + 16
     assert AESGCM(KEY).decrypt(content[:12], content[12:], struct.pack("<Q", 7)) == b"hello"
     moved = msgspec.structs.replace(sealed, messages=(message(8, content=content),))
     with pytest.raises(SealedStore, match="message 8 does not open with this key"):
-        unseal(moved, KEY, "it")
+        decrypt(moved, KEY, "it")
 
 
 def test_a_nonce_is_never_used_for_two_contents() -> None:
@@ -71,60 +71,60 @@ def test_a_nonce_is_never_used_for_two_contents() -> None:
         content[:12]
         for key in (KEY, OTHER_KEY)
         for one in messages
-        for content in contents(seal(model.StoreFile(0, 0, messages=(one,)), key))
+        for content in contents(encrypt(model.StoreFile(0, 0, messages=(one,)), key))
     }
     assert len(nonces) == 2 * len(messages)
 
 
 def test_no_word_of_a_content_is_in_the_file() -> None:
-    data = codec.encode(seal(small_store(), KEY), compress=False)
+    data = store_file.encode(encrypt(small_store(), KEY), compress=False)
     assert b"hello" not in data
     assert b"alpha" in data  # who wrote is not hidden
-    assert codec.decode(data).encrypted
+    assert store_file.decode(data).encrypted
     assert data[10] & Flag.ENCRYPTED
 
 
 def test_the_largest_content_has_room_for_its_seal() -> None:
     full = model.StoreFile(0, 0, messages=(message(content=bytes(MAX_CONTENT_BYTES)),))
-    assert unseal(codec.decode(codec.encode(seal(full, KEY))), KEY, "it") == full
+    assert decrypt(store_file.decode(store_file.encode(encrypt(full, KEY))), KEY, "it") == full
 
 
 def test_without_its_key_nothing_is_read() -> None:
-    sealed = seal(small_store(), KEY)
+    sealed = encrypt(small_store(), KEY)
     with pytest.raises(SealedStore, match="it is encrypted, and no key was given"):
-        unseal(sealed, None, "it")
+        decrypt(sealed, None, "it")
     with pytest.raises(SealedStore, match="it: message 1 does not open with this key"):
-        unseal(sealed, OTHER_KEY, "it")
+        decrypt(sealed, OTHER_KEY, "it")
     short = msgspec.structs.replace(sealed, messages=(message(content=bytes(27)),))
     with pytest.raises(FormatError, match="message 1 to have 28 bytes of content and more"):
-        unseal(short, KEY, "it")
+        decrypt(short, KEY, "it")
 
 
 def test_sealed_contents_are_never_taken_for_plain_ones() -> None:
     with pytest.raises(SealedStore, match="was not opened with its key"):
-        CommStore.load(FakeClock(), seal(STORE, KEY))
+        CommStore.load(FakeClock(), encrypt(STORE, KEY))
     assert CommStore.load(FakeClock(), STORE).snapshot().values.messages == STORE.messages
 
 
 def test_a_plain_store_needs_no_key_and_takes_any() -> None:
-    assert unseal(small_store(), None, "it") == small_store()
-    assert unseal(small_store(), KEY, "it") == small_store()
-    assert seal(small_store(), None) == small_store()
+    assert decrypt(small_store(), None, "it") == small_store()
+    assert decrypt(small_store(), KEY, "it") == small_store()
+    assert encrypt(small_store(), None) == small_store()
 
 
 def test_sealed_json_lines_come_back() -> None:
-    sealed = seal(small_store(), KEY)
+    sealed = encrypt(small_store(), KEY)
     assert jsonl.from_lines(jsonl.to_lines(sealed)) == sealed
 
 
 def test_a_store_with_a_key_is_sealed_on_disk_and_plain_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     with CommStore.create(str(path), key=KEY) as store:
-        assert codec.read(str(path)).encrypted  # from the first byte on
+        assert store_file.read(str(path)).encrypted  # from the first byte on
         channel = store.create_channel("c", ChannelType.GROUP, "a")
         store.join_channel(channel.id, "b")
         store.send_message(channel.id, "a", MessageType.TEXT, "hello")
-    assert contents(codec.read(str(path))) != [b"hello"]
+    assert contents(store_file.read(str(path))) != [b"hello"]
     with CommStore.open(str(path), key=KEY) as store:
         assert [m.content for m in store.receive_messages(None, "b")] == [b"hello"]
         assert store.search("hell")
@@ -135,7 +135,7 @@ def test_a_store_without_its_key_is_left_and_its_lock_let_go(
     tmp_path: Path, key: bytes | None
 ) -> None:
     path = tmp_path / "s.acomm"
-    codec.write(str(path), seal(STORE, KEY))
+    store_file.write(str(path), encrypt(STORE, KEY))
     before = path.read_bytes()
     for _ in range(2):
         with pytest.raises(SealedStore):
@@ -146,10 +146,10 @@ def test_a_store_without_its_key_is_left_and_its_lock_let_go(
 
 def test_a_plain_store_is_sealed_by_its_next_flush(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
-    codec.write(str(path), STORE)
+    store_file.write(str(path), STORE)
     with CommStore.open(str(path), key=KEY) as store:
-        assert not codec.read(str(path)).encrypted  # nothing has changed yet
+        assert not store_file.read(str(path)).encrypted  # nothing has changed yet
         store.join_channel(1, "zoe")
-    assert unseal(codec.read(str(path)), KEY, "it").messages == STORE.messages
+    assert decrypt(store_file.read(str(path)), KEY, "it").messages == STORE.messages
     with pytest.raises(SealedStore):
         CommStore.open(str(path))

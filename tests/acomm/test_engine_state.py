@@ -14,20 +14,20 @@ from relay.acomm.engine_state import (
     COUNTERS,
     DEAD,
     DELIVERIES,
+    DOWNTIMES,
     DUPLICATES,
+    EVICTING,
     HELD,
-    LEAVING,
-    LOST,
     OWED,
     SETTINGS,
-    DeadNote,
+    DeadLetterInfo,
+    Downtime,
     EngineState,
-    Lost,
-    Position,
+    JournalPosition,
 )
 from relay.acomm.model import (
     FLUSH_MODES,
-    ArchiveNote,
+    ArchiveInfo,
     ChannelSettings,
     Delivery,
     DeliveryState,
@@ -61,7 +61,10 @@ STATES = st.builds(
     st.dictionaries(
         U64,
         st.builds(
-            DeadNote, U64, st.text(max_size=9), st.lists(st.text(max_size=9), max_size=3).map(tuple)
+            DeadLetterInfo,
+            U64,
+            st.text(max_size=9),
+            st.lists(st.text(max_size=9), max_size=3).map(tuple),
         ),
         max_size=3,
     ),
@@ -76,9 +79,9 @@ STATES = st.builds(
         max_size=3,
     ),
     st.lists(U64, max_size=4).map(tuple),
-    st.lists(st.builds(ArchiveNote, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
+    st.lists(st.builds(ArchiveInfo, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
     st.lists(U64, max_size=4).map(tuple),
-    st.none() | st.builds(Position, U64, U64, st.text(max_size=9)),
+    st.none() | st.builds(JournalPosition, U64, U64, st.text(max_size=9)),
     st.dictionaries(
         U64,
         st.dictionaries(
@@ -89,7 +92,7 @@ STATES = st.builds(
         ),
         max_size=3,
     ),
-    st.lists(st.builds(Lost, U64, st.integers(-(2**63), 2**63 - 1)), max_size=3).map(tuple),
+    st.lists(st.builds(Downtime, U64, st.integers(-(2**63), 2**63 - 1)), max_size=3).map(tuple),
 )
 ONE = EngineState(
     3,
@@ -103,15 +106,15 @@ ONE = EngineState(
         },
         2: {},
     },
-    {7: DeadNote(5, "why", ("bob",))},
+    {7: DeadLetterInfo(5, "why", ("bob",))},
     {("c", 7, "bob"): 10},
     {2: ChannelSettings(5, "immediate"), 1: ChannelSettings(None, "manual")},
     (7, 9),
-    (ArchiveNote("d/000001.acomm", 2, 3, 4, 50, 60, 1, 700),),
+    (ArchiveInfo("d/000001.acomm", 2, 3, 4, 50, 60, 1, 700),),
     (3,),
-    Position(1, 4096, "boot"),
+    JournalPosition(1, 4096, "boot"),
     {7: {"bob": Obligation(9, 1, "received", 8)}},
-    (Lost(50, -60),),
+    (Downtime(50, -60),),
 )
 
 
@@ -193,7 +196,7 @@ def test_counters_of_another_size(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING, OWED, LOST]
+    "tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, EVICTING, OWED, DOWNTIMES]
 )
 def test_a_block_cut_short_anywhere(tag: int) -> None:
     for size in range(len(ONE_BYTES[tag])):
@@ -243,7 +246,7 @@ def test_messages_that_stand_alike_share_one_list() -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=80), st.binary(max_size=40))
 def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
-    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING, OWED, LOST):
+    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, EVICTING, OWED, DOWNTIMES):
         blocks = {tag: deliveries, COUNTERS: counters}
         with contextlib.suppress(FormatError):
             EngineState.decode(blocks)

@@ -10,7 +10,7 @@ import zlib
 import psutil
 import pytest
 
-from relay.acomm import codec, envelope
+from relay.acomm import container, store_file
 from relay.base.errors import FormatError
 from tests.acomm.support import assemble, message, messages_body
 
@@ -29,7 +29,7 @@ def compressed(size: int, stream: bytes, count: int = 2) -> bytes:
 
 def refuse(data: bytes) -> FormatError:
     with pytest.raises(FormatError) as caught:
-        codec.decode(data, "it")
+        store_file.decode(data, "it")
     return caught.value
 
 
@@ -60,7 +60,7 @@ STREAM = gzip.compress(RAW, mtime=0)
     ids=["one", "two", "empty ones", "a member a byte", "stored"],
 )
 def test_members_back_to_back_are_one_stream(stream: bytes) -> None:
-    store = codec.decode(compressed(len(RAW), stream), "it")
+    store = store_file.decode(compressed(len(RAW), stream), "it")
     assert store.messages == (message(1), message(2))
 
 
@@ -147,8 +147,8 @@ def test_D10_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
     most = [message(number, content=b"x" * MIB) for number in range(1, 67)]
     raw = messages_body(*most)
     data = compressed(len(raw), gzip.compress(raw, 1), count=len(most))
-    assert len(raw) > envelope.LARGE_BYTES > envelope.LARGE_RATIO * len(data)
-    assert codec.decode(data, "it").messages == tuple(most)
+    assert len(raw) > container.LARGE_BYTES > container.LARGE_RATIO * len(data)
+    assert store_file.decode(data, "it").messages == tuple(most)
 
 
 def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
@@ -166,4 +166,4 @@ def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
 
 def test_three_hundred_thousand_empty_members_end_soon() -> None:
     stream = gzip.compress(b"", mtime=0) * 300_000 + STREAM
-    assert len(codec.decode(compressed(len(RAW), stream), "it").messages) == 2
+    assert len(store_file.decode(compressed(len(RAW), stream), "it").messages) == 2

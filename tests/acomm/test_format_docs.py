@@ -8,8 +8,8 @@ from struct import Struct
 
 import pytest
 
-from relay.acomm import message_record, model, records
-from relay.acomm.columns import FIRST_LANE, Block
+from relay.acomm import model, records
+from relay.acomm.columns import FIRST_METADATA_BLOCK, ColumnBlock
 from relay.acomm.container import (
     FOOTER,
     FOOTER_MAGIC,
@@ -17,13 +17,13 @@ from relay.acomm.container import (
     MAGIC,
     MAX_FILE_BYTES,
     SECTION,
+    FileHeader,
     Flag,
-    Header,
-    Section,
+    SectionEntry,
     SectionType,
 )
 from relay.acomm.indexes import IndexType
-from relay.acomm.model import Labelled
+from relay.acomm.model import LabelledEnum
 
 DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "acomm.md").read_text()
 CODES = {"u16": "H", "u32": "I", "u64": "Q"}
@@ -43,8 +43,8 @@ def tables(heading: str) -> list[list[list[str]]]:
 @pytest.mark.parametrize(
     ("heading", "struct", "fields"),
     [
-        ("Header", HEADER, ("magic", *Header.__struct_fields__, "reserved")),
-        ("Section table entry", SECTION, ("type", *Section.__struct_fields__[1:])),
+        ("Header", HEADER, ("magic", *FileHeader.__struct_fields__, "reserved")),
+        ("Section table entry", SECTION, ("type", *SectionEntry.__struct_fields__[1:])),
         ("Footer", FOOTER, ("checksum", "magic")),
     ],
 )
@@ -71,17 +71,17 @@ def test_the_numbers_stand_in_the_tables() -> None:
     kinds = {row[1].upper(): int(row[0]) for row in tables("Indexes, section 4")[0]}
     assert kinds == {kind.name: kind.value for kind in IndexType}
     blocks = {row[1]: int(row[0]) for row in tables("Blocks of COLUMNS")[0][:-1]}
-    assert blocks == {block.name: block.value for block in Block}
-    assert tables("Blocks of COLUMNS")[0][-1][0] == f"{FIRST_LANE} and above"
+    assert blocks == {block.name: block.value for block in ColumnBlock}
+    assert tables("Blocks of COLUMNS")[0][-1][0] == f"{FIRST_METADATA_BLOCK} and above"
     limits = {row[0]: row[1] for row in tables("Writing")[0]}
     assert limits["file"].startswith(f"{MAX_FILE_BYTES:,} bytes")
-    assert limits["content of a message"] == f"{message_record.MAX_CONTENT_BYTES:,} bytes"
+    assert limits["content of a message"] == f"{records.MAX_CONTENT_BYTES:,} bytes"
 
 
 @pytest.mark.parametrize(
     ("heading", "cls", "smallest"),
     [
-        ("Message", model.Message, message_record.MIN_MESSAGE),
+        ("Message", model.Message, records.MIN_MESSAGE),
         ("Channel", model.Channel, records.MIN_CHANNEL),
         ("Participant", model.Participant, records.MIN_PARTICIPANT),
         ("ChannelConfig", model.ChannelConfig, 27),
@@ -111,5 +111,5 @@ def test_a_record_has_the_fields_of_its_value(heading: str, cls: type, smallest:
         model.SortOrder,
     ],
 )
-def test_an_enum_is_written_out(enum: type[Labelled]) -> None:
+def test_an_enum_is_written_out(enum: type[LabelledEnum]) -> None:
     assert ", ".join(f"{member.value} {member.label}" for member in enum) in DOCS

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from relay.acomm import codec, jsonl
-from relay.acomm.verify import verify
+from relay.acomm import jsonl, store_file
+from relay.acomm.check import verify
 from relay.base.errors import FormatError, IntegrityError
 from tests.acomm.support import BAD, FIXTURES, GOOD
 
@@ -39,7 +39,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_file_holds_what_stands_beside_it(name: str) -> None:
     warnings: list[str] = []
-    store = codec.read(str(FIXTURES / f"{name}.acomm"), warn=warnings.append)
+    store = store_file.read(str(FIXTURES / f"{name}.acomm"), warn=warnings.append)
 
     lines = [json.loads(line) for line in jsonl.to_lines(store)]
     assert lines == (EXPECTED[:1] if name == "empty" else EXPECTED)
@@ -50,17 +50,17 @@ def test_a_good_file_holds_what_stands_beside_it(name: str) -> None:
 @pytest.mark.parametrize("name", GOOD)
 @pytest.mark.parametrize("compress", [False, True])
 def test_what_was_decoded_encodes_to_equal_values(name: str, compress: bool) -> None:
-    store = codec.read(str(FIXTURES / f"{name}.acomm"), warn=lambda _: None)
-    data = codec.encode(store, compress)
+    store = store_file.read(str(FIXTURES / f"{name}.acomm"), warn=lambda _: None)
+    data = store_file.encode(store, compress)
 
-    assert codec.decode(data) == store
-    assert codec.encode(store, compress) == data
+    assert store_file.decode(data) == store
+    assert store_file.encode(store, compress) == data
     assert verify(data, "it").problems == ()
 
 
 def test_the_plain_file_is_written_byte_for_byte() -> None:
     data = (FIXTURES / "plain.acomm").read_bytes()
-    assert codec.encode(codec.decode(data), compress=False) == data
+    assert store_file.encode(store_file.decode(data), compress=False) == data
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -80,7 +80,7 @@ def test_a_bad_file_is_refused_in_one_line_and_left_alone(name: str) -> None:
     offset, expected, found = FAULTS[name]
 
     with pytest.raises(FormatError) as caught:
-        codec.read(str(path))
+        store_file.read(str(path))
 
     line = str(caught.value)
     assert line.startswith(f"{path} at {offset}: expected {expected}")
@@ -93,23 +93,23 @@ def test_a_bad_file_is_refused_in_one_line_and_left_alone(name: str) -> None:
 
 
 def test_a_peek_reads_the_header_alone() -> None:
-    header = codec.peek_header(str(FIXTURES / "version-2.acomm"))
+    header = store_file.peek_header(str(FIXTURES / "version-2.acomm"))
     assert (header.version, header.section_count, header.flags) == (2, 6, 31)
     assert (header.channel_count, header.message_count) == (6, 126)
     assert (header.subscription_count, header.dead_letter_count) == (3, 6)
     assert (header.created_at, header.modified_at) == (1780000000, 1780000009)
     # A flipped bit in a section does not show, a file of another length does.
-    assert codec.peek_header(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
+    assert store_file.peek_header(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
     for name in ("agentic-comm-v3", "empty-file", "magic", "total-size", "truncated"):
         with pytest.raises(FormatError):
-            codec.peek_header(str(FIXTURES / "bad" / f"{name}.acomm"))
+            store_file.peek_header(str(FIXTURES / "bad" / f"{name}.acomm"))
 
 
 def test_the_indexes_are_read_without_the_messages_and_verified() -> None:
-    found, _ = codec.read_aids(str(FIXTURES / "compressed.acomm"))
+    found, _ = store_file.read_indexes(str(FIXTURES / "compressed.acomm"))
     with pytest.raises(FormatError, match="SHA-256"):
-        codec.read_aids(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
-    store = codec.read(str(FIXTURES / "compressed.acomm"))
+        store_file.read_indexes(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
+    store = store_file.read(str(FIXTURES / "compressed.acomm"))
     assert found.sender is not None
     assert found.sender["alpha"] == tuple(
         sorted(message.id for message in store.messages if message.sender == "alpha")

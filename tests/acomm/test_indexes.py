@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.acomm import codec, indexes
+from relay.acomm import indexes, store_file
+from relay.acomm.check import verify
 from relay.acomm.container import parse_header, parse_sections
+from relay.acomm.fields import Reader
 from relay.acomm.indexes import Indexes
 from relay.acomm.model import Message
-from relay.acomm.reader import Reader
-from relay.acomm.verify import verify
 from relay.base.errors import FormatError
 from tests.acomm.support import MESSAGES, STEADY, golden, message, patch, small_store
 
@@ -60,7 +60,7 @@ def test_indexes_come_back_equal(messages: list[Message]) -> None:
 
 
 def test_the_golden_indexes_are_true() -> None:
-    data = codec.encode(golden())
+    data = store_file.encode(golden())
     assert verify(data, "it").problems == ()
 
 
@@ -113,12 +113,12 @@ def test_a_section_4_that_does_not_add_up_is_a_fault(data: bytes, expected: str)
 
 
 def test_a_wrong_index_does_not_keep_a_store_from_being_read() -> None:
-    good = codec.encode(small_store())
+    good = store_file.encode(small_store())
     at = section_4(good)
     lie = patch(good, at + 4 + 12 + 8, struct.pack("<Q", 99))  # the channel's id
     broken = patch(good, at, b"\xff" * 4)
     for data in (lie, broken):
-        assert codec.decode(data) == small_store()
+        assert store_file.decode(data) == small_store()
     assert "it: index 1 (channel) entry 0 disagrees" in verify(lie, "it").problems[0]
     (problem,) = verify(broken, "it").problems
     assert problem.startswith(f"it: section 4 at {at}: expected index count of at most")

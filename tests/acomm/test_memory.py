@@ -15,10 +15,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from relay.acomm import codec, model
+from relay.acomm import model, store_file
+from relay.acomm.check import verify
 from relay.acomm.container import open_frame
 from relay.acomm.sections import split
-from relay.acomm.verify import verify
 from relay.base.errors import FormatError
 from tests.acomm.support import FIXTURES, golden, message, reseal
 
@@ -42,8 +42,8 @@ def larger() -> model.StoreFile:
 
 STORE = larger()
 FILES = {
-    "plain": codec.encode(STORE, compress=False),
-    "compressed": codec.encode(STORE),
+    "plain": store_file.encode(STORE, compress=False),
+    "compressed": store_file.encode(STORE),
 }
 
 
@@ -71,14 +71,14 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_a_whole_file_is_read_and_verified_within_its_bound(name: str) -> None:
     data = FILES[name]
     assert declared(data) > 300_000
-    assert peak_of(lambda: codec.decode(data, "it")) <= MOST * declared(data)
+    assert peak_of(lambda: store_file.decode(data, "it")) <= MOST * declared(data)
     assert peak_of(lambda: verify(data, "it")) <= MOST * declared(data) + ROOM
 
 
 @pytest.mark.parametrize("name", ["plain", "compressed", "empty"])
 def test_the_golden_files_are_read_within_their_bound(name: str) -> None:
     data = (FIXTURES / f"{name}.acomm").read_bytes()
-    assert peak_of(lambda: codec.decode(data, "it")) <= MOST * declared(data) + ROOM
+    assert peak_of(lambda: store_file.decode(data, "it")) <= MOST * declared(data) + ROOM
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -116,7 +116,7 @@ def damage(data: bytes, dice: random.Random) -> bytes:
 def peak_and_verdict(data: bytes, most: int) -> bool:
     """True when the file was refused; the peak is within ``most`` either way."""
     taken: list[model.StoreFile] = []
-    assert peak_of(lambda: taken.append(codec.decode(data, "it", warn=lambda _: None))) <= most
+    assert peak_of(lambda: taken.append(store_file.decode(data, "it", warn=lambda _: None))) <= most
     return not taken
 
 
@@ -126,8 +126,8 @@ def test_messages_that_say_little_are_the_dearest() -> None:
         model.Message(2**40 + number, model.MessageType.TEXT, "", 0, b"", created_at=2**40 + number)
         for number in range(20_000)
     )
-    data = codec.encode(model.StoreFile(0, 0, messages=small), compress=False)
-    assert peak_of(lambda: codec.decode(data, "it")) < 7 * len(data)
+    data = store_file.encode(model.StoreFile(0, 0, messages=small), compress=False)
+    assert peak_of(lambda: store_file.decode(data, "it")) < 7 * len(data)
     usual = tuple(message(2**40 + number, content=bytes(200)) for number in range(5_000))
-    data = codec.encode(model.StoreFile(0, 0, messages=usual), compress=False)
-    assert peak_of(lambda: codec.decode(data, "it")) < 3 * len(data)
+    data = store_file.encode(model.StoreFile(0, 0, messages=usual), compress=False)
+    assert peak_of(lambda: store_file.decode(data, "it")) < 3 * len(data)

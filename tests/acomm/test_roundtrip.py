@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.acomm import codec, jsonl, model, sections
-from relay.acomm.message_record import MIN_MESSAGE, encode_message, read_message, read_messages
-from relay.acomm.reader import Reader
+from relay.acomm import jsonl, model, sections, store_file
+from relay.acomm.check import verify
+from relay.acomm.fields import Reader
 from relay.acomm.records import (
     MIN_CHANNEL,
+    MIN_MESSAGE,
     MIN_PARTICIPANT,
     MIN_SUBSCRIPTION,
     encode_channel,
+    encode_message,
     encode_subscription,
+    read_message,
+    read_messages,
 )
-from relay.acomm.verify import verify
 from relay.base import fsio
 from relay.base.errors import StoreCapacity, UnsafePath, ValidationFailed
 from tests.acomm.support import MESSAGES, STEADY, STORES, golden, message, small_store
@@ -32,9 +35,9 @@ pytestmark = pytest.mark.shows("engine 8.9")
 @STEADY
 @given(STORES, st.booleans())
 def test_a_store_comes_back_equal(store: model.StoreFile, compress: bool) -> None:
-    data = codec.encode(store, compress)
-    assert codec.decode(data) == store
-    assert codec.encode(store, compress) == data
+    data = store_file.encode(store, compress)
+    assert store_file.decode(data) == store
+    assert store_file.encode(store, compress) == data
 
 
 @STEADY
@@ -57,22 +60,25 @@ def test_long_texts_are_read_as_short_ones() -> None:
     long = "é" * 3000
     whole = message(correlation_id=long, metadata={long: long, "k" * 256: 1, "short": long})
     store = model.StoreFile(0, 0, messages=(whole, message(2)))
-    assert codec.decode(codec.encode(store)) == store
+    assert store_file.decode(store_file.encode(store)) == store
 
 
 @pytest.mark.shows("engine 8.4")
 def test_records_are_put_in_order() -> None:
     one, two, three = message(7, created_at=1), message(2, created_at=2), message(3, created_at=2)
     store = model.StoreFile(0, 0, messages=(three, one, two), archive=(two, one))
-    assert codec.decode(codec.encode(store)).messages == (one, two, three)
-    assert codec.decode(codec.encode(store)).archive == (one, two)
+    assert store_file.decode(store_file.encode(store)).messages == (one, two, three)
+    assert store_file.decode(store_file.encode(store)).archive == (one, two)
     metadata = message(metadata={"z": 1, "a": 2, "é": 3})
     assert encode_message(metadata) == encode_message(message(metadata={"é": 3, "a": 2, "z": 1}))
 
 
 def test_a_float_that_is_no_number_survives() -> None:
     store = model.StoreFile(0, 0, messages=(message(metadata={"x": math.nan}),))
-    for back in (codec.decode(codec.encode(store)), jsonl.from_lines(jsonl.to_lines(store))):
+    for back in (
+        store_file.decode(store_file.encode(store)),
+        jsonl.from_lines(jsonl.to_lines(store)),
+    ):
         metadata = back.messages[0].metadata
         assert metadata is not None
         assert isinstance(metadata["x"], float)
@@ -82,15 +88,15 @@ def test_a_float_that_is_no_number_survives() -> None:
 def test_an_encrypted_store_says_so_and_has_room_for_the_seal() -> None:
     sealed = message(content=bytes(1_048_576 + 28))
     store = model.StoreFile(0, 0, messages=(sealed,), encrypted=True)
-    data = codec.encode(store)
-    assert codec.decode(data) == store
+    data = store_file.encode(store)
+    assert store_file.decode(data) == store
     assert data[10] & 32
     with pytest.raises(ValidationFailed):
-        codec.encode(msgspec.structs.replace(store, encrypted=False))
+        store_file.encode(msgspec.structs.replace(store, encrypted=False))
 
 
 def test_the_gzip_header_holds_no_clock_and_no_system() -> None:
-    data = codec.encode(small_store())
+    data = store_file.encode(small_store())
     at = data.index(b"\x1f\x8b\x08")
     assert data[at : at + 10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
@@ -129,7 +135,7 @@ def test_the_smallest_records_are_as_small_as_the_readers_think() -> None:
 def test_what_a_message_cannot_hold_is_refused_by_name(field: str, value: object) -> None:
     bad = msgspec.structs.replace(message(), **{field: value})
     with pytest.raises(ValidationFailed, match=field):
-        codec.encode(model.StoreFile(0, 0, messages=(bad,)))
+        store_file.encode(model.StoreFile(0, 0, messages=(bad,)))
 
 
 @pytest.mark.parametrize(
@@ -147,15 +153,15 @@ def test_what_a_channel_cannot_hold_is_refused(field: str, value: object) -> Non
     (channel,) = small_store().channels
     bad = msgspec.structs.replace(channel, **{field: value})
     with pytest.raises(ValidationFailed):
-        codec.encode(model.StoreFile(0, 0, channels=(bad,)))
+        store_file.encode(model.StoreFile(0, 0, channels=(bad,)))
 
 
 def test_what_stands_at_a_limit_is_written() -> None:
     full = message(content=bytes(1_048_576), sender="x" * 128, topic="t" * 256)
     store = model.StoreFile(0, 0, messages=(full,))
-    assert codec.decode(codec.encode(store)) == store
+    assert store_file.decode(store_file.encode(store)) == store
     with pytest.raises(ValidationFailed, match="modified_at"):
-        codec.encode(model.StoreFile(0, -1))
+        store_file.encode(model.StoreFile(0, -1))
 
 
 @pytest.mark.parametrize("limit", ["MAX_MESSAGES", "MAX_CHANNELS", "MAX_SUBSCRIPTIONS"])
@@ -163,17 +169,17 @@ def test_a_count_above_its_limit_is_refused(limit: str, monkeypatch: pytest.Monk
     store = small_store()
     monkeypatch.setattr(sections, limit, 0)
     with pytest.raises(StoreCapacity, match=f"{limit[4:].lower()}, a store file holds 0"):
-        codec.encode(store)
+        store_file.encode(store)
 
 
 def test_a_file_above_its_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "MAX_FILE_BYTES", 400)
     with pytest.raises(StoreCapacity, match="bytes, a store file holds 400"):
-        codec.encode(small_store())
+        store_file.encode(small_store())
     # What is small when it is compressed, and too large for any reader to inflate.
     monkeypatch.setattr(sections, "MAX_FILE_BYTES", 5000)
     with pytest.raises(StoreCapacity):
-        codec.encode(model.StoreFile(0, 0, messages=(message(content=bytes(5000)),)))
+        store_file.encode(model.StoreFile(0, 0, messages=(message(content=bytes(5000)),)))
 
 
 @pytest.mark.shows("engine 8.7")
@@ -181,8 +187,8 @@ def test_a_write_is_there_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "relay.acomm"
-    codec.write(str(path), golden())
-    assert codec.read(str(path)) == golden()
+    store_file.write(str(path), golden())
+    assert store_file.read(str(path)) == golden()
     assert os.listdir(tmp_path) == ["relay.acomm"]
 
     def refuse(operation: str, name: str) -> None:
@@ -191,11 +197,11 @@ def test_a_write_is_there_whole_or_not_at_all(
 
     monkeypatch.setattr(fsio, "fault", refuse)
     with pytest.raises(OSError, match="No space"):
-        codec.write(str(path), small_store())
+        store_file.write(str(path), small_store())
     monkeypatch.undo()
-    assert codec.read(str(path)) == golden()
-    codec.write(str(path), small_store(), compress=False)
-    assert codec.read(str(path)) == small_store()
+    assert store_file.read(str(path)) == golden()
+    store_file.write(str(path), small_store(), compress=False)
+    assert store_file.read(str(path)) == small_store()
     assert os.listdir(tmp_path) == ["relay.acomm"]
     assert verify(path.read_bytes(), str(path)).problems == ()
 
@@ -204,6 +210,6 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
         with pytest.raises(UnsafePath, match="not a regular file"):
-            codec.read(str(tmp_path / name))
+            store_file.read(str(tmp_path / name))
     with pytest.raises(FileNotFoundError):
-        codec.read(str(tmp_path / "gone"))
+        store_file.read(str(tmp_path / "gone"))

@@ -78,7 +78,7 @@ def test_what_the_relay_stages_is_not_seen(relay: HandRelay, alice: Agent) -> No
         (b"hello", "is not a header line"),
         (b"TO: alice\nKIND: shout\n\nx", "'shout' is not one of"),
         (b"TO: alice\n\n\xff", "not UTF-8"),
-        (b"TO: alice\nATTEMPT: two\n\nx", "'two' is no number"),
+        (b"TO: alice\nATTEMPT: two\n\nx", "expected a number, got 'two'"),
         (b"TO: alice\nCHECKSUM: sha256:" + b"0" * 64 + b"\n\nx", "does not match"),
     ],
 )

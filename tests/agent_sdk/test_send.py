@@ -111,7 +111,7 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         ("", "x", {}, "is not an address"),
         ("bob", "", {}, "the body is empty"),
         ("bob", b"\xff", {}, "not UTF-8"),
-        ("bob", "\ud800", {}, "not Unicode text"),
+        ("bob", "\ud800", {}, "not valid UTF-8"),
         ("bob", "x" * 1_048_577, {}, "put it into an attachment"),
         ("bob", "x", {"kind": "shout"}, "'shout' is not one of message, command"),
         ("bob", "x", {"kind": "ack"}, "needs RE"),
@@ -120,11 +120,11 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         ("bob", "x", {"priority": 5}, "0 (critical) to 4"),
         ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
         ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
-        ("bob", "x", {"headers": {"A": "\ud800"}}, "not Unicode text"),
+        ("bob", "x", {"headers": {"A": "\ud800"}}, "not valid UTF-8"),
         ("bob", "x", {"headers": {"A B": "1"}}, "is not a header name"),
-        ("bob", "x", {"headers": {"From": "carol"}}, "only the relay writes it"),
-        ("bob", "x", {"headers": {"KIND": "query"}}, "argument of its own"),
-        ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "argument of its own"),
+        ("bob", "x", {"headers": {"From": "carol"}}, "written by the relay only"),
+        ("bob", "x", {"headers": {"KIND": "query"}}, "has its own argument"),
+        ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "has its own argument"),
         ("bob", "x", {"attachments": ["sha256:1"]}, "64 hex digits"),
         (None, "x", {}, "to is None, expected str"),
         ("bob", 5, {}, "body is 5, expected str or bytes"),
@@ -240,7 +240,7 @@ def test_after_the_rename_it_is_sent_even_if_the_directory_cannot_be_synced(
             alice.send("bob", "hello")
     (name,) = relay.waiting("alice", "outbox")
     assert error.value.__notes__ == [
-        f"message {name.removesuffix('.msg')} is sent all the same: do not send it again"
+        f"message {name.removesuffix('.msg')} has been sent: do not send it again"
     ]
 
 
@@ -264,9 +264,9 @@ def test_killed_before_the_rename_nothing_is_sent(relay: HandRelay) -> None:
 def test_a_mailbox_that_is_gone_is_said_so(relay: HandRelay) -> None:
     with Agent("alice", relay.root) as alice:
         (relay.root / "agents" / "alice").rename(relay.root / "gone")
-        with pytest.raises(RelayError, match="alice has no outbox any more"):
+        with pytest.raises(RelayError, match="the outbox of agent alice no longer exists"):
             alice.send("bob", "hello")
-        with pytest.raises(RelayError, match="alice has no inbox any more"):
+        with pytest.raises(RelayError, match="the inbox of agent alice no longer exists"):
             alice.receive(timeout_s=0)
 
 

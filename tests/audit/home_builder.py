@@ -1,4 +1,4 @@
-"""Homes for the audits' tests: a ledger by relay.ledger, store files by relay.acomm.codec."""
+"""Homes for the audits' tests: a ledger by relay.ledger, store files by relay.acomm.store_file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import (
     Channel,
@@ -205,7 +205,7 @@ class HomeBuilder:
             engine_state=state.encode(),
             **fields,  # type: ignore[arg-type]
         )
-        codec.write(str(path), store)
+        store_file.write(str(path), store)
         return str(path)
 
     def inputs(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 
 from relay.acomm.model import DeliveryState, Message
 from relay.audit.inputs import Inputs
@@ -68,9 +68,14 @@ class Outcome(NamedTuple):
     checks: dict[str, set[str]]  # check, without its job -> message ids; of files and days, names
 
 
+def computed(frame: DataFrame) -> DataFrame:
+    """The same rows, computed once and known to the driver: to ask for them is no Spark job."""
+    return frame.sparkSession.createDataFrame(frame.toArrow())
+
+
 def run(job: AuditJob, inputs: Inputs) -> Outcome:
     """Run a job as a run does: its tables are computed once, and findings made from them."""
-    tables = {name: frame.persist() for name, frame in job.make(inputs).items()}
+    tables = {name: computed(frame) for name, frame in job.make(inputs).items()}
     rows = {name: frame.collect() for name, frame in tables.items()}
     assert {name: frame.columns for name, frame in tables.items()} == {
         name: schema.names for name, schema in job.tables.items()
@@ -81,6 +86,4 @@ def run(job: AuditJob, inputs: Inputs) -> Outcome:
         check = row["check"].removeprefix(f"{job.name}.")
         assert check in job.checks, "what a job finds is among what it says that it finds"
         checks.setdefault(check, set()).add(row["message_id"] or row["route"])
-    for frame in tables.values():
-        frame.unpersist()
     return Outcome(rows, checks)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from relay.acomm.model import DeliveryState, Message, MessageType, Origin
 from relay.engine import events
-from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
-from relay.engine.events import Event
+from relay.engine.events import VERSION, Checkpoint, Event, EventCodec, EventRecord, Start
 from relay.journal.format import RecordFlag
 from relay.journal.journal import Append, Journal
 from relay.journal.plan import JobKind, TierJob, TierPolicy
@@ -75,21 +74,23 @@ class JournalBuilder:
         """Events in one commit; where their records begin."""
         return self.put(*(self._frame(event) for event in more))
 
-    def _frame(self, event: Event) -> Frame:
+    def _frame(self, event: Event) -> EventRecord:
         self.sequence += 1
-        return Frame(VERSION, self.sequence - 1, event)
+        return EventRecord(VERSION, self.sequence - 1, event)
 
     def start(self, epoch: int = 1) -> None:
         """Its writer begins."""
-        self.put(Frame(VERSION, start=Start("boot-1", epoch, START_NS)), flag=RecordFlag.CONTROL)
+        self.put(
+            EventRecord(VERSION, start=Start("boot-1", epoch, START_NS)), flag=RecordFlag.CONTROL
+        )
 
     def checkpoint(self) -> None:
         """A store file covers what there is."""
-        frame = Frame(VERSION, checkpoint=Checkpoint(self.journal.end, self.sequence))
+        frame = EventRecord(VERSION, checkpoint=Checkpoint(self.journal.end, self.sequence))
         self.put(frame, flag=RecordFlag.SNAPSHOT_BOUNDARY)
         self.tiers.set_safe_offset(self.journal.end)
 
-    def put(self, *frames: Frame, flag: int = 0) -> list[int]:
+    def put(self, *frames: EventRecord, flag: int = 0) -> list[int]:
         """Frames in one commit; where their records begin."""
         offsets: list[int] = []
         for frame in frames:

@@ -10,7 +10,7 @@ import pytest
 from obstore.store import S3Store
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.container import MAX_FILE_BYTES
 from relay.acomm.model import StoreFile
 from relay.audit.session import explained
@@ -96,10 +96,10 @@ def test_an_archive_is_read_from_there(bucket: S3Store, tmp_path: Path) -> None:
     store = StoreFile(
         START_S, START_S, channels=(DIRECT,), messages=(stored_message(1, "1-a", b"in a bucket"),)
     )
-    obstore.put(bucket, "year/2026-01-31/000001.acomm", codec.encode(store))
+    obstore.put(bucket, "year/2026-01-31/000001.acomm", store_file.encode(store))
     (found,) = list_objects(f"{ROOT}/year")
     data = read_object(found, MAX_FILE_BYTES)
-    assert codec.decode(data, found).messages == store.messages
+    assert store_file.decode(data, found).messages == store.messages
     with pytest.raises(RelayError, match=rf"{found} has {len(data)} bytes, the limit is 10"):
         read_object(found, 10)
     with pytest.raises(RelayError, match="no such file"):
@@ -119,9 +119,9 @@ def test_spark_reads_what_lies_in_a_bucket(
 ) -> None:
     """Prefix, object, glob, and files of this machine beside them; damage where it is permitted."""
     for number, place in enumerate(("all/a/1", "all/b/2", "all/b/3", "all/other/4"), 1):
-        data = codec.encode(_store(number))
+        data = store_file.encode(_store(number))
         obstore.put(bucket, f"{place}.acomm", b"x" * len(data) if number == 4 else data)
-    (tmp_path / "5.acomm").write_bytes(codec.encode(_store(5)))
+    (tmp_path / "5.acomm").write_bytes(store_file.encode(_store(5)))
     environ = environment(server)
 
     def ids(*where: str, **options: str) -> list[str]:
@@ -141,7 +141,7 @@ def test_spark_reads_what_lies_in_a_bucket(
 def test_what_cannot_be_read_there_is_one_line(
     bucket: S3Store, load: Load, server: str, tmp_path: Path
 ) -> None:
-    obstore.put(bucket, "line/1.acomm", codec.encode(_store(1)))
+    obstore.put(bucket, "line/1.acomm", store_file.encode(_store(1)))
     environ = environment(server)
 
     def told(environ: dict[str, str], where: str, **options: str) -> str:

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from relay.acomm import codec, columns
+from relay.acomm import columns, store_file
 from relay.acomm.container import parse_header, parse_sections
-from relay.acomm.encryption import seal
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
+from relay.acomm.store_file import encrypt
 from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
@@ -65,7 +65,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     """All columns of a store's file, as Spark would be given them, with columns in it or not."""
     found = []
     for with_columns in (True, False):
-        codec.write(str(path), store, columns=with_columns)
+        store_file.write(str(path), store, columns=with_columns)
         wanted = FileQuery(tuple(sections.split(",")), option_conditions(options))
         found.append(pa.Table.from_batches(acomm_source.batches(str(path), wanted, SCHEMA), SCHEMA))
         found[-1].validate(full=True)
@@ -74,7 +74,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
 
 
 @pytest.mark.shows("audit 1.6")
-@pytest.mark.parametrize("store", [STORE, ODD, MANY, seal(ODD, bytes(32)), StoreFile(1, 1)])
+@pytest.mark.parametrize("store", [STORE, ODD, MANY, encrypt(ODD, bytes(32)), StoreFile(1, 1)])
 def test_a_file_with_columns_gives_the_same_rows(tmp_path: Path, store: StoreFile) -> None:
     table = arrow(tmp_path / "a.acomm", store, ",".join(MESSAGE_SECTIONS))
     every = (*store.messages, *store.dead_letters, *store.archive)
@@ -125,7 +125,7 @@ def folder(tmp_path: Path) -> Path:
             )
             for n in range(4)
         )
-        codec.write(
+        store_file.write(
             str(folder / f"{day}.acomm"), StoreFile(1, 1, (channel,), messages), columns=day != 1
         )
     return folder
@@ -243,7 +243,7 @@ def test_permissive_reads_what_is_whole_and_the_rest_is_a_table(
 
 def with_section(path: Path, store: StoreFile, change: Callable[[bytes], bytes]) -> None:
     """Write a file whose section 257 says something else; its checksum is right."""
-    data = codec.encode(store, columns=True)
+    data = store_file.encode(store, columns=True)
     entry = parse_sections(data, "it", parse_header(data, "it", len(data)))[-1]
     body = change(data[entry.offset : entry.offset + entry.length])
     table = data[: entry.offset]
@@ -286,7 +286,7 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
 ) -> None:
     path = tmp_path / "lie.acomm"
     with_section(path, ODD, change)
-    codec.read(str(path))  # its messages are whole
+    store_file.read(str(path))  # its messages are whole
     with pytest.raises(RelayError) as caught:
         next(acomm_source.batches(str(path), FileQuery(("messages",), ()), SCHEMA))
     assert str(caught.value).startswith(f"{path} at ") and line in str(caught.value)

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from relay.acomm import codec
-from relay.acomm.encryption import seal
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
-from relay.acomm.message_record import SEAL_BYTES
 from relay.acomm.model import (
     Channel,
     ChannelConfig,
@@ -30,6 +28,8 @@ from relay.acomm.model import (
     StoreFile,
     Subscription,
 )
+from relay.acomm.records import ENCRYPTION_BYTES
+from relay.acomm.store_file import encrypt
 from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
@@ -107,7 +107,7 @@ STORE = StoreFile(
 def path(tmp_path: Path) -> str:
     """A store file with something in every section."""
     path = str(tmp_path / "a.acomm")
-    codec.write(path, STORE)
+    store_file.write(path, STORE)
     return path
 
 
@@ -171,10 +171,10 @@ def test_messages_with_every_column(read, path: str) -> None:
 
 
 def test_an_encrypted_file_is_read_with_its_contents_sealed(read, path: str) -> None:
-    codec.write(path, seal(STORE, bytes(32)))
+    store_file.write(path, encrypt(STORE, bytes(32)))
     row = one(read(path), sender="alice")
     assert (row["sealed"], row["content_size"], row["checksum"]) == (True, 6, None)
-    assert (len(row["content"]), row["relay_id"]) == (6 + SEAL_BYTES, "1-full")
+    assert (len(row["content"]), row["relay_id"]) == (6 + ENCRYPTION_BYTES, "1-full")
 
 
 def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: str) -> None:
@@ -224,7 +224,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
 def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
     other = tmp_path / "archive" / "2026-01-31" / "000001.acomm"
     other.parent.mkdir(parents=True)
-    codec.write(str(other), STORE)
+    store_file.write(str(other), STORE)
     (tmp_path / "archive" / "000001.acomm.tmp").write_bytes(b"half written")
     both = {path, str(other)}
     for given in (str(tmp_path), str(tmp_path / "**" / "*.acomm"), [path, str(other), path]):
@@ -238,7 +238,7 @@ def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
 
 def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "we[i]rd, *.acomm"
-    codec.write(str(path), STORE)
+    store_file.write(str(path), STORE)
     assert acomm_source.load(spark, [str(path)], "messages", ["id"]).count() == 2
     assert acomm_source.load(spark, [], "messages", ["id"]).collect() == []
 
@@ -246,7 +246,7 @@ def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> No
 def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
     many = tuple(stored_message(n, f"1-{n}") for n in range(acomm_source.BATCH_ROWS + 1))
     path = str(tmp_path / "many.acomm")
-    codec.write(path, StoreFile(1, 1, messages=many))
+    store_file.write(path, StoreFile(1, 1, messages=many))
     frame = read(path).select("relay_id").distinct()
     assert frame.count() == len(many)
 
@@ -270,7 +270,7 @@ def test_every_section_has_a_getter_for_every_column(path: str) -> None:
             "sender string, colour string",
             "unknown column colour of section messages: expected one of file",
         ),
-        ({}, "sender long", "column sender of section messages is string, not bigint"),
+        ({}, "sender long", "column sender of section messages: expected string, got bigint"),
     ],
 )
 def test_a_wrong_option_is_one_line(
@@ -298,7 +298,7 @@ def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: 
 
 def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
     path = str(tmp_path / "b.acomm")
-    codec.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
+    store_file.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
     with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), explained():
         read(path, section="deliveries").collect()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
-from relay.acomm.model import ArchiveNote, StoreFile
+from relay.acomm.model import ArchiveInfo, StoreFile
 from relay.audit.sources import files_source
 from relay.audit.sources.files_source import VerifiedFile, verify
 from relay.journal.plan import JobKind
@@ -77,7 +77,7 @@ def test_a_segment_is_the_same_item_in_each_tier(tmp_path: Path) -> None:
 
 def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     notes = [
-        ArchiveNote(f"2026-01-30/{number:06d}.acomm", 1, 1, 1, START_S, START_S, 0, size)
+        ArchiveInfo(f"2026-01-30/{number:06d}.acomm", 1, 1, 1, START_S, START_S, 0, size)
         for number, size in ((1, 5), (2, 5), (3, 5))
     ]
     folder = tmp_path / "store" / "archive" / "2026-01-30"
@@ -86,7 +86,7 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     (folder / "000002.acomm").write_bytes(b"1234")
     state = EngineState(archives=tuple(notes)).encode()
     store = tmp_path / "store" / "relay.acomm"
-    codec.write(str(store), StoreFile(START_S, START_S, engine_state=state))
+    store_file.write(str(store), StoreFile(START_S, START_S, engine_state=state))
     assert wrong(rows(tmp_path, store)) == {
         "store/relay.acomm": [
             "store/archive/2026-01-30/000002.acomm: expected 5 bytes, got 4",

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     Channel,
     ChannelType,
     Delivery,
@@ -28,7 +28,7 @@ from relay.base import keyfile
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
 from relay.engine import events
-from relay.engine.event_codec import Frame
+from relay.engine.events import EventRecord
 from relay.journal.plan import JobKind
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
@@ -64,7 +64,7 @@ def test_each_column_has_a_maker() -> None:
 def of_every_kind() -> list[events.Event]:
     origin = Origin("eve", "agents/eve/outbox/x.msg", 9, 1, 7, "cd", "text", "bob", START_NS)
     channel = Channel(9, "c", ChannelType.GROUP, "alice")
-    note = ArchiveNote("2026-01-31/000001.acomm", 1, 1, 1, START_S, START_S, 0, 10)
+    note = ArchiveInfo("2026-01-31/000001.acomm", 1, 1, 1, START_S, START_S, 0, 10)
     return [
         sent(2**63 + 1, b"hello"),
         delivered(1),
@@ -90,7 +90,7 @@ def of_every_kind() -> list[events.Event]:
         events.ChannelCreated(channel),
         events.ParticipantJoined(9, Participant("bob"), START_S),
         events.ParticipantLeft(9, "bob", START_S),
-        events.TakenOut(3, START_S),
+        events.MessagesEvicted(3, START_S),
     ]
 
 
@@ -392,7 +392,7 @@ def test_a_wrong_option_is_one_line(
 
 
 def test_events_of_another_version(spark: SparkSession, journal: JournalBuilder) -> None:
-    (at,) = journal.put(Frame(2, 1, delivered(1)))
+    (at,) = journal.put(EventRecord(2, 1, delivered(1)))
     line = f"at {at}: expected events of version 1"
     with pytest.raises(RelayError, match=line), explained():
         read(spark, journal.path).collect()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.audit.jobs import JOBS
 from relay.audit.run import Report, RunRequest, run_audit
@@ -84,17 +84,17 @@ def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Pa
 
 def lose(home: Path, archive: Path) -> None:
     """One message less in an archive, with checksums that are right and a store that lists it."""
-    one = codec.read(str(archive))
-    codec.write(str(archive), replace(one, messages=one.messages[1:]), columns=True)
+    one = store_file.read(str(archive))
+    store_file.write(str(archive), replace(one, messages=one.messages[1:]), columns=True)
     live = home / "store/relay.acomm"
-    store = codec.read(str(live))
+    store = store_file.read(str(live))
     state = EngineState.decode(store.engine_state)
     archives = tuple(
         replace(note, size=archive.stat().st_size) if archive.match(f"*/{note.name}") else note
         for note in state.archives
     )
     told = state._replace(archives=archives).encode()
-    codec.write(str(live), replace(store, engine_state=told))
+    store_file.write(str(live), replace(store, engine_state=told))
 
 
 def make_findings(report: Report) -> tuple[dict[str, int], set[str]]:

@@ -21,7 +21,7 @@ from relay.audit.watch import WatchedBatch, WatchRequest, default_checkpoint, fo
 from relay.base import fsio
 from relay.base.errors import HomeMissing, RelayError
 from relay.engine import events
-from relay.engine.event_codec import EventCodec
+from relay.engine.events import EventCodec
 from relay.journal.plan import JobKind
 from tests.audit import busy_relay
 from tests.audit.home_builder import START_NS, START_S

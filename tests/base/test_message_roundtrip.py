@@ -128,7 +128,7 @@ def test_no_value_can_stand_as_a_header_of_its_own(
             MessageFile("bob", Kind.MESSAGE, {"": "1"}, b"x"),
             "'' is not a header name in upper case",
         ),
-        (MessageFile("bob", Kind.MESSAGE, {"X": "\udcff"}, b"x"), "not Unicode text"),
+        (MessageFile("bob", Kind.MESSAGE, {"X": "\udcff"}, b"x"), "not valid UTF-8"),
     ],
 )
 def test_what_cannot_be_rendered_is_said(message: MessageFile, says: str) -> None:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from relay.acomm.check import invalid_signatures, is_signed_by
 from relay.acomm.model import Message, StoreFile
-from relay.acomm.signed import is_signed_by, wrong_signatures
 from relay.base import signatures
 from tests.acomm.support import message
 
@@ -122,8 +122,8 @@ def test_an_acknowledgment_without_a_body_is_signed_without_one() -> None:
 def test_wrong_signatures_are_told_and_others_passed_over() -> None:
     wrong = stored(b"deploy", body=b"destroy")
     file = StoreFile(0, 0, messages=(stored(), wrong), dead_letters=(wrong,), archive=(message(),))
-    assert list(wrong_signatures(file, {"alpha": PUBLIC, "beta": OTHER})) == [
+    assert list(invalid_signatures(file, {"alpha": PUBLIC, "beta": OTHER})) == [
         "messages: the signature of message 1 is not alpha's, or it was changed",
         "dead_letters: the signature of message 1 is not alpha's, or it was changed",
     ]
-    assert list(wrong_signatures(file, {"beta": OTHER})) == []
+    assert list(invalid_signatures(file, {"beta": OTHER})) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from relay.acomm import codec, jsonl, model
+from relay.acomm import jsonl, model, store_file
 from relay.base import signatures
 from relay.base.errors import (
     FormatError,
@@ -56,7 +56,7 @@ def test_each_problem_is_a_line_and_the_exit_code_says_so() -> None:
 
 
 def test_a_wrong_index_and_a_missing_file_are_problems(tmp_path: Path) -> None:
-    data = codec.encode(small_store())
+    data = store_file.encode(small_store())
     at = data.index(b"\x05\0\0\0" + b"\x01\0\0\0", 96)
     (tmp_path / "lie.acomm").write_bytes(patch(data, at + 4 + 12 + 8, b"\x63"))
     result = run("check", tmp_path / "lie.acomm", tmp_path / "gone.acomm", tmp_path)
@@ -118,7 +118,7 @@ def test_dump_of_a_damaged_file_prints_nothing(tmp_path: Path) -> None:
 def test_build_from_a_file(tmp_path: Path) -> None:
     result = run("build", tmp_path / "new.acomm", "--from", FIXTURES / "expected.jsonl")
     assert result.exit_code == 0
-    assert codec.read(str(tmp_path / "new.acomm")) == golden()
+    assert store_file.read(str(tmp_path / "new.acomm")) == golden()
     assert isinstance(refused("build", tmp_path / "x", "--from", tmp_path / "gone"), NotFound)
 
 
@@ -130,15 +130,15 @@ def test_a_wrong_line_builds_nothing(tmp_path: Path, stdin: str | bytes) -> None
 
 def test_build_does_not_replace_a_file_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "store.acomm"
-    codec.write(str(path), golden())
+    store_file.write(str(path), golden())
     before = path.read_bytes()
     lines = "\n".join(jsonl.to_lines(small_store()))
 
-    assert str(refused("build", path, stdin=lines)) == f"{path} is there already"
+    assert str(refused("build", path, stdin=lines)) == f"{path} already exists"
     assert path.read_bytes() == before
 
     assert run("build", path, "--force", stdin=lines).exit_code == 0
-    assert codec.read(str(path)) == small_store()
+    assert store_file.read(str(path)) == small_store()
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -204,7 +204,7 @@ def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     channel = model.Channel(1, "team", model.ChannelType.GROUP, "alpha")
     store = model.StoreFile(0, 0, (channel,), (message(metadata=metadata, signature=good), forged))
     path = tmp_path / "signed.acomm"
-    codec.write(str(path), store)
+    store_file.write(str(path), store)
     keys = tmp_path / "keys"
     keys.mkdir()
     assert run("check", path, "--keys", keys).stdout == "OK\n"  # nobody's key is known

@@ -147,7 +147,7 @@ def test_a_segment_that_is_nowhere_is_named(stream: Path, capsys: Output) -> Non
     path = segment_path(str(stream), 1)
     assert lines == [f"{path}: missing, but in the manifest as tier0", "1 error found"]
     assert run(["aof", "dump", str(stream), "--json"]) == 3
-    assert "segment 1: no copy of it is on this machine" in capsys.readouterr().err
+    assert "segment 1: no copy on this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at", [60, 90, -45, -20])

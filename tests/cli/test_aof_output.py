@@ -79,12 +79,12 @@ def add(stream: Path, *records: bytes) -> None:
 
 def test_reason_codes_are_said_in_words(stream: Path, capsys: Output) -> None:
     codes = [
-        (ManifestType.CompressionFailed, 1, "1 (the codec refuses it for good)"),
+        (ManifestType.CompressionFailed, 1, "1 (permanent: the segment is corrupt)"),
         (ManifestType.UploadFailed, 2, "2 (authentication: the operator must act)"),
         (ManifestType.UploadFailed, 3, "3 (bucket or network unavailable)"),
         (ManifestType.HydrationFailed, 4, "4 (the Tier 2 object is missing)"),
-        (ManifestType.HydrationFailed, 0, "0 (passing: tried again)"),
-        (ManifestType.CompressionFailed, 9, "9 (not known)"),
+        (ManifestType.HydrationFailed, 0, "0 (transient: retried)"),
+        (ManifestType.CompressionFailed, 9, "9 (unknown)"),
     ]
     for kind, code, _ in codes:
         fields: dict[str, int | str | bytes] = {"reason_code": code}

@@ -55,13 +55,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "send --priority high bob hi",
-            "relay: Invalid value for '--priority': 'high' is no whole number;"
+            "relay: Invalid value for '--priority': 'high' is not a valid integer;"
             " see `relay send --help`",
         ),
         *(
             (
                 f"{command} {option} nan",
-                f"relay: Invalid value for '{option}': nan is no number;"
+                f"relay: Invalid value for '{option}': nan is not a valid number;"
                 f" see `relay {command.removesuffix(' ci')} --help`",
             )
             for command, option in (
@@ -188,7 +188,7 @@ def test_an_empty_home_is_no_other_home(
 ) -> None:
     monkeypatch.setenv("AGENT_RELAY_DIR", str(tmp_path / "another"))
     assert run(words) == EXIT_USAGE
-    assert said(capsys).startswith("relay: Invalid value for --home: it is empty: name a directory")
+    assert said(capsys).startswith("relay: Invalid value for --home: it is empty; name a directory")
     assert not (tmp_path / "another").exists()
 
 
@@ -206,9 +206,9 @@ def test_no_control_character_of_others_reaches_a_terminal(
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.EACCES, f"; `ls -ld` it: user {os.geteuid()} has to be allowed to"),
-        (errno.ENOSPC, "; make room on that disk, then try again"),
-        (errno.EROFS, "; mount it to be written, or name another place"),
+        (errno.EACCES, "; user root lacks permission; check with `ls -ld`"),
+        (errno.ENOSPC, "; free some space on that disk, then try again"),
+        (errno.EROFS, "; remount it read-write, or choose another path"),
         (errno.ENOTDIR, ""),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_slip_in_a_name_makes_no_agent(
 def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for told in (f"relay: carl is a new agent of {home}\n", ""):
+    for told in (f"relay: created agent carl in {home}\n", ""):
         assert run(["--home", str(home), "send", "bob", "hi", "--as", "carl"]) == EXIT_OK
         assert capsys.readouterr().err == told
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.base.config import Config, encode
 from relay.base.home import Home
 from relay.base.message import parse_delivered
@@ -88,7 +88,7 @@ def check(home: Path, sent: dict[str, tuple[str, str]]) -> None:
     assert in_inboxes(home) == (good, bad)
     statuses, answers = in_ledger(home)
     assert statuses == {m: "archived" for m in good} | {m: "failed" for m in bad}
-    file = codec.read(str(home / "store" / "relay.acomm"))
+    file = store_file.read(str(home / "store" / "relay.acomm"))
     stored = [str((message.metadata or {})["relay_id"]) for message in file.messages]
     assert len(stored) == len(set(stored))
     assert set(stored) == set(good) | answers

@@ -18,6 +18,7 @@ from relay.base.errors import ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.format import Reason
 from relay.journal.journal import Append
+from tests.crash.conftest import memory
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 pytestmark = pytest.mark.shows("journal 4.9")
@@ -61,7 +62,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp())
+        self.root = Path(tempfile.mkdtemp(dir=memory()))
         self.away = False
 
     @initialize(with_store=st.booleans())

@@ -126,7 +126,7 @@ def test_installed_shown_and_removed(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unit = tmp_path / "config" / "systemd" / "user" / "agent-relay.service"
-    missing = f"{unit}: there is none: `relay service install`\n"
+    missing = f"{unit}: not installed; run `relay service install`\n"
     assert run(home, capsys, "status") == (5, missing)
     code, said = run(home, capsys, "install")
     assert code == 0 and said.startswith(f"wrote {unit}; now run\n  systemctl --user daemon-reload")
@@ -201,7 +201,7 @@ def test_M17_a_unit_of_the_old_name_is_that_of_the_home_that_it_names(
     old = folder / "agent-relay.service"
     found = service_of(str(other), os.environ, "linux", "/an/older/python3")
     old.write_bytes(found.text)
-    assert run(other, capsys, "status")[1].startswith(f"{old}: of another Python")
+    assert run(other, capsys, "status")[1].startswith(f"{old}: installed for another Python")
     assert run(home, capsys, "uninstall")[0] == 1
     assert run(home, capsys, "install")[0] == 0  # beside it, under a name of its own
     own = f"agent-relay-{tag_of(str(home))}.service"

@@ -84,7 +84,7 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
         "CHECKSUM": f"sha256:{sha256_hex(b'hi')}",
         "X-TICKET": "42",
     }
-    stored = table.store.by_relay_id(work.message_id)
+    stored = table.store.find_by_relay_id(work.message_id)
     assert stored and stored.id == posting.engine_id
     assert stored.status is MessageStatus.SENT
     assert table.store.recipients(stored.id) == ("bob",)
@@ -122,7 +122,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     assert tuple(work.bounced) == ("carol",)
     assert answer.recipients == ("alice",)
     assert said(work).startswith("carol: no longer an agent, did not get")
-    stored = table.store.by_relay_id(work.message_id)
+    stored = table.store.find_by_relay_id(work.message_id)
     assert stored
     states = standing(table.store, stored.id)
     assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.SENT}  # until it is done
@@ -140,7 +140,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
 def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> None:
     work = table.decide(text)
     assert says in work.failure
-    assert table.store.by_relay_id(work.message_id) is None
+    assert table.store.find_by_relay_id(work.message_id) is None
     (posting,) = work.outgoing
     assert posting.recipients == ("alice",)
     answer = parse_delivered(posting.data)
@@ -222,7 +222,7 @@ def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
         f"TO: bob\nSIGNATURE: ed25519:{signature}\n\nhi",
     ):
         work = table.decide(text)
-        stored = table.store.by_relay_id(work.message_id)
+        stored = table.store.find_by_relay_id(work.message_id)
         assert stored, work.failure
         assert reconstruct(stored) == parse(text.encode())
 
@@ -289,7 +289,7 @@ def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> No
     first = table.decide("TO: *\n\nhi", number=7)
     again = table.decide("TO: *\n\nhi", number=7, agents=AGENTS | {"newcomer"})
     assert again.outgoing == first.outgoing
-    stored = table.store.by_relay_id(again.message_id)
+    stored = table.store.find_by_relay_id(again.message_id)
     assert stored and table.store.recipients(stored.id) == first.outgoing[0].recipients
 
 
@@ -299,7 +299,7 @@ def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
     first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
     again = table.decide("TO: dave\n\nhi", number=7)
     assert (again.failure, [*again.bounced]) == ("", ["dave"])
-    stored = table.store.by_relay_id(first.message_id)
+    stored = table.store.find_by_relay_id(first.message_id)
     assert stored
     table.store.deliver(stored.id, ["dave"])
     assert table.decide("TO: dave\n\nhi", number=7).bounced == {}
@@ -331,7 +331,7 @@ def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said:
     assert work.acknowledged == Acknowledged(asked.message_id, "bob", status, work.message_id, said)
     (posting,) = work.outgoing
     assert posting.recipients == ("alice",)
-    stored = table.store.by_relay_id(asked.message_id)
+    stored = table.store.find_by_relay_id(asked.message_id)
     assert stored and stored.status is MessageStatus.ACKNOWLEDGED
 
 
@@ -355,7 +355,7 @@ def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
     assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.message_id)
     assert said(work) == "completed created the group team, you are its owner\n"
     asked, reply = (
-        table.store.by_relay_id(work.message_id),
+        table.store.find_by_relay_id(work.message_id),
         table.store.get_message(posting.engine_id),
     )
     assert asked and reply
@@ -384,7 +384,7 @@ def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) ->
 
 def test_what_expects_no_ack_is_delivered_and_no_more(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\n\nhello")
-    asked = table.store.by_relay_id(work.message_id)
+    asked = table.store.find_by_relay_id(work.message_id)
     assert asked and asked.status is MessageStatus.DELIVERED
     reply = table.store.get_message(work.outgoing[0].engine_id)
     assert reply and (reply.message_type, reply.correlation_id) == (MessageType.ERROR, None)

@@ -100,7 +100,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
     }
     assert delivered[one].headers["X-TICKET"] == "42"
     assert delivered[one].headers["FROM"] == "alice"
-    stored = box.store.by_relay_id(one)
+    stored = box.store.find_by_relay_id(one)
     assert stored and stored.status.label == "Delivered"
 
 
@@ -185,11 +185,11 @@ def test_what_could_not_be_written_is_not_delivered(box: Box, held: DeferredQueu
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(1)
         retry(box, held)
-        stored = box.store.by_relay_id(sent)
+        stored = box.store.find_by_relay_id(sent)
         assert stored and stored.status.label == "Sent"
     box.clock.advance(60)
     retry(box, held)
-    stored = box.store.by_relay_id(sent)
+    stored = box.store.find_by_relay_id(sent)
     assert stored and stored.status.label == "Delivered"
 
 
@@ -224,7 +224,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
         box.dispatcher._writer.execute(dirs, endings(box, [ended]))
     assert "no longer an agent" in box.nacks("alice")[0]
     assert box.states(sent) == {"bob": "bounced"}
-    stored = box.store.by_relay_id(sent)
+    stored = box.store.find_by_relay_id(sent)
     assert stored and stored.status.label == "Failed"
     assert held.due_ns() is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import (
     Channel,
     ChannelConfig,
@@ -80,6 +80,6 @@ EXACTLY_ONCE = DeliveryMode.EXACTLY_ONCE
 def reopened(store: CommStore, clock: FakeClock) -> CommStore:
     """Through the bytes of a file, and the same store."""
     snapshot = store.snapshot()
-    opened = CommStore.load(clock, codec.decode(codec.encode(snapshot.file())))
+    opened = CommStore.load(clock, store_file.decode(store_file.encode(snapshot.file())))
     assert opened.snapshot() == snapshot
     return opened

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import ValidationFailed
 from relay.engine import CommStore, FlushPolicy
@@ -70,11 +70,11 @@ def test_who_acknowledges_what_is_kept_back_does_not_take_it_from_the_others(
     first = send(store, channel, "lead", MessageType.COMMAND)
     kept_back = send(store, channel, "lead", MessageType.COMMAND)
     store.acknowledge_message(kept_back.id, "w", "completed")
-    assert store.holds(kept_back.id)
+    assert store.is_held(kept_back.id)
     reopened(store, clock)
     for who in ("w", "x"):
         store.acknowledge_message(first.id, who, "completed")
-    assert not store.holds(kept_back.id)
+    assert not store.is_held(kept_back.id)
     assert standing(store, kept_back.id) == {
         "w": DeliveryState.ACKNOWLEDGED,
         "x": DeliveryState.DELIVERED,
@@ -88,7 +88,7 @@ def test_what_all_have_acknowledged_is_kept_back_no_more(store: CommStore) -> No
         kept_back = send(store, channel, "lead", MessageType.COMMAND)
     for who in ("w", "x"):
         store.acknowledge_message(kept_back.id, who, "completed")
-    assert not store.holds(kept_back.id)
+    assert not store.is_held(kept_back.id)
 
 
 @pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
@@ -103,7 +103,7 @@ def test_in_a_store_flushed_at_once_an_answer_is_there_with_what_it_acknowledges
             answer = store.acknowledge_message(asked.id, "worker", "completed")
         else:
             answer = store.send_response(channel.id, "worker", UUID, "seven")
-        file = codec.read(path)  # what a kill -9 would leave
+        file = store_file.read(path)  # what a kill -9 would leave
     assert {m.id: m.status for m in file.messages} == {
         asked.id: MessageStatus.ACKNOWLEDGED,
         answer.id: MessageStatus.DELIVERED,

@@ -14,8 +14,8 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.engine.acks import SYSTEM
 from relay.engine.commstore import CommStore
+from relay.engine.retries import SYSTEM
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 
@@ -120,8 +120,8 @@ def test_discarded_it_takes_nobody_elses_relay_id_along(store: CommStore, clock:
     kept = send(store, channel, "lead", metadata={"relay_id": "7"})
     for number in gone:
         store.discard_dead_letter(number)
-    assert store.by_relay_id("7") == kept == reopened(store, clock).by_relay_id("7")
-    assert store.by_relay_id("r-1") is None
+    assert store.find_by_relay_id("7") == kept == reopened(store, clock).find_by_relay_id("7")
+    assert store.find_by_relay_id("r-1") is None
 
 
 def test_after_a_restart_dead_letters_are_replayed_and_purged_alike(
@@ -149,7 +149,7 @@ def test_in_either_order_one_has_answered_and_the_other_is_dead(
     number = send(store, one_attempt(store, "other"), "lead").id
     if first == "acknowledged":
         store.acknowledge_message(number, "other", "completed")
-    store.give_up(number, ["worker"], "it is gone")
+    store.dead_letter(number, ["worker"], "it is gone")
     if first == "dead":
         store.acknowledge_message(number, "other", "completed")
     message = store.get_message(number)
@@ -168,7 +168,7 @@ def test_in_either_order_nobody_is_left_and_it_is_a_dead_letter(
     number = send(store, one_attempt(store, "other"), "lead").id
     if first == "bounced":
         store.move_deliveries(number, ["other"], DeliveryState.BOUNCED)
-    store.give_up(number, ["worker"], "it is gone")
+    store.dead_letter(number, ["worker"], "it is gone")
     if first == "dead":
         store.move_deliveries(number, ["other"], DeliveryState.BOUNCED)
     message = store.get_message(number)

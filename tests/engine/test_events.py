@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     Channel,
     ChannelState,
     ChannelType,
@@ -81,15 +81,15 @@ def owed(store: CommStore) -> object:
     store.delivers_itself = False
     try:
         message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
-        store.hear_answer(message, "b", "received", ends=False)
+        store.record_answer(message, "b", "received", ends=False)
         clock = store._clock
         assert isinstance(clock, FakeClock)
         clock.advance(3600)
         for one in store.overdue_answers(9):
-            store.remind(one.message.id, one.recipient, one.next_due_ms)
-        store.lose_time(60_000)
+            store.record_reminder(one.message.id, one.recipient, one.next_due_ms)
+        store.add_downtime(60_000)
         if message.id % 2:
-            store.hear_answer(message, "b", "completed", ends=True)
+            store.record_answer(message, "b", "completed", ends=True)
     finally:
         store.delivers_itself = True
     return message.id
@@ -122,14 +122,14 @@ def tidy(store: CommStore) -> object:
 def roll(store: CommStore) -> object:
     """What is leaving has left; what nobody waits for begins to leave, and one has left."""
     state = store.state
-    store.apply(events.TakenOut(len(state.leaving), NOW_S))
+    store.apply(events.MessagesEvicted(len(state.evicting), NOW_S))
     final = [m.id for m in (*state.messages.values(), *state.archive.values()) if store.is_final(m)]
     if not final:
         return 0
     name = f"2026-01-31/{state.next_archive:06d}.acomm"
-    note = ArchiveNote(name, len(final), min(final), max(final), NOW_S, NOW_S, 0, 1)
+    note = ArchiveInfo(name, len(final), min(final), max(final), NOW_S, NOW_S, 0, 1)
     store.apply(events.Rolled(note, tuple(final), NOW_S))
-    store.apply(events.TakenOut(1, NOW_S))
+    store.apply(events.MessagesEvicted(1, NOW_S))
     return len(final)
 
 
@@ -245,7 +245,7 @@ def on_deliveries(drawn: Drawn) -> list[Operation]:
         lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
         lambda store: [store.receive_messages(None, one) for one in "abcd"],
         lambda store: take_all(store),
-        lambda store: store.note(refused),
+        lambda store: store.record_event(refused),
     ]
 
 
@@ -349,10 +349,10 @@ def outcome(step: Operation, store: CommStore) -> str:
 @given(STEPS)
 def test_through_the_bytes_of_a_file_as_well(steps: list[Operation]) -> None:
     snapshot = played(steps)[0].snapshot()
-    data = codec.encode(snapshot.file())
-    opened = CommStore.load(FakeClock(0), codec.decode(data))
+    data = store_file.encode(snapshot.file())
+    opened = CommStore.load(FakeClock(0), store_file.decode(data))
     assert opened.snapshot() == snapshot
-    assert codec.encode(opened.snapshot().file()) == data
+    assert store_file.encode(opened.snapshot().file()) == data
 
 
 @pytest.mark.shows("engine 1.14")
@@ -363,10 +363,10 @@ def test_a_snapshot_does_not_change_with_the_store(
 ) -> None:
     store, _ = played(steps)
     snapshot = store.snapshot()
-    before = codec.encode(snapshot.file())
+    before = store_file.encode(snapshot.file())
     for step in more:
         outcome(step, store)
-    assert codec.encode(snapshot.file()) == before
+    assert store_file.encode(snapshot.file()) == before
 
 
 # -- events one by one ---------------------------------------------------------------------

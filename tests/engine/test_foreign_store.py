@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import (
     Channel,
     ChannelConfig,
@@ -46,7 +46,7 @@ def opened(
     members = MEMBERS[:2] if kind is ChannelType.DIRECT else MEMBERS
     channel = Channel(1, "c", kind, "a", members, ChannelConfig())
     file = StoreFile(NOW_S, NOW_S, (channel,), messages, **sections)  # type: ignore[arg-type]
-    read = codec.decode(codec.encode(file))
+    read = store_file.decode(store_file.encode(file))
     assert read.engine_state == {}
     return CommStore.load(FakeClock((NOW_S + 100) * 10**9), read)
 
@@ -128,7 +128,7 @@ def test_opened_as_a_file_what_was_sent_is_delivered(tmp_path: Path) -> None:
     channel = Channel(1, "c", ChannelType.GROUP, "a", MEMBERS, ChannelConfig())
     sent = message(MessageStatus.SENT)
     done = message(MessageStatus.DELIVERED, id=2, correlation_id=UUID)
-    codec.write(path, StoreFile(NOW_S, NOW_S, (channel,), (sent, done)))
+    store_file.write(path, StoreFile(NOW_S, NOW_S, (channel,), (sent, done)))
     with CommStore.open(path, clock=FakeClock(NOW_S * 10**9)) as store:
         assert [m.id for m in store.receive_messages(1, "b")] == [1]
         assert store.acknowledge_message(2, "b", "completed").id == 3

@@ -12,9 +12,9 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.engine.acks import FORGET_A_MS
 from relay.engine.commstore import CommStore
 from relay.engine.events import DuplicatesForgotten, Event
+from relay.engine.retries import FORGET_PER_MS
 from relay.engine.tables import MANY_TIMERS
 from tests.engine.support import EXACTLY_ONCE, channel_of, reopened, send
 from tests.fakes import FakeClock
@@ -27,7 +27,7 @@ def given_up(store: CommStore, many: int) -> tuple[Channel, list[int]]:
     channel = channel_of(store, ChannelType.GROUP, "lead", "worker")
     numbers = [send(store, channel, "lead", MessageType.COMMAND).id for _ in range(many)]
     for number in numbers:
-        store.give_up(number, ["worker"], "it is gone")
+        store.dead_letter(number, ["worker"], "it is gone")
     return channel, numbers
 
 
@@ -76,7 +76,7 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
     channel = channel_of(
         store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10
     )
-    many = 100 * FORGET_A_MS
+    many = 100 * FORGET_PER_MS
     for _ in range(many):
         store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
         clock.advance(0.001)

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from relay.acomm import codec
-from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm import store_file
+from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     ChannelConfig,
     ChannelType,
     Delivery,
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.shows("engine 6.11")
 HIGHEST = 2**64 - 1
 
 
-def kept_store() -> Snapshot:
+def kept_store() -> StoreSnapshot:
     """Message 1, a dead letter for b; message 2, on its way; settings."""
     store = new_store()
     channel = channel_of(store, ChannelType.GROUP, "a", "b", ack_timeout=1)
     send(store, channel, "a", MessageType.COMMAND)
-    store.give_up(1, ["b"], "nobody is there")
+    store.dead_letter(1, ["b"], "nobody is there")
     send(store, channel, "a")
     store.configure_channel(channel.id, max_pending=5)
     return store.snapshot()
@@ -46,12 +46,12 @@ def kept_store() -> Snapshot:
 
 def opened(file: StoreFile) -> CommStore:
     """Through the bytes of a file."""
-    return CommStore.load(FakeClock(NOW_S * 10**9), codec.decode(codec.encode(file)))
+    return CommStore.load(FakeClock(NOW_S * 10**9), store_file.decode(store_file.encode(file)))
 
 
 def checked(path: Path, file: StoreFile) -> list[str]:
     """What `relay acomm check` says of the file, without its name."""
-    codec.write(str(path), file)
+    store_file.write(str(path), file)
     printed = CliRunner().invoke(command, ["check", str(path)], catch_exceptions=False).output
     return [line.removeprefix(f"{path}: ") for line in printed.splitlines()]
 
@@ -75,7 +75,7 @@ def test_a_message_that_another_writer_added_is_delivered() -> None:
     messages = (*snapshot.values.messages, added)
     store = opened(msgspec.structs.replace(snapshot.file(), messages=messages))
     assert standing(store, 7) == {"b": DeliveryState.SENT}
-    store._hand_over_rest()
+    store._enqueue_undelivered()
     assert [one.id for one in store.receive_messages(1, "b")] == [2, 7]
     assert send(store, store.get_channel(1), "a").id == 8
 
@@ -94,7 +94,7 @@ def test_a_retry_count_at_its_limit_is_counted_on_from_what_fits() -> None:
     tried = msgspec.structs.replace(sent, message_type=MessageType.COMMAND, retry_count=2**32 - 1)
     store = opened(msgspec.structs.replace(snapshot.values, messages=(tried,)))
     store.tick()
-    codec.encode(store.snapshot().file())
+    store_file.encode(store.snapshot().file())
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_wait_beyond_all_times_can_be_written(config: ChannelConfig) -> None:
     store = opened(msgspec.structs.replace(snapshot.file(), channels=(channel,)))
     number = send(store, channel, "a", MessageType.COMMAND).id
     for _ in range(3):
-        codec.encode(store.snapshot().file())
+        store_file.encode(store.snapshot().file())
         store.tick((NOW_S + 5) * 10**9)
     assert standing(store, number).keys() == {"b"}
 
 
-def note(name: str, last_id: int = 1) -> ArchiveNote:
-    return ArchiveNote(name, 1, 1, last_id, NOW_S, NOW_S, 0, 1)
+def note(name: str, last_id: int = 1) -> ArchiveInfo:
+    return ArchiveInfo(name, 1, 1, last_id, NOW_S, NOW_S, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def note(name: str, last_id: int = 1) -> ArchiveNote:
         (lambda kept: kept._replace(archives=(note("../../x/1.acomm"),)), "the name of an archive"),
         (lambda kept: kept._replace(archives=(note("d/first.acomm"),)), "the name of an archive"),
         (lambda kept: kept._replace(archives=(note("d/1.acomm", HIGHEST),)), "the last id of"),
-        (lambda kept: kept._replace(leaving=(2,)), "an archive for the messages"),
+        (lambda kept: kept._replace(evicting=(2,)), "an archive for the messages"),
         (
             lambda kept: kept._replace(deliveries={2: {"b": Delivery(attempt=2**32 - 1)}}),
             "attempts at most",

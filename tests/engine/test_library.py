@@ -113,7 +113,7 @@ def test_a_channel_has_the_owner_that_it_has(store: CommStore) -> None:
         store.join_channel(channel.id, "bob", role=ParticipantRole.OWNER)
     with pytest.raises(ValidationFailed, match="role: 7 is not"):
         store.join_channel(channel.id, "bob", role=7)  # type: ignore[arg-type]
-    assert not store.takes_part(channel.id, "bob")
+    assert not store.is_participant(channel.id, "bob")
 
 
 def test_a_store_knows_its_path(store: CommStore, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def handed_out(store: CommStore) -> dict[str, Message]:
     found = {
         "sent": sent,
         "got": store.get_message(sent.id),
-        "by_relay_id": store.by_relay_id("r-1"),
+        "by_relay_id": store.find_by_relay_id("r-1"),
         "queried": store.query_messages().messages[0],
         "searched": store.search("hi")[0],
         "thread": store.get_thread(sent.correlation_id or "")[0],

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from relay.acomm import codec
-from relay.acomm.engine_state import Snapshot
+from relay.acomm import store_file
+from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     ChannelConfig,
     ChannelState,
     ChannelType,
@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "acknowledge_message": ((1, "b", "received", "text"), {}),
     "archive": ((1,), {"before": 5}),
     "broadcast": ((GROUP, "a", "hi"), {}),
-    "by_relay_id": (("17-ab",), {}),
+    "find_by_relay_id": (("17-ab",), {}),
     "configure_channel": (
         (GROUP,),
         {name: None for name in (*ChannelConfig.__struct_fields__, "flush", "tags", "max_pending")},
@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "get_channel_by_name": (("group",), {}),
     "get_message": ((1,), {}),
     "get_thread": (("id",), {}),
-    "holds": ((1,), {}),
+    "is_held": ((1,), {}),
     "is_answered": ((1, "b"), {}),
     "join_channel": ((GROUP, "z"), {"role": None}),
     "leave_channel": ((GROUP, "b"), {}),
@@ -117,7 +117,7 @@ def test_whatever_it_is_given_it_says_so_or_does_it(name: str) -> None:
             assert "\n" not in str(exc)
             assert store.snapshot() == before, (args, named)
         else:
-            codec.encode(store.snapshot().file())
+            store_file.encode(store.snapshot().file())
             store.query_messages()
             store = prepared()
 
@@ -166,8 +166,8 @@ def test_a_query_with_plain_numbers_is_the_same_with_archives(tmp_path: Any) -> 
     send(store, store.get_channel(GROUP), "a", priority=Priority.LOW)
     store.archives = Archives(str(tmp_path))
     archived = prepared().snapshot()
-    size = store.archives.write("d/1.acomm", Snapshot(archived.values, archived.state))
-    store.state.archives = (ArchiveNote("d/1.acomm", 1, 1, 1, NOW_S, NOW_S, 0, size),)
+    size = store.archives.write("d/1.acomm", StoreSnapshot(archived.values, archived.state))
+    store.state.archives = (ArchiveInfo("d/1.acomm", 1, 1, 1, NOW_S, NOW_S, 0, size),)
     named = MessageFilter(sort_by=SortField.PRIORITY, sort_order=SortOrder.DESCENDING)
     plain = MessageFilter(sort_by=1, sort_order=1)  # type: ignore[arg-type]
     assert store.query_messages(plain) == store.query_messages(named)

@@ -35,7 +35,7 @@ def test_beyond_the_limit_messages_are_taken_and_wait_in_order(
     channel = narrow(store)
     sent = [send(store, channel, "a", content=f"{n}") for n in range(5)]
     assert [m.status for m in sent] == [MessageStatus.DELIVERED] * 2 + [MessageStatus.SENT] * 3
-    assert [store.holds(m.id) for m in sent] == [False] * 2 + [True] * 3
+    assert [store.is_held(m.id) for m in sent] == [False] * 2 + [True] * 3
     assert standing(store, sent[2].id) == {"b": DeliveryState.SENT}
     for one in (reopened(store, clock), store):
         assert waiting(one) == ["0", "1"] and one.resumable() == []
@@ -50,7 +50,7 @@ def test_what_owes_an_acknowledgment_counts_until_that_comes(store: CommStore) -
     channel = narrow(store, 1, delivery=AT_LEAST_ONCE)
     first, second = send(store, channel, "a"), send(store, channel, "a", content="second")
     store.receive_messages(None, "b")
-    assert store.holds(second.id) and store.stats().pending == 1
+    assert store.is_held(second.id) and store.stats().pending == 1
     store.acknowledge_message(first.id, "b", "received")
     assert waiting(store) == ["second"]
 
@@ -149,14 +149,14 @@ def test_where_the_owner_delivers_it_is_told_what_may_go(
         store.accept(channel.id, "a", MessageType.TEXT, "x", priority=priority).id
         for priority in (Priority.NORMAL, Priority.LOW, Priority.HIGH)
     ]
-    assert [store.holds(number) for number in numbers] == [False, True, True]
+    assert [store.is_held(number) for number in numbers] == [False, True, True]
     assert store.resumable() == []
     store.deliver(numbers[0], ["b"])
     store.receive(numbers[0], "b")
     assert store.resumable() == [numbers[2]] == store.resumable()
     assert standing(store, numbers[2]) == {"b": DeliveryState.SENT}
     store.deliver(numbers[2], ["b"])
-    assert not store.holds(numbers[2]) and store.resumable() == []
+    assert not store.is_held(numbers[2]) and store.resumable() == []
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", 2**32])

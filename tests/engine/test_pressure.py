@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
 from relay.engine.commstore import CommStore
-from relay.engine.limits import Limits
-from relay.engine.sending import CAPACITY_TOPIC
+from relay.engine.messages import CAPACITY_TOPIC
+from relay.engine.validation import Limits
 from tests.engine.support import channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 
@@ -151,7 +151,7 @@ def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
     with pytest.raises(StoreCapacity):
         while True:
             send(store, channel, "a", metadata={"k" * 100: "é" * 200})
-    assert 8_000 < len(codec.encode(store.snapshot().file(), compress=False)) < 10_000
+    assert 8_000 < len(store_file.encode(store.snapshot().file(), compress=False)) < 10_000
     store.receive_messages(None, "b")
     assert reopened(store, clock).used_bytes() == store.state.record_bytes
     store.evict()
@@ -192,7 +192,7 @@ def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) 
     store.subscribe(channel.id, "b", "#")
     text = refused(store, lambda: store.subscribe(channel.id, "c", "#"), StoreCapacity)
     assert text == "1 subscriptions, a store holds 1"
-    assert not store.takes_part(channel.id, "c")
+    assert not store.is_participant(channel.id, "c")
 
 
 def test_the_limits_are_those_of_the_guide_and_the_format() -> None:

@@ -230,7 +230,7 @@ def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
     assert freed[:2] == (4, 1) and freed.content_bytes > 16 and freed.file_bytes == 0
     assert store.dead_letters() == [] and with_archived(store) == [unread]
     assert store.state.deliveries.keys() == {unread.id}
-    assert store.by_relay_id("d") is None and store.get_thread(str(dead.correlation_id)) == []
+    assert store.find_by_relay_id("d") is None and store.get_thread(str(dead.correlation_id)) == []
     assert store.compact()[:3] == (0, 0, 0)
     assert [m.content for m in reopened(store, clock).receive_messages(None, "b")] == [b"unread"]
 

@@ -354,14 +354,14 @@ def test_a_channel_has_as_many_as_it_may(store: CommStore) -> None:
 def test_only_a_pubsub_channel_has_subscriptions(store: CommStore) -> None:
     group = channel_of(store, ChannelType.GROUP, "a")
     refused(store, "channel", lambda: store.subscribe(group.id, "b", "build.#"))
-    assert not store.takes_part(group.id, "b")
+    assert not store.is_participant(group.id, "b")
 
 
 @pytest.mark.parametrize("pattern", ["", "#.a", "a..b", "a*"])
 def test_a_bad_pattern_is_no_subscription_and_joins_nobody(store: CommStore, pattern: str) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a")
     refused(store, "topic_pattern", lambda: store.subscribe(channel.id, "b", pattern))
-    assert not store.takes_part(channel.id, "b")
+    assert not store.is_participant(channel.id, "b")
 
 
 def test_who_does_not_take_part_cannot_leave(store: CommStore) -> None:

@@ -103,4 +103,4 @@ def test_D1_a_meta_json_that_cannot_be_read_is_not_written_anew(home: Path) -> N
 def test_m09_the_home_itself_has_a_name_among_what_is_of_another_user(home: Path) -> None:
     done = relay("doctor", home=home)
     line = next(one for one in done.stdout.splitlines() if "of another user" in one)
-    assert line.startswith("files: of another user: ., ")
+    assert line.startswith("files: owned by another user: ., ")

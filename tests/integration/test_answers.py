@@ -64,7 +64,7 @@ def test_the_first_word_stops_the_timer(box: Box, word: str) -> None:
     answer(box, "bob", asked, word)
     later(box, 3600)
     assert delivery(box, asked) == ("acked", word, 1)
-    stored = box.store.by_relay_id(asked)
+    stored = box.store.find_by_relay_id(asked)
     assert stored is not None and stored.status is MessageStatus.ACKNOWLEDGED
 
 

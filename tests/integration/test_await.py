@@ -129,7 +129,7 @@ def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
     assert (waiting.returncode, out) == (130, "")
     assert err.splitlines() == [
         "",  # behind the terminal's ^C
-        f"relay: {asked.id} was sent, its answer not waited for; `relay trace {asked.id}` shows it",
+        f"relay: stopped waiting for the answer to {asked.id}; `relay trace {asked.id}` shows it",
     ]
 
 
@@ -137,7 +137,7 @@ def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "bob")
     done = awaited(home, "bob", "hello")
     assert done.returncode == 5
-    assert "no relay runs" in done.stderr and done.stderr.count("\n") == 1
+    assert "no relay is running" in done.stderr and done.stderr.count("\n") == 1
     assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
 
 

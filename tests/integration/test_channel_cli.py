@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, StoreFile
 from relay.base.home import STORE
 from tests.procs import Relay, home_of, relay, until
@@ -215,7 +215,7 @@ def test_without_a_relay_it_is_said_at_once_and_nothing_is_sent(tmp_path: Path) 
         ["drain", "ci"], ["close", "ci"],
     )  # fmt: skip
     for arguments in changes:
-        assert "no relay runs" in refused(home, *arguments, code=5)
+        assert "no relay is running" in refused(home, *arguments, code=5)
     assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
 
 
@@ -226,7 +226,7 @@ def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -
     assert stopped.process is not None
     os.kill(stopped.process.pid, signal.SIGSTOP)
     said = refused(home, "create", "ci", "--timeout", "0.2", code=4)
-    assert "within 0.2 s: the relay has not taken it; `relay trace " in said
+    assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
     os.kill(stopped.process.pid, signal.SIGCONT)
     until(  # it was sent, and is done all the same
         lambda: relay("channel", "show", "ci", home=home).returncode == 0
@@ -238,7 +238,7 @@ def test_words_about_a_channel_are_shown(tmp_path: Path) -> None:
     about = {"description": "what CI\x1b says", "tags": ("ci", "build")}
     channel = Channel(1, "ci", ChannelType.GROUP, "alice", **about)  # type: ignore[arg-type]
     home = home_of(tmp_path / "home")
-    codec.write(str(home / STORE), StoreFile(1, 1, (channel,)))
+    store_file.write(str(home / STORE), StoreFile(1, 1, (channel,)))
     facts = shown(home, "ci")
     assert (facts["description"], facts["tags"]) == ("what CI\x1b says", ["ci", "build"])
     text = relay("channel", "show", "ci", home=home).stdout

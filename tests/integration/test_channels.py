@@ -120,4 +120,4 @@ def test_whatever_a_channel_asks_for_the_journal_has_it_at_once(box: Box) -> Non
     box.flush()
     sent = box.send("alice", "TO: #team\n\nimportant")
     assert sent not in box.stored()
-    assert open_store_readonly(box.home, box.clock, box.config).by_relay_id(sent) is not None
+    assert open_store_readonly(box.home, box.clock, box.config).find_by_relay_id(sent) is not None

@@ -97,14 +97,14 @@ def test_a_fresh_home_has_none_either(tmp_path: Path) -> None:
 def test_a_setting_that_there_is_not(box: Box) -> None:
     box.path("config.json").write_text('{"journl": {}}')
     (line,) = doctor(box)
-    assert line.startswith("config: ") and "journl" in line and "mend it" in line
+    assert line.startswith("config: ") and "journl" in line and "fix it" in line
 
 
 def test_a_damaged_checkpoint_and_what_becomes_of_it(box: Box) -> None:
     cut(box.path(STORE))
     (line,) = doctor(box)
     assert line.startswith(f"store: {box.path(STORE)} at ")
-    assert line.endswith("makes the store again of relay.acomm.prev")
+    assert line.endswith("rebuilds the store from relay.acomm.prev")
     box.open()
     box.flush()
     box.kill()
@@ -117,7 +117,7 @@ def test_checkpoints_that_are_gone(box: Box) -> None:
     box.path(STORE + ".prev").unlink()
     first, second = doctor(box)
     assert first == (
-        f"store: {box.path(STORE)}: missing; the next start makes the store again from the journal"
+        f"store: {box.path(STORE)}: missing; the next start rebuilds the store from the journal"
     )
     assert second.startswith(f"store: {box.path(STORE)}.prev: missing; the next checkpoint")
 
@@ -127,7 +127,9 @@ def test_checkpoints_without_a_journal(box: Box) -> None:
     cut(box.path(STORE))
     box.path(STORE + ".prev").unlink()
     line, gone = doctor(box)
-    assert line.endswith("the relay does not start: restore it from a backup, or move it away")
+    assert line.endswith(
+        "the relay does not start: restore the store from a backup, or move it away"
+    )
     assert gone.startswith("ledger: it follows the journal up to ")
 
 
@@ -152,14 +154,16 @@ def test_damage_in_the_active_segment_is_not_called_files_that_are_gone(box: Box
 def test_a_journal_that_is_gone(box: Box) -> None:
     shutil.rmtree(box.path("journal"))
     first, second = doctor(box)
-    assert first.startswith(f"journal: {box.path('journal', f'{1:020d}')} is gone, and the store ")
+    assert first.startswith(
+        f"journal: {box.path('journal', f'{1:020d}')} is missing, but the store "
+    )
     assert second.startswith("ledger: it follows the journal up to ")
-    assert all("put it back, or go on" in line for line in (first, second))
+    assert all("put it back, or continue" in line for line in (first, second))
     box.open()
     box.send("alice", "TO: bob\n\nit goes on")
     box.flush()
     box.kill()
-    assert not any("is gone" in line for line in doctor(box))
+    assert not any("is missing" in line for line in doctor(box))
 
 
 def test_a_missing_segment(box: Box) -> None:
@@ -173,14 +177,14 @@ def test_what_was_set_aside(box: Box) -> None:
         segment(box, 1).with_name(name).write_bytes(b"kept")
     bad, torn = doctor(box)
     assert "seg.bad.1: a damaged segment was set aside" in bad and "relay aof dump" in bad
-    assert "seg.torn: a write that a crash cut short" in torn
+    assert "seg.torn: a write cut short by a crash" in torn
 
 
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
-        (Reason.AUTHENTICATION, "mend the credentials"),
-        (Reason.MISSING, "put the object back"),
+        (Reason.AUTHENTICATION, "fix the credentials"),
+        (Reason.MISSING, "restore the object"),
         (Reason.CODEC, "`relay journal hydrate 1`"),
         (Reason.UNAVAILABLE, ""),  # it is tried again
     ],
@@ -203,7 +207,7 @@ def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
     shutil.rmtree(box.path("journal", f"{1:020d}"))
     box.path("journal", f"{1:020d}", "segments").mkdir(parents=True)
     lines = doctor(box)
-    assert any(line.startswith("journal: it ends at 0, and the store covers") for line in lines)
+    assert any(line.startswith("journal: it ends at 0, but the store covers") for line in lines)
     assert any(line.startswith("ledger: it follows the journal up to") for line in lines)
 
 
@@ -217,17 +221,17 @@ def test_a_pruned_journal(box: Box) -> None:
     assert doctor(box) == []
     note_position(box, 1)
     (line,) = doctor(box)
-    assert line.startswith("ledger: it follows the journal up to 1, and what came before ")
+    assert line.startswith("ledger: it follows the journal up to 1, but everything before ")
     note_position(box, 1 << 20)
     box.path(BASE).unlink()
     journal, ledger_line = doctor(box)
-    assert "store/base.acomm does not cover what was pruned before" in journal
-    assert "and that ends at" in ledger_line
+    assert "store/base.acomm does not cover the pruned part before" in journal
+    assert "but that ends at" in ledger_line
     for name in (STORE, STORE + ".prev"):
         cut(box.path(name))
     lines = doctor(box)
     assert lines[0].endswith("the relay does not start: restore it from a backup")
-    assert any("no store file covers what was pruned before" in line for line in lines)
+    assert any("no store file covers the pruned part before" in line for line in lines)
 
 
 def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
@@ -237,7 +241,7 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
     assert line.startswith("ledger: there is no ledger at ")
     box.path("ledger.db").write_bytes(b"no database" * 100)
     (line,) = doctor(box)
-    assert line.startswith("ledger: ") and "`relay ledger rebuild` makes it again" in line
+    assert line.startswith("ledger: ") and "`relay ledger rebuild` rebuilds it" in line
     assert "`relay ledger restore FILE`" in line
 
 
@@ -255,6 +259,6 @@ def test_what_was_answered_where_it_stands_was_not_put_there_by_somebody(tmp_pat
         relay("ack", sent, "completed", "--as", "bob", home=home)
         until(lambda: "acknowledged by bob: completed" in relay("trace", sent, home=home).stdout)
         assert (inbox / f"{sent}.msg").exists()
-        assert "lies in the inbox" not in relay("doctor", home=home).stdout
+        assert "inbox was not delivered" not in relay("doctor", home=home).stdout
     finally:
         running.stop()

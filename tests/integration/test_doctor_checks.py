@@ -85,7 +85,9 @@ def test_modes_that_are_too_wide_are_named_and_narrowed(box: Box) -> None:
     os.chmod(box.path("store"), 0o755)
     os.chmod(box.path("store/relay.acomm"), 0o644)
     finding = one(box)
-    assert "open to others: store, store/relay.acomm" in str(finding) and finding.repairable
+    assert (
+        "accessible to other users: store, store/relay.acomm" in str(finding) and finding.repairable
+    )
     assert finding.severity is Severity.WARNING
     assert mend(box) == ["chmod 700 store", "chmod 600 store/relay.acomm"]
     assert found(box) == []
@@ -93,7 +95,7 @@ def test_modes_that_are_too_wide_are_named_and_narrowed(box: Box) -> None:
 
 def test_the_home_itself_is_narrowed_too(box: Box) -> None:
     os.chmod(box.root, 0o755)
-    assert "open to others: ." in str(one(box))
+    assert "accessible to other users: ." in str(one(box))
     assert mend(box) == ["chmod 700 ."]
     assert found(box) == []
 
@@ -143,11 +145,11 @@ def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
     outbox.write_text("no directory")
     outbox.chmod(0o600)
     finding = one(box)
-    assert "agents/alice/outbox is no directory" in str(finding)
+    assert "agents/alice/outbox is not a directory" in str(finding)
     outbox.unlink()  # as its remedy says
     assert found(box) == []  # the next start makes it
     box.path("agents/bob/meta.json").write_text("{")
-    assert "agents/bob/meta.json cannot be read, so that bob has no role" in str(one(box))
+    assert "agents/bob/meta.json cannot be read, so bob has no role" in str(one(box))
     box.path("agents/bob/meta.json").unlink()
     done = relay("register", "bob", "--role", "lead", home=box.root)
     assert (done.returncode, found(box)) == (0, [])
@@ -156,7 +158,7 @@ def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
 def test_settings_that_are_no_file_are_a_finding(box: Box) -> None:
     box.path("config.json").unlink()
     box.path("config.json").mkdir(mode=0o700)
-    assert str(one(box)).startswith("config: config.json is not a regular file; mend it")
+    assert str(one(box)).startswith("config: config.json is not a regular file; fix it")
 
 
 def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
@@ -187,7 +189,7 @@ def test_mail_of_a_name_that_nobody_may_have(box: Box) -> None:
     assert found(box) == []  # nothing waits there
     box.path("agents/Root/outbox/1700000000000000099-99.msg").write_text("TO: bob\n\nhello")
     finding = one(box)
-    assert "'Root' is reserved: 1 messages wait in agents/Root/outbox" in str(finding)
+    assert "'Root' is reserved: 1 message in agents/Root/outbox cannot be sent" in str(finding)
     assert finding.severity is Severity.WARNING
 
 
@@ -198,8 +200,8 @@ def test_m38_a_lead_that_nobody_is_is_said(box: Box) -> None:
     )
     finding = one(box)
     assert str(finding) == (
-        "config: lead is nobody, and there is no such agent: mail to Lead bounces; name an agent "
-        "that is there (`relay agents`), or `relay register nobody`"
+        "config: the lead nobody is not an agent: mail to Lead bounces; choose an existing agent "
+        "(`relay agents`), or `relay register nobody`"
     )
     assert (finding.severity, finding.where) == (Severity.WARNING, "config.json")
     config.write_text(config.read_text().replace("nobody", "bob"))
@@ -212,7 +214,9 @@ def test_a_file_in_an_outbox_that_no_relay_takes(box: Box) -> None:
     assert found(box) == []  # perhaps it is renamed in a moment
     os.utime(path, (0, 0))
     finding = one(box)
-    assert "no messages, so that the relay leaves them: agents/alice/outbox/17" in str(finding)
+    assert "ignored, because their names are not message names: agents/alice/outbox/17" in str(
+        finding
+    )
     path.rename(path.with_name("1700000000000000099-aa.msg"))  # as its remedy says
     assert found(box) == []
 
@@ -226,7 +230,7 @@ def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.M
 
     monkeypatch.setattr(files, "check_files", denied)
     first, second = found(box)
-    assert str(first).startswith(f"files: {box.root}: Permission denied, and so it was not looked")
+    assert str(first).startswith(f"files: not checked: {box.root}: Permission denied; ")
     assert second.check == "store"
 
 
@@ -236,7 +240,7 @@ def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.M
 def test_a_socket_that_nobody_listens_on(box: Box) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(box.path("admin.sock")))
-    assert "admin.sock: no relay runs, and nobody listens there" in str(one(box))
+    assert "admin.sock: left over; no relay is running" in str(one(box))
     assert mend(box) == ["remove admin.sock"]
     assert found(box) == []
 
@@ -250,11 +254,11 @@ def test_a_process_that_is_gone_and_files_of_one_that_is_not_known(box: Box) -> 
     )
     box.path("run").mkdir(exist_ok=True)
     box.path("run/bob.lock").touch()
-    assert f"bob is ready as pid {2**22 + 7}, and there is no such process" in str(one(box))
+    assert f"bob is ready as pid {2**22 + 7}, but there is no such process" in str(one(box))
     sql(box, "UPDATE processes SET pid = ?", os.getpid())
     assert found(box) == []
     box.path("run/dave.lock").touch()
-    assert "run/dave.lock: of a process that the ledger does not know" in str(one(box))
+    assert "run/dave.lock: belongs to a process that is not in the ledger" in str(one(box))
 
 
 def test_logs_that_are_too_large_or_tell_of_a_fault(box: Box) -> None:
@@ -271,7 +275,7 @@ def test_a_service_unit_whose_program_is_gone(box: Box, monkeypatch: pytest.Monk
     folder.mkdir(parents=True)
     unit = folder / "agent-relay.service"
     unit.write_text(f"[Service]\nExecStart=/nowhere/relay --home {box.root} up --foreground\n")
-    assert "starts /nowhere/relay, and there is no such program" in str(one(box))
+    assert "starts /nowhere/relay, which does not exist" in str(one(box))
     unit.write_text(f"[Service]\nExecStart=/bin/sh {box.root}\n")
     assert found(box) == []
 
@@ -279,7 +283,7 @@ def test_a_service_unit_whose_program_is_gone(box: Box, monkeypatch: pytest.Monk
 def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "read_limit", lambda name: 5)
     queued, _, watches = sorted(found(box), key=lambda finding: finding.where)
-    assert "fs.inotify.max_user_watches is 5, 7 are wanted: two for each of 3 agents" in str(
+    assert "fs.inotify.max_user_watches is 5, expected at least 7: two for each of 3 agents" in str(
         watches
     )
     assert "sysctl fs.inotify.max_queued_events=" in str(queued)
@@ -289,7 +293,7 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
     monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
-    assert "63 MiB are free on the disk, below 64 MiB nothing is taken in" in str(one(box))
+    assert "only 63 MiB are free on the disk; below 64 MiB (disk.floor_mib) no" in str(one(box))
     monkeypatch.setattr(system.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
     assert found(box) == []  # the floor of a small disk is a twentieth of it
 
@@ -350,8 +354,8 @@ def test_archived_rows_without_a_file_and_files_without_a_row(box: Box) -> None:
     paths[0].rename(paths[0].with_name("1600000000000000001-01.msg"))
     gone, unknown = found(box)
     path = paths[0].relative_to(box.root)
-    assert str(gone).startswith(f"ledger: archived messages whose file is gone: {path};")
-    assert "files in the archive that no row knows: " in str(unknown)
+    assert str(gone).startswith(f"ledger: archived messages whose file is missing: {path};")
+    assert "files in the archive without a row: " in str(unknown)
 
 
 def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
@@ -362,7 +366,7 @@ def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
     sql(box, "UPDATE messages SET file_path = replace(file_path, ?, '2020-01-01')", day)
     assert found(box) == []
     past.mkdir()
-    assert "whose file is gone" in str(one(box))
+    assert "whose file is missing" in str(one(box))
 
 
 def test_a_pack_that_is_gone_is_no_pruned_one(box: Box) -> None:
@@ -374,7 +378,7 @@ def test_a_pack_that_is_gone_is_no_pruned_one(box: Box) -> None:
     box.path("archive/2026-01-01.tar.zst").write_bytes(b"older")  # retention goes oldest first
     box.path("archive/2026-01-02.tar.zst").unlink()
     box.path("config.json").write_text('{"retention": {"archive_days": 30000}}')
-    assert "archived messages whose file is gone: archive/2026-01-02/alice/" in str(one(box))
+    assert "archived messages whose file is missing: archive/2026-01-02/alice/" in str(one(box))
     box.path("archive/2026-01-01.tar.zst").unlink()
     assert found(box) == []  # it may have been the oldest
 
@@ -391,7 +395,7 @@ def test_a_ledger_that_does_not_agree_with_the_store(box: Box) -> None:
     sql(box, "UPDATE deliveries SET state = 'written' WHERE message_id = ?", waits[0])
     sql(box, "DELETE FROM messages WHERE message_id = ?", read[0])
     lines = [str(finding) for finding in found(box)]
-    assert any(f"{read[0]}: the store has it, and the ledger has no row" in line for line in lines)
+    assert any(f"{read[0]}: in the store, but not in the ledger" in line for line in lines)
 
 
 def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
@@ -403,7 +407,7 @@ def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
     for name in (LEDGER, LEDGER + "-wal", LEDGER + "-shm"):
         box.path(name).unlink(missing_ok=True)
     box.path(LEDGER).write_bytes(kept)
-    assert [str(f) for f in found(box) if "no row knows" not in str(f)] == []
+    assert [str(f) for f in found(box) if "without a row" not in str(f)] == []
     box.open()
     box.flush()
     box.dispatcher.drain()
@@ -426,13 +430,15 @@ def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
     sql(box, "INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[0], waits)
     assert found(box, deep=True) == []
     sql(box, "INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[2], waits)
-    assert f"name what is not there: {digests[2]}" in str(one(box))
+    assert f"missing, but referenced by unread messages: {digests[2]}" in str(one(box))
     sql(box, "DELETE FROM attachment_refs WHERE sha256 = ?", digests[2])
     path = box.path("attachments", digests[1][:2], digests[1])
     os.utime(path, (0, 0))
-    assert one(box).severity is Severity.NOTE and "named by no message" in str(one(box))
+    assert one(box).severity is Severity.NOTE and "not referenced by any message" in str(one(box))
     path.write_bytes(b"spoiled")
-    assert f"not what their names say: attachments/{digests[1][:2]}/" in str(one(box, deep=True))
+    assert f"content does not match the checksum in the name: attachments/{digests[1][:2]}/" in str(
+        one(box, deep=True)
+    )
 
 
 # -- beside a relay that runs --------------------------------------------------------------
@@ -466,7 +472,7 @@ def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path
     os.chmod(stray, 0o600)
     done = relay("doctor", home=home)
     assert done.returncode == 3
-    assert "1700000000000000099-99 lies in the inbox of carol, and no delivery says" in done.stdout
+    assert "1700000000000000099-99 in carol's inbox was not delivered by the relay" in done.stdout
     assert running.stop() == 0
 
 
@@ -492,4 +498,4 @@ def test_repair_removes_nothing_while_the_home_is_locked(box: Box) -> None:
     findings = found(box)
     with fsio.locked(str(box.path(".lock"))):
         (done,) = repair(box.home, findings)
-    assert "a relay runs" in done[1] and leftover.exists()
+    assert "a running relay" in done[1] and leftover.exists()

@@ -27,7 +27,7 @@ def test_a_segment_with_surplus_zeros_is_named(box: Box) -> None:
     segment = sorted(box.path("journal").glob("*/segments/*.seg"))[-1]
     os.truncate(segment, 150 << 20)
     finding = one(box)
-    assert f"{segment} has 149 MiB of zeros behind its last record" in str(finding)
+    assert f"{segment} has 149 MiB of zeros after its last record" in str(finding)
     assert not finding.repairable
     box.open()
     box.dispatcher.drain()

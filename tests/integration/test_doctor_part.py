@@ -37,23 +37,21 @@ def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert doctor(box)[-1] == "OK"
-    monkeypatch.setattr(files, "MOST_LOOKED", 10)
+    monkeypatch.setattr(files, "MAX_ENTRIES", 10)
     (finding,) = examine(box.home)
     assert finding.severity is Severity.NOTE
-    said = re.search(
-        r"looked at 10 of (\d+) entries of the home, at modes and owners", str(finding)
-    )
+    said = re.search(r"checked 10 of (\d+) entries of the home, at modes and owners", str(finding))
     assert said is not None and int(said[1]) >= sum(1 for _ in box.root.rglob("*"))
-    assert doctor(box)[-1] == "OK, as far as was looked"
+    assert doctor(box)[-1] == "OK, as far as checked"
 
 
 def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "MOST_ROWS", 1)
+    monkeypatch.setattr(ledger, "MAX_ROWS", 1)
     ((total,),) = box.sql("SELECT count(*) FROM messages")
-    assert f"ledger: looked at 1 of {total} rows of messages" in doctor(box)[0]
-    assert doctor(box)[-1] == "OK, as far as was looked"
+    assert f"ledger: checked 1 of {total} rows of messages" in doctor(box)[0]
+    assert doctor(box)[-1] == "OK, as far as checked"
 
 
 def doctor(box: Box) -> list[str]:

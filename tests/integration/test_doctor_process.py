@@ -31,9 +31,7 @@ def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Pat
     assert os.path.exists(path)
     with Home(str(long_home)) as opened:
         found = [str(f) for f in examine(opened) if path in f.finding]
-    assert found == [
-        f"process: {path}: no relay runs, and nobody listens there; the next start replaces it"
-    ]
+    assert found == [f"process: {path}: left over; no relay is running; the next start replaces it"]
 
 
 def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
@@ -44,7 +42,7 @@ def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home:
         (found,) = [one for one in examine(opened) if one.where == ".lock"]
     assert found.severity.value == "note"
     assert found.finding.startswith(f"the last relay, pid {pid}, did not stop by itself; its last")
-    assert "the next start recovers what it had in hand" in found.remedy
+    assert "the next start recovers its unfinished work" in found.remedy
     running.start()
     assert running.stop() == 0
     done = relay("doctor", home=home)

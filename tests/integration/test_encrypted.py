@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.base import keyfile
 from tests.procs import Relay, relay, until
 
@@ -52,7 +52,7 @@ def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None
     run_and_send(home)
     key = keyfile.load(str(home / "store.key"))
     path = home / "store" / "relay.acomm"
-    file = codec.read(str(path))
+    file = store_file.read(str(path))
     assert file.encrypted
     assert SECRET.encode() not in [message.content for message in file.messages]
     assert json.loads(found(home).splitlines()[0])["content"] == SECRET
@@ -112,10 +112,10 @@ def test_an_encrypted_store_with_encryption_off_is_refused(home: Path) -> None:
 def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> None:
     configure(home, encrypt=False)
     run_and_send(home)
-    assert not codec.read(str(home / "store" / "relay.acomm")).encrypted
+    assert not store_file.read(str(home / "store" / "relay.acomm")).encrypted
     configure(home, encrypt=True, key_file=str(home.parent / "elsewhere.key"))
     run_and_send(home, "another")
-    assert codec.read(str(home / "store" / "relay.acomm")).encrypted
+    assert store_file.read(str(home / "store" / "relay.acomm")).encrypted
     assert (home.parent / "elsewhere.key").exists()
     assert SECRET in found(home)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import DeliveryState
 from relay.base import fsio
 from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> str:
 
 
 def in_file(path: str) -> list[bytes]:
-    return [message.content for message in codec.read(path).messages]
+    return [message.content for message in store_file.read(path).messages]
 
 
 def test_it_is_in_the_file_when_the_time_is_up(path: str) -> None:
@@ -38,7 +38,7 @@ def test_it_is_in_the_file_when_the_time_is_up(path: str) -> None:
 
 
 def test_one_that_fails_is_tried_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.engine.flush.RETRY_FIRST_NS", 20_000_000)
+    monkeypatch.setattr("relay.engine.checkpoint.RETRY_FIRST_NS", 20_000_000)
     with CommStore.open(path, SOON) as store:
         tries: list[str] = []
 
@@ -50,7 +50,7 @@ def test_one_that_fails_is_tried_again(path: str, monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(fsio, "fault", full)
         store.create_channel("c", ChannelType.GROUP, "a")
-        until(lambda: len(codec.read(path).channels) == 1)
+        until(lambda: len(store_file.read(path).channels) == 1)
         assert len(tries) >= 3
 
 
@@ -63,7 +63,7 @@ def test_a_manual_store_has_no_timer_and_a_closed_one_has_none_left(path: str) -
         store.create_channel("d", ChannelType.GROUP, "a")
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
-    assert len(codec.read(path).channels) == 2
+    assert len(store_file.read(path).channels) == 2
 
 
 def test_a_store_that_is_let_go_is_not_written_any_more(path: str) -> None:
@@ -77,7 +77,7 @@ def test_a_store_that_is_let_go_is_not_written_any_more(path: str) -> None:
         other.create_channel("d", ChannelType.GROUP, "a")
         other.flush()
         timer.join(5)
-        assert [channel.name for channel in codec.read(path).channels] == ["d"]
+        assert [channel.name for channel in store_file.read(path).channels] == ["d"]
 
 
 def test_an_answer_and_what_it_answers_are_in_each_file_together(path: str) -> None:
@@ -91,7 +91,7 @@ def test_an_answer_and_what_it_answers_are_in_each_file_together(path: str) -> N
             assert query.correlation_id is not None
             store.send_response(channel.id, "b", query.correlation_id, "yes")
             if number % 20 == 0:
-                file = codec.read(path)
+                file = store_file.read(path)
                 answers = sum(m.message_type is MessageType.RESPONSE for m in file.messages)
                 opened = CommStore.load(store._clock, file)
                 acked = sum(

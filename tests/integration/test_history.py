@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.base.home import STORE
 from tests.box import Box
@@ -59,7 +59,7 @@ def test_a_thread_by_its_name(told: Box) -> None:
     ]
     none = relay("thread", "nothing", home=told.root)
     assert none.returncode == 1
-    assert "the store has no thread nothing" in none.stderr
+    assert "there is no thread nothing" in none.stderr
 
 
 def test_search(told: Box) -> None:
@@ -131,6 +131,6 @@ def test_archived_messages_may_be_left_out(box: Box) -> None:
     old = Message(
         2, MessageType.TEXT, "alice", 1, b"old", created_at=2, status=MessageStatus.ARCHIVED
     )
-    codec.write(box.home.path(STORE), StoreFile(1, 1, (channel,), (live, old)))
+    store_file.write(box.home.path(STORE), StoreFile(1, 1, (channel,), (live, old)))
     assert [row["content"] for row in lines(box, "history")] == ["old", "live"]
     assert [row["content"] for row in lines(box, "history", "--no-archived")] == ["live"]

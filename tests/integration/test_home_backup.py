@@ -205,7 +205,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
             for _ in range(20):
                 box.clock.advance(60)
                 box.tick()
-            assert box.store.by_relay_id(sent[0]) is None  # it is in an archive alone
+            assert box.store.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
     monkeypatch.setattr(fsio, "fault", during)
     backup(box, tmp_path / "kept")
@@ -439,6 +439,6 @@ def test_D2_in_words(tmp_path: Path) -> None:
     assert refused.returncode == 1 and "--force" in refused.stderr
     done = relay("restore", "--force", str(tmp_path / "kept"), home=tmp_path / "home")
     assert done.stdout.startswith(f"restored {tmp_path}/home as it was at {facts['at']}: ")
-    assert done.stdout.endswith(f"; the home before is {tmp_path}/home.before-restore\n")
+    assert done.stdout.endswith(f"; the previous home is now {tmp_path}/home.before-restore\n")
     assert relay("restore", str(tmp_path / "none"), home=tmp_path / "x").returncode == 1
     assert encode(Config()) != b"" and not (tmp_path / "x").exists()

@@ -127,11 +127,11 @@ def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> No
     shutil.rmtree(box.path("journal"))
     box.open()
     box.tick()
-    assert box.store.by_relay_id(sent) is not None
+    assert box.store.find_by_relay_id(sent) is not None
     assert any("are lost" in line["event"] for line in box.log)
     again = box.send("alice", "TO: bob\n\non")
     restart(box)
-    assert box.store.by_relay_id(again) is not None
+    assert box.store.find_by_relay_id(again) is not None
     assert box.bodies("bob") == ["kept", "on"]
 
 
@@ -217,7 +217,7 @@ def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
     box.tick()  # what nobody waits for is committed soon, too
     assert not box.path(STORE).exists()
     seen = open_store_readonly(box.home, box.clock, box.config)
-    stored = seen.by_relay_id(sent)
+    stored = seen.find_by_relay_id(sent)
     assert stored is not None
     assert seen.state.sequence == box.store.sequence
     assert seen.state.deliveries == box.store.state.deliveries

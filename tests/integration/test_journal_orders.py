@@ -129,7 +129,7 @@ def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
         "command failed: there is no limit for what to keep of the journal;"
-        " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
+        " set journal.keep_age_s or journal.keep_mib in config.json, or give an option"
     ]
 
 
@@ -224,7 +224,7 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         assert told.startswith("retry in ") and f"upload segment 0: not in {away} yet" in told
         done = relay("doctor", home=home)
         assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
-        assert "the relay goes on trying" in done.stdout
+        assert "the relay keeps retrying" in done.stdout
 
         away.mkdir()
         until(lambda: rows(home)[0]["tiers"] == [0, 1, 2], patience_s=30)

@@ -22,7 +22,7 @@ from relay.daemon.admin import status_of
 from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.session import CHECKED_BYTES, Session
 from relay.daemon.status import SharedStatus
-from relay.engine.flush import Inline
+from relay.engine.checkpoint import InlineExecutor
 from relay.ledger import Ledger, open_readonly
 from tests.box import Box
 from tests.ledger.support import Look
@@ -223,7 +223,9 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> No
     box = Box(tmp_path / "home", "alice", "bob")
     for number in range(40):
         box.send("alice", f"TO: bob\n\n{number}")
-    keeper = Housekeeper(box.home, box.ledger, Config(), box.clock, Inline(), box._log, pause_s=0)
+    keeper = Housekeeper(
+        box.home, box.ledger, Config(), box.clock, InlineExecutor(), box._log, pause_s=0
+    )
 
     def said() -> list[str]:
         return [one["event"] for one in box.log if one.get("action") == "ledger_damaged"]

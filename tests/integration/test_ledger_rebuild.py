@@ -223,5 +223,5 @@ def test_D2_in_words(tmp_path: Path) -> None:
     (tmp_path / "home" / LEDGER).write_bytes(b"no database")
     done = relay("ledger", "rebuild", home=tmp_path / "home")
     first, *more = done.stdout.splitlines()
-    assert first.startswith("made again from the journal, the ledger before is ")
-    assert all(line.startswith("not made again: ") for line in more) and len(more) == 6
+    assert first.startswith("rebuilt from the journal, the previous ledger is ")
+    assert all(line.startswith("not restored: ") for line in more) and len(more) == 6

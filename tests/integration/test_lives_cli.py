@@ -115,9 +115,9 @@ def test_what_the_sdk_saves_the_sdk_loads(home: Path) -> None:
 def test_continuity_on_the_command_line(home: Path) -> None:
     done = relay("continuity", "load", "--as", "bob", home=home)
     assert done.returncode == 1
-    assert done.stderr.startswith("relay: bob has saved nothing") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("relay: bob has no saved state") and done.stderr.count("\n") == 1
     done = relay("continuity", "list", "--as", "bob", home=home)
-    assert (done.returncode, done.stderr) == (0, "bob has saved nothing\n")
+    assert (done.returncode, done.stderr) == (0, "bob has no saved state\n")
     done = relay("continuity", "save", "--as", "bob", "-", home=home, stdin="half\nway")
     assert (done.returncode, done.stdout) == (0, "saved as version 1 (8 bytes)\n"), done.stderr
     done = relay("continuity", "save", "--as", "bob", "--json", "more", home=home)
@@ -140,7 +140,7 @@ def test_continuity_on_the_command_line(home: Path) -> None:
 def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
     root = home_of(tmp_path / "home", "bob")
     done = relay("continuity", "save", "--as", "bob", "x", home=root)
-    assert done.returncode == 5 and "no relay runs" in done.stderr
+    assert done.returncode == 5 and "no relay is running" in done.stderr
     assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))
 
 

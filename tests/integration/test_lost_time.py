@@ -130,5 +130,5 @@ def test_D7_killed_before_the_ledger_heard_of_it_no_time_is_lost_twice(box: Box)
     box.kill()
     box.path(LEDGER).write_bytes(ledger)  # as it stood before that start
     box.open()
-    ((_, lost),) = [one for one in box.store.state.lost if one.ms > 60_000]
+    ((_, lost),) = [one for one in box.store.state.downtimes if one.ms > 60_000]
     assert THREE_DAYS * 1000 <= lost < (THREE_DAYS + 60) * 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from scripts.history.make import Given, History
 from scripts.history.talk import Talk, make_cast
 from tests.procs import PROJECT, Relay, environment, relay, until
@@ -59,7 +59,9 @@ def test_all_tiers_archives_and_packs_are_there(tmp_path: Path) -> None:
     assert list(home.glob("archive/2026-11-01/*/*.msg"))
     archives = list(home.glob("store/archive/*/*.acomm"))
     assert archives
-    stored = sum(len(codec.read(str(p)).messages) for p in (*archives, home / "store/relay.acomm"))
+    stored = sum(
+        len(store_file.read(str(p)).messages) for p in (*archives, home / "store/relay.acomm")
+    )
     assert stored == 800
 
 

@@ -163,7 +163,7 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
     assert all(row["overdue"] is False for row in rows)
     table = relay("acks", home=box.root).stdout
     assert re.search(r"in_progress \d+ s ago", table.splitlines()[1])
-    assert relay("acks", "--overdue", home=box.root).stderr == "no answer is overdue\n"
+    assert relay("acks", "--overdue", home=box.root).stderr == "no overdue acks\n"
 
 
 def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:
@@ -281,7 +281,7 @@ def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
 
 def test_M08_what_is_owed_stays_in_the_store(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    stored = box.store.by_relay_id(sent)
+    stored = box.store.find_by_relay_id(sent)
     assert stored is not None
     assert not box.store.is_final(stored)
     for _ in range(3):

@@ -99,7 +99,7 @@ def test_a_relay_that_cannot_be_asked_is_no_silence(tmp_path: Path) -> None:
     done = relay("status", home=home)
     assert running.stop() == 0
     assert done.returncode == 0
-    assert "there is no admin.sock that answers: logs/relay.log says why" in done.stdout
+    assert "no health endpoint (see logs/relay.log)" in done.stdout
 
 
 def test_a_killed_relay_holds_nothing_up(home: Path) -> None:

@@ -18,7 +18,7 @@ from relay.daemon import prune
 from relay.daemon.housekeeper import Housekeeper, packable, run_retention
 from relay.daemon.prune import Pruned
 from relay.delivery.work import Pack, Prune
-from relay.engine.flush import Inline
+from relay.engine.checkpoint import InlineExecutor
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -319,7 +319,9 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
 
 
 def keeper_of(box: Box, config: Config) -> Housekeeper:
-    return Housekeeper(box.home, box.ledger, config, box.clock, Inline(), box._log, pause_s=0)
+    return Housekeeper(
+        box.home, box.ledger, config, box.clock, InlineExecutor(), box._log, pause_s=0
+    )
 
 
 def test_it_runs_by_itself_and_when_asked(box: Box) -> None:

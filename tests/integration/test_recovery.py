@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.base import fsio
 from relay.base.home import STORE
 from relay.delivery.eventlog import EventLog
@@ -41,9 +41,9 @@ def test_a_message_the_store_holds_is_not_numbered_again(
 ) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.flusher.flush()  # in the file, the ledger does not know it yet
-    number = box.store.by_relay_id(sent)
+    number = box.store.find_by_relay_id(sent)
     restart(box)
-    again = box.store.by_relay_id(sent)
+    again = box.store.find_by_relay_id(sent)
 
     assert number is not None and again is not None
     assert again.id == number.id
@@ -191,7 +191,7 @@ def test_a_flush_cut_short_leaves_the_old_file(box: Box, monkeypatch: pytest.Mon
     restart(box)
     box.flush()
     assert box.stored() == [first, second]
-    assert codec.read(box.home.path(STORE)).messages[1].content == b"two"
+    assert store_file.read(box.home.path(STORE)).messages[1].content == b"two"
 
 
 def _no_room(*_: object) -> None:
@@ -273,7 +273,7 @@ def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     number = box.store.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")
-    codec.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
+    store_file.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
     box.kill()
     box.open()
     box.flush()

@@ -90,11 +90,14 @@ def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, 
     until((home / "agents/bob/inbox/1000000001-01.msg").exists)
     said = relay("status", home=home)
     assert said.returncode == 0
-    assert "config.json is not followed, the one before is: " in said.stdout and why in said.stdout
+    assert (
+        "config.json is invalid, still using the previous one: " in said.stdout
+        and why in said.stdout
+    )
     assert "Traceback" not in said.stdout + said.stderr
     reload(running, '{"store": {"checkpoint_ms": 50}}')
     until(lambda: status(home).get("ready") and not status(home)["config_error"])
-    assert "not followed" not in relay("status", home=home).stdout
+    assert "still using the previous" not in relay("status", home=home).stdout
     assert running.stop() == 0
 
 

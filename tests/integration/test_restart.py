@@ -123,7 +123,7 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
         box.tick()
     box.clock.advance(60)
     box.tick(3)
-    stored = box.store.by_relay_id(asked)
+    stored = box.store.find_by_relay_id(asked)
     assert stored is not None
     assert box.states(asked) == {"bob": "acked"}
     assert box.store.is_answered(stored.id, "bob")
@@ -216,10 +216,10 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     (home / "ledger.db").rmdir()
     (home / "away").rename(home / "ledger.db")
     said = relay("status", home=home).stdout.splitlines()
-    assert said[1].startswith("it serves nobody now, and begins again and again: ")
+    assert said[1].startswith("not serving; retrying: ")
     until(lambda: not trouble(opened))
     opened.close()
-    assert "it serves nobody" not in relay("status", home=home).stdout
+    assert "not serving" not in relay("status", home=home).stdout
     assert running.stop() == 0
 
 
@@ -272,7 +272,7 @@ def test_a_sender_that_is_away_at_the_restart_loses_nothing(box: Box) -> None:
     os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
     box.open()
     box.tick()
-    assert box.store.by_relay_id(sent) is not None
+    assert box.store.find_by_relay_id(sent) is not None
     assert (box.row(sent)["status"], box.bodies("bob")) == ("archived", ["hi"])
 
 

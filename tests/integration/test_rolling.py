@@ -69,7 +69,7 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
     rolled(box)
-    assert box.store.by_relay_id(asked) is None
+    assert box.store.find_by_relay_id(asked) is None
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted at last")
     assert box.inbox("alice")[done].body == b"completed at last"
     assert box.nacks("bob") == []

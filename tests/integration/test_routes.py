@@ -182,8 +182,8 @@ def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
 
     assert box.bodies("alice") == ["main"]
     assert box.states(query) == {"bob": "acked"}
-    message = box.store.by_relay_id(answer)
-    original = box.store.by_relay_id(query)
+    message = box.store.find_by_relay_id(answer)
+    original = box.store.find_by_relay_id(query)
     assert message is not None and original is not None
     assert message.correlation_id == original.correlation_id
 

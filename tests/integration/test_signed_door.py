@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.base.config import Config, SecuritySettings
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
@@ -124,11 +124,11 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     assert identities(box) == expected  # from the journal, and not noted again
     assert not any(
         one.identity_id != mine
-        for channel in codec.read(box.home.path(STORE)).channels
+        for channel in store_file.read(box.home.path(STORE)).channels
         for one in channel.participants
         if one.id == "alice"
     )
-    assert box.store.sequence == sequence + len(box.store.state.lost)  # time was lost, no more
+    assert box.store.sequence == sequence + len(box.store.state.downtimes)  # time was lost, no more
 
     other = public_key(MALLORY).hex()
     box.send(
@@ -298,7 +298,9 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
             json.dumps({"name": "alice", "public_key": other}) + "\n"
         )
         nobody = relay("key", "show", "nobody", home=home)
-        assert nobody.stderr == ("relay: 'nobody' has no key; `relay key make nobody` makes one\n")
+        assert nobody.stderr == (
+            "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
+        )
         os.unlink(private)
         again = relay("key", "make", "alice", home=home)
         assert again.stdout != made.stdout

@@ -72,14 +72,14 @@ def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
     command = [sys.executable, "-c", WAITS, str(home)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"1\n"
-    assert "has ended" not in line_of(home, "bob")
+    assert "has exited" not in line_of(home, "bob")
     assert agents(home)["bob"]["process_ended"] is None
     pid = killed(process)
-    assert f"process {pid} has ended" in line_of(home, "bob")
+    assert f"process {pid} has exited" in line_of(home, "bob")
     assert agents(home)["bob"]["process_ended"] == pid
-    assert f"process {pid} has ended" in line_of(home, "bob", "top")
+    assert f"process {pid} has exited" in line_of(home, "bob", "top")
     status = relay("status", home=home)
-    assert (status.returncode, f"process ended: bob (pid {pid})" in status.stdout) == (0, True)
+    assert (status.returncode, f"process exited: bob (pid {pid})" in status.stdout) == (0, True)
     assert json.loads(relay("status", "--json", home=home).stdout)["ended"] == {"bob": pid}
     assert agents(home)["bob"]["status"] == "active"  # its mail may still be read: it bounces later
 
@@ -171,9 +171,9 @@ def test_M07_a_shell_that_sends_is_registered(
     assert (home / "agents" / "bob" / "meta.json").stat().st_mode & 0o777 == 0o600
     assert os.listdir(home / "agents" / "bob").count("meta.json") == 1
     assert not [name for name in os.listdir(home / "agents" / "bob") if ".tmp" in name]
-    assert "has ended" not in line_of(home, "bob")
+    assert "has exited" not in line_of(home, "bob")
     pid = one.kill()
-    assert f"process {pid} has ended" in line_of(home, "bob")
+    assert f"process {pid} has exited" in line_of(home, "bob")
 
 
 def test_M07_a_later_shell_takes_the_place_of_the_one_before(

@@ -85,7 +85,11 @@ def test_the_prompt_from_standard_input(home: Path, tmp_path: Path) -> None:
             "/nowhere: there is no such directory",
         ),
         (["w", "--cli", "sh", "--prompt", "x", "--env", "PATH=hunter2"], 6, "PATH may not be set"),
-        (["w", "--cli", "sh", "--prompt", "x", "--env", "hunter2"], 2, "number 1 is not KEY=VALUE"),
+        (
+            ["w", "--cli", "sh", "--prompt", "x", "--env", "hunter2"],
+            2,
+            "number 1: expected KEY=VALUE",
+        ),
         (["w", "--cli", "sh", "--prompt", "x", "--as", "alice"], 6, "spawn is for lead, operator"),
         (["w", "--cli", "sh", "--prompt", "x", "--env", "A=b,C=hunter2"], 2, "cannot be sent"),
     ],
@@ -110,7 +114,7 @@ def test_nobody_waits_where_no_relay_runs(tmp_path: Path) -> None:
     root = home_of(tmp_path / "home")
     for command in (["spawn", "w", "--cli", "sh", "--prompt", "x"], ["release", "w"]):
         ran = relay(*command, home=root)
-        assert ran.returncode != 0 and "no relay runs" in ran.stderr
+        assert ran.returncode != 0 and "no relay is running" in ran.stderr
     assert list(root.glob("agents/operator/outbox/*.msg")) == []
     ran = relay("ps", home=root)
     assert (ran.returncode, ran.stdout) == (0, "") and "no process runs" in ran.stderr

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.shows("engine 6.1", "engine 6.5", "engine 8.11")
 
 def count(path: Path) -> int:
     """Messages in the file, as a reader sees them: readers need no lock."""
-    from relay.acomm import codec
+    from relay.acomm import store_file
 
-    return len(codec.read(str(path)).messages)
+    return len(store_file.read(str(path)).messages)
 
 
 def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.base import fsio
 from relay.base.errors import FormatError, RelayError, VersionError
 from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
@@ -23,7 +23,7 @@ def names(folder: Path) -> set[str]:
 
 
 def contents(path: Path) -> list[bytes]:
-    return [m.content for m in codec.read(str(path)).messages]
+    return [m.content for m in store_file.read(str(path)).messages]
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_what_was_set_aside_is_never_written_over(path: Path) -> None:
 
 
 def test_a_store_that_breaks_an_invariant_counts_as_damaged(path: Path) -> None:
-    file = codec.read(str(path))
-    codec.write(str(path), type(file)(0, 0, file.channels * 2))
+    file = store_file.read(str(path))
+    store_file.write(str(path), type(file)(0, 0, file.channels * 2))
     said: list[str] = []
     CommStore.open(str(path), MANUAL, warn=said.append).close()
     assert contents(path) == [b"one"] and "channel 1 once" in said[0]
@@ -250,7 +250,8 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
 
         def is_whole() -> bool:
             return (
-                CommStore.load(store._clock, codec.read(str(path))).snapshot() == store.snapshot()
+                CommStore.load(store._clock, store_file.read(str(path))).snapshot()
+                == store.snapshot()
             )
 
         command = store.send_message(channel.id, "a", MessageType.COMMAND, "do it")
@@ -287,7 +288,7 @@ def test_a_later_version_is_not_set_aside(path: Path, monkeypatch: pytest.Monkey
     def later(_: str) -> None:
         raise VersionError(str(path), 8, "version 1", 9)
 
-    monkeypatch.setattr(codec, "read", later)
+    monkeypatch.setattr(store_file, "read", later)
     with pytest.raises(VersionError):
         CommStore.open(str(path), MANUAL)
     assert names(path.parent) == {"s.acomm", "s.acomm.prev"}

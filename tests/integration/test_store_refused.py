@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from relay.acomm import codec, message_record, writer
+from relay.acomm import fields, records, store_file
 from relay.acomm.model import (
     Channel,
     ChannelType,
@@ -104,14 +104,14 @@ def beyond(
     store, expected, found = BEYOND[request.param]
     path = tmp_path / "beyond.acomm"
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "MAX_NAME_BYTES", 10**9)
-        patched.setattr(writer, "MAX_TOPIC_BYTES", 10**9)
+        patched.setattr(fields, "MAX_NAME_BYTES", 10**9)
+        patched.setattr(fields, "MAX_TOPIC_BYTES", 10**9)
         patched.setattr("relay.acomm.sections.MAX_CONTENT_BYTES", 10**9)
-        writer.name.cache_clear()
-        writer.topic.cache_clear()
-        codec.write(str(path), store, compress=False)
-    writer.name.cache_clear()
-    writer.topic.cache_clear()
+        fields.name.cache_clear()
+        fields.topic.cache_clear()
+        store_file.write(str(path), store, compress=False)
+    fields.name.cache_clear()
+    fields.topic.cache_clear()
     return path, expected, found
 
 
@@ -135,7 +135,7 @@ def test_a_value_beyond_its_limit_is_refused_for_writing(beyond: tuple[Path, str
 
 def test_it_is_not_given_up_for_the_file_before(beyond: tuple[Path, str, str]) -> None:
     path, expected, _ = beyond
-    codec.write(f"{path}.prev", SOUND)
+    store_file.write(f"{path}.prev", SOUND)
     with pytest.raises(FormatError, match=expected):
         CommStore.open(str(path))
     assert path.exists()
@@ -158,12 +158,12 @@ def test_each_is_named_with_the_offset_of_its_record(tmp_path: Path) -> None:
     path = tmp_path / "two.acomm"
     long = msgspec.structs.replace(MESSAGE, id=2, content=b"y" * 1_048_600, created_at=6)
     longer = msgspec.structs.replace(MESSAGE, id=3, content=b"z" * 1_048_601, created_at=7)
-    most = message_record.MAX_CONTENT_BYTES
+    most = records.MAX_CONTENT_BYTES
     try:
-        acomm_sections = codec.encode_sections.__globals__
+        acomm_sections = store_file.encode_sections.__globals__
         acomm_sections["MAX_CONTENT_BYTES"] = 10**9
         store = msgspec.structs.replace(SOUND, messages=(MESSAGE, long, longer))
-        codec.write(str(path), store, compress=False)
+        store_file.write(str(path), store, compress=False)
     finally:
         acomm_sections["MAX_CONTENT_BYTES"] = most
     _, said = run("acomm", "check", path)
@@ -238,7 +238,7 @@ def test_every_error_of_open_names_the_file(tmp_path: Path) -> None:
     )
     torn = msgspec.structs.replace(SOUND, engine_state={1: b"\1"})
     for store in (twice, lost, torn):
-        codec.write(str(path), store)
+        store_file.write(str(path), store)
         with pytest.raises(FormatError) as refused:
             CommStore.open(str(path))
         assert refused.value.path == str(path)

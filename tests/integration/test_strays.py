@@ -109,7 +109,7 @@ def test_m32_inbox_marks_it_and_trace_says_where_it_is(home: Path) -> None:
 
     traced = relay("trace", STRAY, home=home)
     assert traced.returncode == 0
-    assert "is in the inbox of bob, and was not delivered by the relay" in traced.stdout
+    assert "is in the inbox of bob, but was not delivered by the relay" in traced.stdout
     facts = json.loads(relay("trace", "--json", STRAY, home=home).stdout)
     assert facts["status"] == "stray"
 

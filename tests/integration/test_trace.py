@@ -199,22 +199,20 @@ def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) ->
     assert shown.returncode == 0
     assert shown.stdout.splitlines() == [
         sent,
-        "  waits in the outbox of carol, and no relay has seen it yet:"
-        " no relay runs; start one with `relay up`",
+        "  is in the outbox of carol, not seen by a relay yet:"
+        " no relay is running; start one with `relay up`",
     ]
     facts = json.loads(relay("trace", sent[:25] + ".msg", "--json", home=life.root).stdout)
     assert (facts["status"], facts["from"]) == ("waiting", "carol")
     status = relay("status", home=life.root).stdout
-    assert "waiting in outboxes for a relay: 1" in status.splitlines()
+    assert "unsent messages in outboxes: 1" in status.splitlines()
 
     outbox = life.root / "agents" / "carol" / "outbox"
     (outbox / f"{sent}.msg").rename(outbox / ".pending" / f"{sent}.msg")
-    assert (
-        "is not sent yet: rename it into the outbox" in relay("trace", sent, home=life.root).stdout
-    )
+    assert "not sent yet: rename it into the outbox" in relay("trace", sent, home=life.root).stdout
     (outbox / ".pending" / f"{sent}.msg").unlink()
     gone = relay("trace", sent, home=life.root)
-    assert gone.returncode == 1 and f"no message {sent}: the ledger does not" in gone.stderr
+    assert gone.returncode == 1 and f"no message {sent}, in the ledger or any outbox" in gone.stderr
 
 
 def test_a_command_that_was_read_is_not_done_before_it_is_acknowledged(life: Life) -> None:

@@ -150,7 +150,7 @@ def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
     view = terminal(running.home, "top", "--every", "0.2")
     view.expect("relay ready")
     assert running.stop() == 0
-    view.expect("no relay runs")
+    view.expect("no relay is running")
     view.expect("what follows is the ledger's")
     running.start()
     view.expect("relay ready")
@@ -172,9 +172,7 @@ def test_without_a_terminal_top_is_one_plain_look(running: Relay) -> None:
     assert re.search(r"^bob +active +0 +1 +0 +", table, re.M)
     assert running.stop() == 0
     down = relay("top", home=home).stdout
-    assert down.startswith(
-        "no relay runs; start one with `relay up`\nwhat follows is the ledger's\n"
-    )
+    assert down.startswith("no relay is running; start one with `relay up`\nfrom the ledger:\n")
     assert re.search(r"^bob +active +0 +1 +- +", down, re.M)
 
 

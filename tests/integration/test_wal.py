@@ -15,7 +15,7 @@ from agent_sdk import Agent
 from relay.base.config import Config
 from relay.base.config import LedgerSettings as Settings
 from relay.base.home import LEDGER, Home
-from relay.engine.flush import Inline
+from relay.engine.checkpoint import InlineExecutor
 from relay.ledger import WAL_KEPT_BYTES, wal
 from relay.ledger.wal import WalState, WalWatch
 from tests.box import Box
@@ -53,7 +53,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 def watch_of(box: Box) -> WalWatch:
     path = box.home.path(LEDGER)
-    return WalWatch(box.ledger, path, box.config.ledger, box.clock, Inline(), box._log)
+    return WalWatch(box.ledger, path, box.config.ledger, box.clock, InlineExecutor(), box._log)
 
 
 def grow(box: Box, mib: int) -> None:

@@ -204,7 +204,7 @@ def test_M02_the_doctor_says_what_vanished_with_a_mailbox(box: Box) -> None:
     found = [json.loads(line) for line in shown(box, "doctor", "--json").splitlines()]
     (one,) = [line for line in found if "mailbox" in line.get("finding", "")]
     assert one["finding"] == "2 unread messages vanished with the mailbox of bob"
-    assert "delivered again when it is back" in one["remedy"]
+    assert "delivers them again after" in one["remedy"]
     box.home.make_agent("bob")
     assert "2 unread messages vanished" in shown(box, "doctor")
     box.open()

@@ -42,7 +42,7 @@ def test_m11_doctor_says_that_a_home_is_read_only(home: Path) -> None:
         pytest.skip("there is no unshare")
     done = read_only(home, sys.executable, "-m", "relay.cli", "--home", str(home), "doctor")
     assert done.returncode == 3, done.stdout + done.stderr
-    said = f"limits: {home} is on a file system that is mounted read-only: nothing is accepted"
+    said = f"limits: {home} is on a read-only file system: no messages are accepted"
     assert said in done.stdout
     assert relay("doctor", home=home).stdout == "OK\n"
 

@@ -309,9 +309,9 @@ def test_an_evicted_segment_is_fetched_or_named(stream: Stream, tmp_path: Path) 
     journal.manifest.record(ManifestType.LocalEvicted, 0, 0, reclaimed_bytes=123)
     assert journal.manifest.catalog.entries[0].residency == Residency.TIER1
     away = str(shutil.move(stream.path(0), tmp_path / "away"))
-    with pytest.raises(SegmentAway, match="segment 0 is in TIER1 alone"):
+    with pytest.raises(SegmentAway, match="segment 0 is only in TIER1"):
         payloads(journal)
-    with pytest.raises(SegmentAway, match="segment 0 is in TIER1 alone"):
+    with pytest.raises(SegmentAway, match="segment 0 is only in TIER1"):
         payloads(JournalReader(stream.folder))
     journal.fetch = lambda entry: FileSource(away)
     assert payloads(journal) == [b"one", b"two"]
@@ -332,7 +332,7 @@ def test_a_follower_is_not_misled_by_an_eviction(stream: Stream, tmp_path: Path)
     )
     journal.manifest.record(ManifestType.LocalEvicted, 1, 31, reclaimed_bytes=156)
     shutil.move(stream.path(1), tmp_path / "away")
-    with pytest.raises(SegmentAway, match="segment 1 is in TIER1 alone"):
+    with pytest.raises(SegmentAway, match="segment 1 is only in TIER1"):
         payloads(reader, 62)
 
 

@@ -182,7 +182,7 @@ def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_anew(
     manifest.close()
     chunk_path(stream, index).write_bytes(b"")
     manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
-    assert lines == [f"{chunk_path(stream, index)}: created and never written; it is begun anew"]
+    assert lines == [f"{chunk_path(stream, index)}: created and never written; it is started again"]
     assert not manifest.damaged
     for record in RECORDS[3:]:
         manifest.append(record)
@@ -373,7 +373,7 @@ def test_a_snapshot_that_finds_no_room_fails_no_append(stream: str, small: None)
         for record in RECORDS:
             manifest.append(record)
     manifest.close()
-    assert lines and all("no snapshot of the manifest" in line for line in lines)
+    assert lines and all("cannot write a snapshot of the manifest" in line for line in lines)
     assert stored(stream) == RECORDS and snapshot_ids(stream) == []
 
 

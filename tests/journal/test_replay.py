@@ -313,7 +313,7 @@ def test_a_snapshot_behind_the_end_of_the_log_is_not_used(stream: str) -> None:
     Path(snapshot_path(stream, 9)).write_bytes(encode_snapshot(index, 5000, []))
     view = read_manifest(stream, lines.append)
     assert view.records == RECORDS and not view.damaged
-    assert f"chunk {index} at 5000, is not the end of a record" in lines[0]
+    assert f"chunk {index} at 5000 is not the end of a record" in lines[0]
     manifest = begin(stream)
     assert manifest.snapshot() == 10  # no id is used twice
     manifest.close()
@@ -426,7 +426,7 @@ def test_a_golden_snapshot_whose_position_is_inside_a_record_is_not_used() -> No
     lines: list[str] = []
     view = read_manifest(str(STREAM_2), lines.append)
     assert len(view.records) == 11 and not view.damaged
-    assert "chunk 0 at 700, is not the end of a record" in lines[0]
+    assert "chunk 0 at 700 is not the end of a record" in lines[0]
 
 
 def test_a_reader_that_meets_a_pruned_chunk_looks_again(

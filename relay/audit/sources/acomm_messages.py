@@ -18,17 +18,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from relay.acomm import columns
-from relay.acomm.columns import BEFORE_CONTENT, FIRST_LANE, Block, Columns, Texts
-from relay.acomm.message_record import (
+from relay.acomm.columns import (
+    BEFORE_CONTENT,
+    FIRST_METADATA_BLOCK,
+    ColumnBlock,
+    Columns,
+    TextColumn,
+)
+from relay.acomm.fields import (
     META_BOOLEAN,
     META_FLOAT,
     META_INTEGER,
     META_NULL,
     META_STRING,
-    SEAL_BYTES,
+    U64,
+    Reader,
 )
 from relay.acomm.model import Channel, Message, MessageStatus, MessageType, Priority
-from relay.acomm.reader import U64, Reader
+from relay.acomm.records import ENCRYPTION_BYTES
 from relay.base.errors import FormatError
 from relay.delivery.router import KIND_OF
 
@@ -38,9 +45,9 @@ TIME = pa.timestamp("us", tz="UTC")
 U64_TYPE = pa.decimal128(20, 0)
 CODES = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
 LABELS = {
-    "message_type": (Block.MESSAGE_TYPE, MessageType),
-    "priority": (Block.PRIORITY, Priority),
-    "status": (Block.STATUS, MessageStatus),
+    "message_type": (ColumnBlock.MESSAGE_TYPE, MessageType),
+    "priority": (ColumnBlock.PRIORITY, Priority),
+    "status": (ColumnBlock.STATUS, MessageStatus),
 }
 FROM_RECORDS = frozenset(("content", "checksum", "signature"))  # columns that need the records
 
@@ -111,7 +118,10 @@ class MessageTable:
 
     def content_positions(self) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Return, of each record, begin and end of its content, and the end of the record."""
-        content, rest = self._numbers(Block.CONTENT_SIZE), self._numbers(Block.REST_SIZE)
+        content, rest = (
+            self._numbers(ColumnBlock.CONTENT_SIZE),
+            self._numbers(ColumnBlock.REST_SIZE),
+        )
         behind = pc.add(pc.add(self._sender_sizes(), content), rest)
         ends = pc.add(pc.cumulative_sum(pc.add(behind, BEFORE_CONTENT)), U64.size)
         content_ends = pc.subtract(ends, rest)
@@ -119,7 +129,7 @@ class MessageTable:
 
     def signature_sizes(self) -> pa.Array:
         """Return 0 for no signature, else its size plus 1."""
-        return self._numbers(Block.SIGNATURE_SIZE)
+        return self._numbers(ColumnBlock.SIGNATURE_SIZE)
 
     def _block(self, tag: int) -> Reader:
         return self._source.block(tag)
@@ -146,33 +156,33 @@ class MessageTable:
 
     @cached_property
     def _created(self) -> pa.Array:
-        return self._deltas(Block.CREATED_AT)
+        return self._deltas(ColumnBlock.CREATED_AT)
 
     def _id(self) -> pa.Array:
-        return self._deltas(Block.ID).cast(U64_TYPE)
+        return self._deltas(ColumnBlock.ID).cast(U64_TYPE)
 
     def _created_at(self) -> pa.Array:
         return _times(self._created)
 
     def _delivered_at(self) -> pa.Array:
-        return _times(self._optional(Block.DELIVERED_AT, self._created))
+        return _times(self._optional(ColumnBlock.DELIVERED_AT, self._created))
 
     def _acknowledged_at(self) -> pa.Array:
-        return _times(self._optional(Block.ACKNOWLEDGED_AT, self._created))
+        return _times(self._optional(ColumnBlock.ACKNOWLEDGED_AT, self._created))
 
     def _ttl_s(self) -> pa.Array:
-        return self._optional(Block.TTL).cast(U64_TYPE)
+        return self._optional(ColumnBlock.TTL).cast(U64_TYPE)
 
     def _retry_count(self) -> pa.Array:
-        return self._numbers(Block.RETRY_COUNT).cast(pa.int64())
+        return self._numbers(ColumnBlock.RETRY_COUNT).cast(pa.int64())
 
     def _content_size(self) -> pa.Array:
-        sizes = self._numbers(Block.CONTENT_SIZE).cast(pa.int64())
-        return pc.subtract(sizes, SEAL_BYTES) if self._sealed else sizes
+        sizes = self._numbers(ColumnBlock.CONTENT_SIZE).cast(pa.int64())
+        return pc.subtract(sizes, ENCRYPTION_BYTES) if self._sealed else sizes
 
     @cached_property
-    def _sender_texts(self) -> tuple[pa.Array, pa.Array | None, Texts]:
-        texts = columns.read_texts(self._block(Block.SENDER), self.count)
+    def _sender_texts(self) -> tuple[pa.Array, pa.Array | None, TextColumn]:
+        texts = columns.read_texts(self._block(ColumnBlock.SENDER), self.count)
         return _texts(texts), _codes(texts.width, texts.codes, less=1), texts
 
     def _sender(self) -> pa.Array:
@@ -185,10 +195,10 @@ class MessageTable:
         return sizes if codes is None else sizes.take(codes)
 
     def _topic(self) -> pa.Array:
-        return self._optional_texts(Block.TOPIC)
+        return self._optional_texts(ColumnBlock.TOPIC)
 
     def _correlation_id(self) -> pa.Array:
-        return self._optional_texts(Block.CORRELATION_ID)
+        return self._optional_texts(ColumnBlock.CORRELATION_ID)
 
     def _optional_texts(self, tag: int) -> pa.Array:
         texts = columns.read_texts(self._block(tag), self.count)
@@ -198,7 +208,7 @@ class MessageTable:
 
     @cached_property
     def _channels(self) -> tuple[list[int], list[str | None], pa.Array]:
-        reader = self._block(Block.CHANNEL)
+        reader = self._block(ColumnBlock.CHANNEL)
         ids, names, rest = columns.read_channels(reader)
         inner = Reader(bytes(rest), "")
         width, codes = columns.read_codes(inner, self.count)
@@ -227,7 +237,7 @@ class MessageTable:
 
     def _kind(self) -> pa.Array:
         kinds = pa.array([KIND_OF.get(member) for member in MessageType], pa.string())
-        usual = kinds.take(_array(self._block(Block.MESSAGE_TYPE), pa.uint8(), self.count))
+        usual = kinds.take(_array(self._block(ColumnBlock.MESSAGE_TYPE), pa.uint8(), self.count))
         return pc.coalesce(self._lanes.texts("kind"), usual)
 
     def _created_ns(self) -> pa.Array:
@@ -239,7 +249,7 @@ class MetadataColumns:
 
     def __init__(self, source: Columns) -> None:
         self._source = source
-        found = columns.read_metadata_shapes(source.block(Block.METADATA), source.count)
+        found = columns.read_metadata_shapes(source.block(ColumnBlock.METADATA), source.count)
         self._lanes, self._shapes = found.lanes, ((), *found.shapes)
         codes = _codes(found.width, found.codes)
         self._rows: list[int] = [] if codes is None else codes.to_pylist()
@@ -276,7 +286,7 @@ class MetadataColumns:
 
     def integers(self, key: str) -> pa.Array:
         """Return the values of a key that are integers."""
-        wanted = columns.Lane(key, META_INTEGER)
+        wanted = columns.MetadataColumn(key, META_INTEGER)
         lanes = [number for number, lane in enumerate(self._lanes) if lane == wanted]
 
         def one(lanes: Sequence[int]) -> tuple[pa.Array, dict[int, Iterator[int]]]:
@@ -322,7 +332,7 @@ class MetadataColumns:
         tag, held = self._lanes[lane].tag, self._held[lane]
         if tag == META_INTEGER:
             return self._integers(lane).cast(pa.string())
-        reader = self._source.block(FIRST_LANE + lane)
+        reader = self._source.block(FIRST_METADATA_BLOCK + lane)
         if tag == META_STRING:
             texts = columns.read_texts(reader, held)
             values, codes = _texts(texts), _codes(texts.width, texts.codes, less=1)
@@ -335,7 +345,7 @@ class MetadataColumns:
         raise FormatError("", 0, "metadata tag 0-4", tag)
 
     def _integers(self, lane: int) -> pa.Array:
-        return _array(self._source.block(FIRST_LANE + lane), pa.int64(), self._held[lane])
+        return _array(self._source.block(FIRST_METADATA_BLOCK + lane), pa.int64(), self._held[lane])
 
 
 def decoded_table(
@@ -387,7 +397,7 @@ def _codes(width: int, codes: memoryview, less: int = 0) -> pa.Array | None:
     return pc.subtract_checked(array, pa.scalar(less, kind)) if less else array
 
 
-def _texts(texts: Texts) -> pa.Array:
+def _texts(texts: TextColumn) -> pa.Array:
     """Return each text once. Errors: pa.ArrowInvalid for bytes that are not UTF-8."""
     sizes = pa.array(texts.sizes, pa.uint32()) if texts.number else pa.array([], pa.uint32())
     ends = pc.cumulative_sum(sizes.cast(pa.int64())).cast(pa.int32())

@@ -38,12 +38,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.acomm import codec, container, envelope, indexes
+from relay.acomm import container, indexes, store_file
 from relay.acomm.columns import Columns
-from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, SectionType
+from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionType
 from relay.acomm.engine_state import EngineState
+from relay.acomm.fields import U64, Reader
 from relay.acomm.model import StoreFile
-from relay.acomm.reader import U64, Reader
 from relay.acomm.records import read_channel
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
@@ -232,7 +232,7 @@ class FileDamage(NamedTuple):
 def batches(path: str, wanted: FileQuery, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Read the rows of a file. Errors: FormatError, RelayError, OSError, before the first row."""
     if wanted.sections[0] not in MESSAGE_SECTIONS:
-        store = codec.decode(read_bytes(path), path)
+        store = store_file.decode(read_bytes(path), path)
         yield from to_batches(section_rows(store, wanted.sections[0], path), schema)
         return
     file = _OpenFile(path)
@@ -240,7 +240,7 @@ def batches(path: str, wanted: FileQuery, schema: pa.Schema) -> Iterator[pa.Reco
         ready = [one for name in wanted.sections for one in file.select(name, wanted, schema)]
     except FormatError as exc:
         if exc.path:
-            raise container.of_version(file.header, exc) from None
+            raise container.as_version_error(file.header, exc) from None
         raise FormatError(path, exc.offset, exc.expected, exc.found) from None
     except pa.ArrowException as exc:
         raise FormatError(path, 0, "columns in section 257 that hold together", exc) from None
@@ -257,7 +257,7 @@ def damage(path: str) -> FileDamage | None:
     try:
         data = read_bytes(path)
         size = len(data)
-        EngineState.decode(codec.decode(data, path, warn=lambda _: None).engine_state)
+        EngineState.decode(store_file.decode(data, path, warn=lambda _: None).engine_state)
     except FormatError as exc:
         return FileDamage(f"expected {exc.expected}, found {exc.found}", exc.offset, size)
     except OSError as exc:
@@ -270,10 +270,10 @@ def damage(path: str) -> FileDamage | None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Read a file, here or in an object store. Errors: of ``codec.read_bytes``, ``read_object``."""
+    """Read a file, here or in an object store. Errors: ``store_file.read_bytes``'s."""
     if is_remote(path):
         return read_object(path, MAX_FILE_BYTES)
-    return codec.read_bytes(path)
+    return store_file.read_bytes(path)
 
 
 def to_batches(section: SectionRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -346,7 +346,7 @@ class _OpenFile:
         if section == "messages" and not self._may_match(list(conditions)):
             return None
         if self._store is None:
-            self._store = codec.decode(self._data, self._path)
+            self._store = store_file.decode(self._data, self._path)
         return decoded_table(
             self._path, section, getattr(self._store, section), self._store.channels, sealed
         )
@@ -355,7 +355,7 @@ class _OpenFile:
         """Unpack a section of messages."""
         reader = self._plain(kind)
         if self.header.flags & Flag.COMPRESSED:
-            return envelope.unpack(reader, f"section {kind}").data
+            return container.unpack_envelope(reader, f"section {kind}").data
         return self._data[reader.pos : reader.end]
 
     def _plain(self, kind: SectionType) -> Reader:
@@ -383,7 +383,7 @@ class _OpenFile:
         return may_match(found, channels, conditions)
 
 
-def _same(path: str, what: str, header: Header, count: int) -> None:
+def _same(path: str, what: str, header: FileHeader, count: int) -> None:
     if header.message_count != count:
         raise FormatError(path, 24, f"{header.message_count} {what}", count)
 

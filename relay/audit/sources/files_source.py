@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.acomm import codec, container
+from relay.acomm import container, store_file
 from relay.acomm.engine_state import EngineState
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import check_columns, subset
@@ -218,7 +218,7 @@ def _checked(
 
 def _archive(unit: FileUnit) -> VerifiedFile:
     """Verify an archive, which never changes; its day is that of its folder."""
-    data = codec.read_bytes(unit.path)
+    data = store_file.read_bytes(unit.path)
     container.open_frame(data, unit.path)
     day = unit.shown.split("/")[-2]
     digest = hashlib.sha256(data).hexdigest()
@@ -227,7 +227,7 @@ def _archive(unit: FileUnit) -> VerifiedFile:
 
 def _store(unit: FileUnit, home: str) -> VerifiedFile:
     """Verify the live store, and existence and size of the archives that it lists."""
-    _, blocks = codec.read_aids(unit.path)
+    _, blocks = store_file.read_indexes(unit.path)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     problems = []
     for note in EngineState.decode(blocks).archives:

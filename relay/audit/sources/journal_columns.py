@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from relay.acomm.model import DeliveryState, Labelled, MessageType
+from relay.acomm.model import DeliveryState, LabelledEnum, MessageType
 from relay.audit.sources.acomm_messages import LAST_SECOND
 from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError, VersionError
 from relay.delivery.router import KIND_OF
-from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Start
+from relay.engine.events import VERSION, Checkpoint, EventCodec, Start
 
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["RecordRows", pa.DataType], pa.Array]
@@ -146,7 +146,7 @@ def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
         if found.v != VERSION:
             raise VersionError(path, offset, f"events of version {VERSION}", found.v)
         if found.sealed is not None:
-            return decode_frame(codec.unseal(found.sealed, offset, path), offset)
+            return decode_frame(codec.decrypt(found.sealed, offset, path), offset)
         return found
 
     return decode_frame
@@ -215,7 +215,7 @@ def _u64(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
     return pa.array(values, pa.uint64()).cast(kind)
 
 
-def _labels(kind: type[Labelled]) -> dict[int, str]:
+def _labels(kind: type[LabelledEnum]) -> dict[int, str]:
     return {int(member): member.label for member in kind}
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import ChannelType, Message, MessageType
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy, Inline
 from tests.engine.support import NOW_S, channel_of
 from tests.fakes import FakeClock
 
@@ -71,7 +71,7 @@ class Bench:
 
     def on_disk(self) -> int:
         """Messages in the file; -1 when there is none."""
-        return len(codec.read(str(self.path)).messages) if self.path.exists() else -1
+        return len(store_file.read(str(self.path)).messages) if self.path.exists() else -1
 
     def due_in_s(self) -> float | None:
         due = self.flusher.due_ns()
@@ -81,7 +81,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., Bench]:
     def make(policy: FlushPolicy, executor: Executor | None = None) -> Bench:
-        return Bench(tmp_path / "s.acomm", policy, executor or Inline())
+        return Bench(tmp_path / "s.acomm", policy, executor or InlineExecutor())
 
     return make
 
@@ -182,7 +182,7 @@ def test_plain_or_compressed(bench: Callable[..., Bench]) -> None:
         one = bench(MANUAL._replace(compress=compress))
         one.send(50)
         one.flusher.flush()
-        assert bool(codec.peek_header(str(one.path)).flags & 1) is compress
+        assert bool(store_file.peek_header(str(one.path)).flags & 1) is compress
 
 
 def test_a_store_that_was_opened_is_durable_as_it_was(
@@ -191,8 +191,8 @@ def test_a_store_that_was_opened_is_durable_as_it_was(
     one = bench(MANUAL)
     one.send(3)
     one.flusher.flush()
-    opened = CommStore.load(one.clock, codec.read(str(one.path)))
-    again = Flusher(opened, str(one.path), BATCH, one.clock, Inline())
+    opened = CommStore.load(one.clock, store_file.read(str(one.path)))
+    again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
     assert again.durable == again.commit() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
 
@@ -288,7 +288,7 @@ def test_flush_is_content_with_the_one_that_runs(bench: Callable[..., Bench]) ->
     assert (one.on_disk(), thread.writes) == (1, 1)
 
 
-class SlowExecutor(Inline):
+class SlowExecutor(InlineExecutor):
     """Takes so many seconds of the fake clock."""
 
     def __init__(self) -> None:
@@ -391,7 +391,7 @@ def test_any_other_error_is_not_kept_quiet(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(codec, "encode", broken)
+    monkeypatch.setattr(store_file, "encode", broken)
     one = bench(IMMEDIATE)
     one.send()
     with pytest.raises(ZeroDivisionError):

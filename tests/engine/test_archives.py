@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import (
     ChannelConfig,
     ChannelType,
@@ -21,11 +21,10 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import FormatError
-from relay.engine import rolling
-from relay.engine.archives import Archives
+from relay.engine import archives
+from relay.engine.archives import Archives, Roller, RollPolicy
+from relay.engine.checkpoint import InlineExecutor
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Inline
-from relay.engine.rolling import Roller, RollPolicy
 from relay.engine.state import State
 from tests.fakes import FakeClock
 
@@ -49,7 +48,7 @@ class Scene:
         store.delivers_itself = False
         store.archives = Archives(str(self.folder), self.key)
         self.store = store
-        self.roller = Roller(store, store.archives, self.policy, self.clock, Inline())
+        self.roller = Roller(store, store.archives, self.policy, self.clock, InlineExecutor())
 
     def reopened(self) -> None:
         """Written, and loaded again."""
@@ -98,7 +97,7 @@ def test_what_is_final_and_old_enough_is_rolled(scene: Scene) -> None:
     assert (note.first_at, note.last_at) == (sent[0].created_at, sent[-1].created_at)
     assert scene.files() == [note.name]
     assert note.name.endswith("/000001.acomm")
-    file = codec.read(str(scene.folder / note.name))
+    file = store_file.read(str(scene.folder / note.name))
     assert [m.status for m in file.messages] == [MessageStatus.DELIVERED] * 5
     assert os.path.getsize(scene.folder / note.name) == note.size
 
@@ -150,8 +149,8 @@ def test_so_many_in_one_archive(tmp_path: Path) -> None:
 
 
 def test_in_slices(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "LOOKS", 3)
-    monkeypatch.setattr(rolling, "TAKES", 2)
+    monkeypatch.setattr(archives, "SCAN_BATCH", 3)
+    monkeypatch.setattr(archives, "EVICT_BATCH", 2)
     for n in range(7):
         scene.send(str(n))
     scene.clock.advance(100)
@@ -175,14 +174,14 @@ def test_numbers_and_counters_go_on(scene: Scene) -> None:
 def test_killed_while_they_leave_the_rest_leaves_later(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolling, "TAKES", 2)
+    monkeypatch.setattr(archives, "EVICT_BATCH", 2)
     for n in range(5):
         scene.send(str(n))
     scene.clock.advance(100)
-    while not scene.store.state.leaving:
+    while not scene.store.state.evicting:
         scene.roller.step()
     scene.roller.step()
-    assert len(scene.store.state.leaving) == 3
+    assert len(scene.store.state.evicting) == 3
     scene.reopened()
     assert len(scene.store) == 3
     assert scene.store.query_messages().total_count == 5  # nothing twice
@@ -313,12 +312,14 @@ def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyP
     read: list[str] = []
     aids: list[str] = []
     monkeypatch.setattr(
-        codec, "read", lambda path, real=codec.read: (read.append(path[-12:]), real(path))[1]
+        store_file,
+        "read",
+        lambda path, real=store_file.read: (read.append(path[-12:]), real(path))[1],
     )
     monkeypatch.setattr(
-        codec,
-        "read_aids",
-        lambda path, real=codec.read_aids: (aids.append(path[-12:]), real(path))[1],
+        store_file,
+        "read_indexes",
+        lambda path, real=store_file.read_indexes: (aids.append(path[-12:]), real(path))[1],
     )
     store = history.store
     store.query_messages(MessageFilter(limit=3), grouped=False)  # the live ones fill the page
@@ -333,11 +334,11 @@ def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyP
 
 
 def test_a_message_is_found_by_its_relay_id(history: Scene) -> None:
-    found = history.store.ever_by_relay_id("1-3")
+    found = history.store.find_by_relay_id("1-3", include_archived=True)
     assert found is not None and found.content == b"archive 1 message 3"
-    assert history.store.by_relay_id("1-3") is None
+    assert history.store.find_by_relay_id("1-3") is None
     assert history.store.recipients(found.id) == ("b",)
-    assert history.store.ever_by_relay_id("9-9") is None
+    assert history.store.find_by_relay_id("9-9", include_archived=True) is None
 
 
 def test_a_damaged_archive_is_named(history: Scene) -> None:
@@ -363,9 +364,9 @@ def test_what_a_crash_left_is_set_aside(history: Scene) -> None:
     (folder / "000004.acomm").write_bytes(b"never listed")
     (folder / "000002.acomm").write_bytes(b"of another time")
     state = history.store.state
-    (aside,) = archives.set_strays_aside(state.archives, state.next_archive)
+    (aside,) = archives.rename_strays(state.archives, state.next_archive)
     assert aside.endswith("2026-01-31/000004.acomm.stray")
-    assert archives.set_strays_aside(state.archives, state.next_archive) == []
+    assert archives.rename_strays(state.archives, state.next_archive) == []
     assert len(history.store.search("")) == 18
 
 
@@ -375,5 +376,5 @@ def test_sealed_like_the_store(tmp_path: Path) -> None:
         scene.send(f"secret {n}")
     scene.roll(100)
     (note,) = scene.store.state.archives
-    assert b"secret" not in codec.read(str(scene.folder / note.name)).messages[0].content
+    assert b"secret" not in store_file.read(str(scene.folder / note.name)).messages[0].content
     assert len(scene.store.search("secret")) == 5

@@ -1,6 +1,6 @@
-"""The send pipeline: validate, number and time, route, keep, deliver.
+"""Messages: the send pipeline (validate, number, route, store, deliver), queries and threads.
 
-Source: message-engine.txt, "Send Pipeline"; data-structures.txt, "Message".
+Source: message-engine.txt, "Send Pipeline", "Receive Pipeline"; data-structures.txt, "Message".
 """
 
 from __future__ import annotations
@@ -11,27 +11,38 @@ from collections.abc import Iterable
 from relay.acomm.model import (
     Channel,
     ChannelType,
+    DeliveryState,
     Message,
+    MessageFilter,
     MessageStatus,
     MessageType,
     Metadata,
     Origin,
     Priority,
     RetentionKind,
-    handed_out,
+    read_only_copy,
 )
 from relay.base.checksums import uuid4_of
 from relay.base.errors import CommError, MessageNotFound, NotParticipant, ValidationFailed
 from relay.engine import ack_rules, events, routing, validation
 from relay.engine.channels import ChannelCommands
-from relay.engine.receiving import SYSTEM
+from relay.engine.deliveries import SYSTEM
+from relay.engine.query import QueryResult, check_filter, select
 from relay.engine.tables import variable_bytes
+from relay.engine.validation import check_number, check_text
 
 ACK_STATUSES = ("received", "in_progress", "completed", "failed")
 CAPACITY_TOPIC = f"{SYSTEM}.store.capacity"
 
 
-class SendCommands(ChannelCommands):
+_INCOMPLETE = frozenset(DeliveryState) - {
+    DeliveryState.DELIVERED,
+    DeliveryState.RECEIVED,
+    DeliveryState.ACKNOWLEDGED,
+}
+
+
+class MessageCommands(ChannelCommands):
     """The CommStore's commands that send."""
 
     def send_message(
@@ -56,10 +67,10 @@ class SendCommands(ChannelCommands):
             originals = self._originals(channel_id, message_type, fields.get("correlation_id"))
             return self._answer(channel_id, sender, message_type, content, originals, **fields)
         message = self.accept(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
-        self.hand_over_new(message, is_routed)
+        self.enqueue_new(message, is_routed)
         if self.state.settings:
-            self.settle(channel_id)
-        return handed_out(self.state.messages[message.id])
+            self.flush_if_immediate(channel_id)
+        return read_only_copy(self.state.messages[message.id])
 
     def accept(
         self,
@@ -86,7 +97,7 @@ class SendCommands(ChannelCommands):
         StoreCapacity.
         """
         channel = self.get_channel(channel_id)
-        message = self._draft(
+        message = self._build_message(
             channel,
             sender,
             message_type,
@@ -100,7 +111,7 @@ class SendCommands(ChannelCommands):
         )
         named = None if recipients is None else self._checked("recipients", channel_id, recipients)
         also = self._checked("also", channel_id, also) if also else ()
-        is_near_full = self._make_way(channel, message)
+        is_near_full = self._ensure_room(channel, message)
         routed = self.route(channel, message) if named is None else named
         if also:
             routed = tuple(dict.fromkeys((*routed, *also)))
@@ -113,9 +124,9 @@ class SendCommands(ChannelCommands):
         self.apply(events.MessageSent(message, routed, held, origin))
         if is_near_full:
             self._warn_of_capacity()
-        return handed_out(message)
+        return read_only_copy(message)
 
-    def _draft(
+    def _build_message(
         self,
         channel: Channel,
         sender: str,
@@ -130,7 +141,7 @@ class SendCommands(ChannelCommands):
     ) -> Message:
         """Stages 1 and 2: every rule is kept, and the message has its number and time."""
         validation.check_message(
-            channel, self.takes_part(channel.id, sender), sender, message_type, body, topic, ttl
+            channel, self.is_participant(channel.id, sender), sender, message_type, body, topic, ttl
         )
         if type(priority) is not Priority or type(message_type) is not MessageType:
             message_type = validation.check_member("message_type", message_type, MessageType)
@@ -168,15 +179,15 @@ class SendCommands(ChannelCommands):
     ) -> str | None:
         """The correlation id that was given, checked; one of its own for what must be answered."""
         if message_type in ack_rules.ANSWERS or correlation_id is not None:
-            asked = self._asked(message_type, correlation_id)
+            asked = self._answerable(message_type, correlation_id)
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
             validation.check_correlation(message_type, correlation_id, thread)
-        if correlation_id is None and ack_rules.owes_ack(channel, message_type, metadata):
+        if correlation_id is None and ack_rules.requires_ack(channel, message_type, metadata):
             key = (metadata or {}).get("relay_id", self.state.next_message)
             return uuid4_of(str(key))  # its answer must find it
         return correlation_id
 
-    def _make_way(self, channel: Channel, message: Message) -> bool:
+    def _ensure_room(self, channel: Channel, message: Message) -> bool:
         """Room for one more, by limits and by retention; True when the file is near its own.
 
         Errors: StoreFull, StoreCapacity.
@@ -209,11 +220,11 @@ class SendCommands(ChannelCommands):
         pending = self.state.pending
         return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
 
-    def _asked(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
+    def _answerable(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
         """What an answer might answer; other types do not look at their thread."""
         if message_type not in ack_rules.ANSWERS or not isinstance(correlation_id, str):
             return []
-        return self.thread_here(correlation_id) or self.get_thread(correlation_id)
+        return self.thread_in_store(correlation_id) or self.get_thread(correlation_id)
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
         """Stage 3: who receives a message in the channel. Source: guide, "Route"."""
@@ -244,7 +255,7 @@ class SendCommands(ChannelCommands):
                 channel.id, SYSTEM, MessageType.NOTIFICATION, text, topic=topic, also=also
             )
 
-    def shown_channel(self, message: Message) -> str | None:
+    def channel_label(self, message: Message) -> str | None:
         """The name of the message's channel, unless that is one between two."""
         channel = self.state.channels[message.channel_id]
         return None if channel.channel_type is ChannelType.DIRECT else channel.name
@@ -302,7 +313,7 @@ class SendCommands(ChannelCommands):
         ValidationFailed for another status or a message that expects none; NotParticipant
         when it was not sent to ``participant``.
         """
-        original = self._kept(validation.check_number("message_id", message_id))
+        original = self._find_kept(validation.check_number("message_id", message_id))
         if original is None:
             raise MessageNotFound(f"there is no message {message_id}")
         if status not in ACK_STATUSES:
@@ -355,7 +366,7 @@ class SendCommands(ChannelCommands):
 
         Both are in the file with the same flush, or a crash would have it asked for again.
         """
-        with self.as_one(channel_id):
+        with self.single_flush(channel_id):
             answer = self.accept(
                 channel_id,
                 sender,
@@ -364,11 +375,116 @@ class SendCommands(ChannelCommands):
                 recipients=[one.sender for one in originals],
                 **fields,  # type: ignore[arg-type]
             )
-            self.hand_over_new(answer)
+            self.enqueue_new(answer)
             is_response = message_type == MessageType.RESPONSE
             metadata = answer.metadata or {}
             said = "completed" if is_response else str(metadata.get("ack_status", "received"))
             for one in originals:
-                self.hear_answer(one, sender, said, ends=ack_rules.ends(one, said, is_response))
-        self.settle(channel_id)
-        return handed_out(self.state.messages[answer.id])
+                self.record_answer(
+                    one, sender, said, ends=ack_rules.ends_obligation(one, said, is_response)
+                )
+        self.flush_if_immediate(channel_id)
+        return read_only_copy(self.state.messages[answer.id])
+
+    def get_message(self, message_id: int) -> Message | None:
+        """The message of that number, live or a dead letter."""
+        message_id = check_number("message_id", message_id)
+        known = self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
+        return None if known is None else read_only_copy(known)
+
+    def find_by_relay_id(self, relay_id: str, *, include_archived: bool = False) -> Message | None:
+        """Find the message that came through the relay with this id.
+
+        ``include_archived``: search the archive files, too. Errors then: FormatError, OSError for
+        an archive that is damaged or missing.
+        """
+        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
+        found = None if number is None else self._find_kept(number)
+        if found is None and include_archived and self.archives is not None:
+            archived = self.archives.find(self.state.archives, relay_id)
+            found = read_only_copy(archived.message) if archived else None
+        return found
+
+    def _find_kept(self, message_id: int) -> Message | None:
+        known = self.get_message(message_id)
+        archived = self.state.archive.get(message_id) if known is None else None
+        return known if archived is None else read_only_copy(archived)
+
+    def incomplete(self) -> dict[str, int]:
+        """Relay id -> number of each message that somebody has not got, owes, or is dead for."""
+        return {
+            relay_id: number
+            for relay_id, number in self.state.relay_ids.items()
+            if number in self.state.owed
+            or any(
+                delivery.state in _INCOMPLETE or delivery.due_ms
+                for delivery in self.state.deliveries.get(number, {}).values()
+            )
+        }
+
+    def recipients(self, message_id: int) -> tuple[str, ...]:
+        """Who the message was routed to; of one that was rolled out, too."""
+        known = self.state.deliveries.get(check_number("message_id", message_id))
+        if known is None and self.archives is not None:
+            found = self.archives.get(self.state.archives, message_id)
+            known = found.deliveries if found else None
+        return tuple(known or ())
+
+    def query_messages(
+        self, filter: MessageFilter | None = None, *, grouped: bool = True
+    ) -> QueryResult:
+        """Messages by every given criterion, newest first by default; dead letters included.
+
+        Where channels heed priority, in groups of one priority each, unless ``grouped`` is False.
+        Archives are looked into as far as their indexes say that it is worth it.
+        Errors: ValidationFailed for an invalid pattern; FormatError, OSError for an archive that
+        is damaged or missing.
+        """
+        wanted = check_filter(MessageFilter() if filter is None else filter)
+        rank = self._rank if grouped else None
+        state = self.state
+        found = [state.messages[number] for number in state.index.candidates(wanted)]
+        found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
+        if wanted.include_archived:
+            found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
+        if self.archives is None or not state.archives:
+            return _handed_out(select(found, wanted, rank))
+        leaving = state.archives[-1] if state.evicting else None
+        here = state.messages.keys() | state.archive.keys() if leaving else ()
+        return _handed_out(self.archives.select(state.archives, found, wanted, leaving, here, rank))
+
+    def search(self, pattern: str, limit: int = 100) -> list[Message]:
+        """Messages whose content matches a regular expression, newest first."""
+        wanted = MessageFilter(content_pattern=pattern, limit=limit, include_archived=True)
+        return self.query_messages(wanted, grouped=False).messages
+
+    def get_thread(self, correlation_id: str) -> list[Message]:
+        """The messages of a thread, oldest first, archived ones included.
+
+        Errors: FormatError, OSError for an archive that is damaged or gone.
+        """
+        here = self.thread_in_store(check_text("correlation_id", correlation_id))
+        if self.archives is None:
+            return here
+        known = {message.id for message in here}
+        rolled = self.archives.thread(self.state.archives, correlation_id)
+        return sorted(
+            [*here, *(read_only_copy(m) for m in rolled if m.id not in known)],
+            key=lambda message: message.id,
+        )
+
+    def thread_in_store(self, correlation_id: str) -> list[Message]:
+        """Those of a thread that were not rolled out, oldest first."""
+        state = self.state
+        live = [state.messages[n] for n in state.index.thread(correlation_id)]
+        archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
+        dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
+        found = sorted([*archived, *live, *dead], key=lambda message: message.id)
+        return [read_only_copy(message) for message in found]
+
+    def __len__(self) -> int:
+        return len(self.state.messages)
+
+
+def _handed_out(result: QueryResult) -> QueryResult:
+    return result._replace(messages=[read_only_copy(message) for message in result.messages])

@@ -7,10 +7,10 @@ import struct
 import pytest
 from msgspec.structs import replace
 
-from relay.acomm import codec
+from relay.acomm import store_file
+from relay.acomm.check import FileProblems, verify
 from relay.acomm.model import ChannelType, Participant, ParticipantRole, StoreFile
 from relay.acomm.records import encode_channel, encode_subscription
-from relay.acomm.verify import Findings, verify
 from relay.base.errors import FormatError
 from relay.engine.commstore import CommStore
 from tests.acomm.support import (
@@ -88,7 +88,7 @@ LOST = replace(message(7), channel_id=9)
     ],
 )
 def test_what_a_store_would_not_be_opened_with_is_told(store: StoreFile, told: str) -> None:
-    (line,) = problems(codec.encode(store))
+    (line,) = problems(store_file.encode(store))
     assert line.startswith(f"it: no store opens with it: expected {told}")
     with pytest.raises(FormatError, match=f"expected {told}"):
         CommStore.load(FakeClock(), store)
@@ -99,7 +99,7 @@ def test_what_a_store_would_not_be_opened_with_is_told(store: StoreFile, told: s
     [(2, "INDEXED"), (4, "HAS_DEAD_LETTERS"), (8, "HAS_SIGNATURES"), (16, "HAS_METADATA")],
 )
 def test_flags_must_tell_the_truth(bit: int, name: str) -> None:
-    full = codec.encode(small_store(), compress=False)
+    full = store_file.encode(small_store(), compress=False)
     assert full[10] == 30
     assert problems(patch(full, 10, bytes([30 - bit]))) == (
         f"it: flag {name}: expected 1, found 0",
@@ -108,12 +108,12 @@ def test_flags_must_tell_the_truth(bit: int, name: str) -> None:
 
 
 def test_a_damaged_file_gives_its_fault_and_nothing_else() -> None:
-    assert verify(b"ACOM", "it") == Findings(
+    assert verify(b"ACOM", "it") == FileProblems(
         (
             "it at 0: expected magic ACOMM001, found magic ACOM of another format, "
             "AgenticComm's own (ACOM)",
         )
     )
-    assert verify(assemble([(7, b"")]), "it") == Findings(
+    assert verify(assemble([(7, b"")]), "it") == FileProblems(
         (), ("it: section 7, 0 bytes, is not known: skipped",)
     )

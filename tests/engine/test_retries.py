@@ -16,8 +16,8 @@ from relay.acomm.model import (
 )
 from relay.base.errors import MessageNotFound
 from relay.engine import events
-from relay.engine.acks import DEAD_LETTER_TOPIC, SYSTEM, Verdict
 from relay.engine.commstore import CommStore
+from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
 from tests.fakes import FakeClock
 
 AT_LEAST_ONCE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)
@@ -233,13 +233,13 @@ def test_an_owner_that_delivers_by_itself_is_told_what_is_due(scene: Scene) -> N
     assert scene.store.due() == []  # it waits from now on
     scene.clock.advance(1.1)
     (one,) = scene.store.due()
-    assert (one.recipient, one.verdict, one.attempt) == ("worker", Verdict.AGAIN, 2)
+    assert (one.recipient, one.decision, one.attempt) == ("worker", RetryDecision.RETRY, 2)
     assert scene.store.due() == [one]  # until it is done
-    scene.store.wait(sent, "worker", scene.clock.now_ns() // 10**6 + 500)
+    scene.store.schedule_retry(sent, "worker", scene.clock.now_ns() // 10**6 + 500)
     assert scene.store.due() == []
     scene.clock.advance(0.5)
     assert scene.store.due() == [one]
-    scene.store.hold(sent, "worker", one.attempt)
+    scene.store.postpone(sent, "worker", one.attempt)
     assert scene.store.next_due_ms() is None
     scene.store.deliver(sent, ["worker"], one.attempt)
     assert scene.store.state.deliveries[sent]["worker"].attempt == 2

@@ -5,8 +5,8 @@ For each recipient of its own, by the schedule of the guide (base 1 s, 3 retries
     delivered -- ack_timeout --> waits 1 s --> again -- ack_timeout --> waits 2 s --> again
               -- ack_timeout --> waits 4 s --> again -- ack_timeout --> dead
 
-The guide's numbered steps give one retry less than its table; the table and ``max_retries``
-agree, and hold. Where at least once was not asked for no time runs, and nothing is delivered again.
+The guide's numbered steps give one retry less than its table; the table and ``max_retries`` agree,
+and hold. Where at least once was not asked for no time runs, and nothing is delivered again.
 Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
 """
 
@@ -27,14 +27,13 @@ from relay.acomm.model import (
     Delivery,
     DeliveryState,
     Message,
-    handed_out,
+    read_only_copy,
 )
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
 from relay.engine import ack_rules, events
-from relay.engine.obligations import LONGEST_MS
-from relay.engine.receiving import SYSTEM
-from relay.engine.sending import SendCommands
+from relay.engine.deliveries import MAX_WAIT_MS, SYSTEM
+from relay.engine.messages import MessageCommands
 from relay.engine.validation import check_number
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
@@ -42,23 +41,23 @@ NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
 TOO_OLD = "no acknowledgment for {age_s} s, {attempts} attempts"
 TTL_OVER = "its TTL of {ttl} s passed without an acknowledgment"
 BATCH = 256  # deliveries that ``due`` hands out at once
-FORGET_A_MS = 16  # entries of the exactly-once set; so much rest for each of them gone through
+FORGET_PER_MS = 16  # entries of the exactly-once set; so much rest for each of them gone through
 
 
-class Verdict(Enum):
+class RetryDecision(Enum):
     """What is to become of an overdue delivery."""
 
-    AGAIN = auto()  # its next attempt
+    RETRY = auto()  # its next attempt
     EXPIRED = auto()  # its ttl has passed
     DEAD = auto()  # its attempts are exhausted, or it is too old
 
 
-class Overdue(NamedTuple):
+class OverdueDelivery(NamedTuple):
     """A delivery for which something is to be done now."""
 
     message: Message
     recipient: str
-    verdict: Verdict
+    decision: RetryDecision
     attempt: int  # the one that is due, or the last that was made
     reason: str  # why it is over; empty when it is tried again
 
@@ -71,11 +70,12 @@ class Redelivery(NamedTuple):
     attempt: int
 
 
-class DueCommands(SendCommands):
+class RetryCommands(MessageCommands):
     """The CommStore's commands around what is overdue.
 
-    ``tick`` does everything itself. Who delivers by other means, as the relay does by files,
-    asks ``due``, does it, and says so by ``deliver``, ``expire``, ``give_up`` or ``wait``.
+    ``tick`` does everything by itself. An owner that delivers by other means, as the relay does
+    with files, calls ``due``, does what it says, and reports it by ``deliver``, ``expire``,
+    ``dead_letter`` or ``schedule_retry``.
     """
 
     _next_forget_ms = 0  # before that the exactly-once set is not gone through again
@@ -103,26 +103,26 @@ class DueCommands(SendCommands):
             again += self._do(self.due(now_ns), now_ms)
         return again
 
-    def _do(self, found: list[Overdue], now_ms: int) -> list[Redelivery]:
+    def _do(self, found: list[OverdueDelivery], now_ms: int) -> list[Redelivery]:
         again: list[Redelivery] = []
         dead: dict[tuple[int, str], list[str]] = {}
         for one in found:
             number = one.message.id
-            if one.verdict is Verdict.AGAIN:
+            if one.decision is RetryDecision.RETRY:
                 self.deliver(number, [one.recipient], one.attempt, now_ms)
-                message = handed_out(self.state.messages[number])
+                message = read_only_copy(self.state.messages[number])
                 again.append(Redelivery(message, one.recipient, one.attempt))
-            elif one.verdict is Verdict.EXPIRED:
+            elif one.decision is RetryDecision.EXPIRED:
                 self.expire(number, one.recipient)
             else:
                 dead.setdefault((number, one.reason), []).append(one.recipient)
         for (number, reason), recipients in dead.items():
             message = self.state.messages[number]
-            self.give_up(number, recipients, reason)
-            self._tell(message, dead_letter_text(message, recipients, reason))
+            self.dead_letter(number, recipients, reason)
+            self._notify(message, dead_letter_text(message, recipients, reason))
         return again
 
-    def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[Overdue]:
+    def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[OverdueDelivery]:
         """What is overdue and asks for something to be done, of the next ``limit`` deliveries.
 
         What merely begins to wait for its next attempt does so here; so does what exactly-once
@@ -131,13 +131,15 @@ class DueCommands(SendCommands):
         """
         now_ms = (self._now_ns() if now_ns is None else now_ns) // NS_PER_MS
         self._forget_duplicates(now_ms)
-        found: dict[tuple[int, int, str], Overdue] = {}  # a timer may stand in the heap twice
+        found: dict[
+            tuple[int, int, str], OverdueDelivery
+        ] = {}  # a timer may stand in the heap twice
         for _ in range(limit):
             due_ms = self.next_due_ms()
             if due_ms is None or due_ms > now_ms:
                 break
             timer = heappop(self.state.timers)
-            one = self._judge(timer[1], timer[2], now_ms)
+            one = self._decide(timer[1], timer[2], now_ms)
             if one is not None:
                 found[timer] = one
         for timer in found:
@@ -148,7 +150,7 @@ class DueCommands(SendCommands):
         """The message's ttl has passed: nobody waits for this delivery any longer."""
         self.move_deliveries(message_id, [recipient], DeliveryState.EXPIRED)
 
-    def give_up(self, message_id: int, recipients: Iterable[str], reason: str) -> None:
+    def dead_letter(self, message_id: int, recipients: Iterable[str], reason: str) -> None:
         """These deliveries are dead; when all of a message's are, it is a dead letter."""
         known = self.state.deliveries.get(message_id, {})
         dead = tuple(
@@ -160,16 +162,16 @@ class DueCommands(SendCommands):
         if dead and message_id in self.state.messages:
             self.apply(events.DeadLettered(message_id, dead, reason, self._now_s()))
 
-    def wait(self, message_id: int, recipient: str, until_ms: int) -> None:
+    def schedule_retry(self, message_id: int, recipient: str, until_ms: int) -> None:
         """Its attempt could not be made now: it is due again at ``until_ms`` (Unix ms)."""
         delivery = self.state.deliveries[message_id][recipient]
-        self._time(
+        self._set_timer(
             message_id,
             recipient,
             msgspec.structs.replace(delivery, state=DeliveryState.WAITING, due_ms=until_ms),
         )
 
-    def hold(self, message_id: int, recipient: str, attempt: int) -> None:
+    def postpone(self, message_id: int, recipient: str, attempt: int) -> None:
         """This attempt is its owner's to make, whenever that can be: no timer runs.
 
         What was settled meanwhile, is archived, or is not known here, stays as it is.
@@ -179,16 +181,16 @@ class DueCommands(SendCommands):
             return
         if message_id not in self.state.messages:
             return
-        self._time(
+        self._set_timer(
             message_id,
             recipient,
             msgspec.structs.replace(delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0),
         )
-        self._suspend(message_id, recipient)
+        self._pause_obligation(message_id, recipient)
 
     def dead_letters(self) -> list[DeadLetter]:
         """Every message that was given up for somebody, oldest first."""
-        return [self._dead_letter(message_id) for message_id in sorted(self.state.dead)]
+        return [self._find_dead_letter(message_id) for message_id in sorted(self.state.dead)]
 
     def replay_dead_letter(self, message_id: int) -> Message:
         """Try a dead letter again, for those alone for whom it was given up.
@@ -197,14 +199,14 @@ class DueCommands(SendCommands):
         channel holds it until it is resumed.
         Errors: MessageNotFound; ChannelUnavailable when the channel is draining or closed.
         """
-        letter = self._dead_letter(message_id)
+        letter = self._find_dead_letter(message_id)
         channel = self.state.channels[letter.message.channel_id]
         if channel.state not in (ChannelState.ACTIVE, ChannelState.PAUSED):
             raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
         self.apply(events.DeadLetterReplayed(message_id, self._now_s()))
         if channel.state is ChannelState.ACTIVE:
             self._deliver_replay(message_id)
-        return handed_out(self.state.messages[message_id])
+        return read_only_copy(self.state.messages[message_id])
 
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
         """As ``ChannelCommands``; what was replayed while it was paused goes on with the end of it.
@@ -226,7 +228,7 @@ class DueCommands(SendCommands):
 
     def discard_dead_letter(self, message_id: int) -> None:
         """Let a dead letter go for good; its number is not used again. Errors: MessageNotFound."""
-        self._dead_letter(message_id)
+        self._find_dead_letter(message_id)
         self.apply(events.DeadLetterDiscarded(message_id, self._now_s()))
 
     def purge_dead_letters(self, older_than_s: float) -> int:
@@ -240,25 +242,25 @@ class DueCommands(SendCommands):
             self.discard_dead_letter(message_id)
         return len(old)
 
-    def _dead_letter(self, message_id: int) -> DeadLetter:
+    def _find_dead_letter(self, message_id: int) -> DeadLetter:
         note = self.state.dead.get(check_number("message_id", message_id))
         message = self.state.dead_letters.get(message_id) or self.state.messages.get(message_id)
         if note is None or message is None:
             raise MessageNotFound(f"there is no dead letter {message_id}")
-        return DeadLetter(handed_out(message), note.recipients, note.last_error, note.at)
+        return DeadLetter(read_only_copy(message), note.recipients, note.last_error, note.at)
 
     def _forget_duplicates(self, now_ms: int) -> None:
         """Drop what has expired; a large set is gone through the more rarely."""
         first_ms = self.state.next_forget_ms
         if first_ms is not None and max(first_ms, self._next_forget_ms) <= now_ms:
             self.apply(events.DuplicatesForgotten(now_ms))
-            self._next_forget_ms = now_ms + len(self.state.duplicates) // FORGET_A_MS
+            self._next_forget_ms = now_ms + len(self.state.duplicates) // FORGET_PER_MS
 
     def _is_over(self, message: Message, now_ms: int) -> bool:
         over_ns = message.ttl_over_ns
         return over_ns is not None and now_ms * NS_PER_MS >= over_ns
 
-    def _judge(self, message_id: int, recipient: str, now_ms: int) -> Overdue | None:
+    def _decide(self, message_id: int, recipient: str, now_ms: int) -> OverdueDelivery | None:
         """What is to become of a delivery whose time is up; None when it is settled here."""
         message = self.state.messages[message_id]
         delivery = self.state.deliveries[message_id][recipient]
@@ -268,42 +270,42 @@ class DueCommands(SendCommands):
         fields = (channel, message.message_type, message.metadata)
         if not is_waiting and not ack_rules.is_retried(*fields):
             # of a store as it was before, or a channel that promises less by now
-            self._time(message_id, recipient, msgspec.structs.replace(delivery, due_ms=0))
-            if self.is_owed(message):
-                self._owe(message, [recipient], now_ms)
+            self._set_timer(message_id, recipient, msgspec.structs.replace(delivery, due_ms=0))
+            if self.tracks_answer(message):
+                self._add_obligations(message, [recipient], now_ms)
             return None
         if self._is_over(message, now_ms):
             reason = TTL_OVER.format(ttl=message.ttl)
-            return Overdue(message, recipient, Verdict.EXPIRED, attempt, reason)
+            return OverdueDelivery(message, recipient, RetryDecision.EXPIRED, attempt, reason)
         if is_waiting:
-            if self._happened(message, recipient, now_ms):
+            if self._is_duplicate(message, recipient, now_ms):
                 self._count_attempt(message, recipient, delivery, now_ms)
                 return None
-            return Overdue(message, recipient, Verdict.AGAIN, attempt + 1, "")
-        reason = self._hopeless(message, delivery, now_ms)
+            return OverdueDelivery(message, recipient, RetryDecision.RETRY, attempt + 1, "")
+        reason = self._dead_letter_reason(message, delivery, now_ms)
         if reason:
-            return Overdue(message, recipient, Verdict.DEAD, attempt, reason)
+            return OverdueDelivery(message, recipient, RetryDecision.DEAD, attempt, reason)
         pause_ms = self._pause_ms(message, attempt - delivery.spent)
-        if self._happened(message, recipient, now_ms):
+        if self._is_duplicate(message, recipient, now_ms):
             # it outlives the attempt that it is to stop, and the wait before the next one
             self._note_exactly_once(message, [recipient], now_ms + pause_ms)
-        self.wait(message_id, recipient, now_ms + pause_ms)
+        self.schedule_retry(message_id, recipient, now_ms + pause_ms)
         return None
 
     def _pause_ms(self, message: Message, attempts: int) -> int:
         """How long to wait after so many attempts: twice as long each time."""
-        doubled = min(max(attempts - 1, 0), LONGEST_MS.bit_length())
-        return min(self._config(message).retry_backoff_ms << doubled, LONGEST_MS)
+        doubled = min(max(attempts - 1, 0), MAX_WAIT_MS.bit_length())
+        return min(self._config(message).retry_backoff_ms << doubled, MAX_WAIT_MS)
 
-    def _hopeless(self, message: Message, delivery: Delivery, now_ms: int) -> str:
+    def _dead_letter_reason(self, message: Message, delivery: Delivery, now_ms: int) -> str:
         """Why no further attempt is made, or nothing."""
         attempts = delivery.attempt - delivery.spent
         timeout_ms = self._ack_timeout_ms(message)
         if attempts > self._config(message).max_retries:
             return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=attempts)
-        lost_s = self.lost_ns(message.created_at * NS_PER_S) // NS_PER_S
+        lost_s = self.downtime_ns(message.created_at * NS_PER_S) // NS_PER_S
         age_s = now_ms // 1000 - message.created_at - lost_s
-        if not delivery.spent and age_s >= max(self.give_up_after_s, timeout_ms // 1000 + 1):
+        if not delivery.spent and age_s >= max(self.dead_letter_after_s, timeout_ms // 1000 + 1):
             return TOO_OLD.format(age_s=age_s, attempts=attempts)
         return ""
 
@@ -318,16 +320,16 @@ class DueCommands(SendCommands):
             attempt=before.attempt + 1,
             due_ms=now_ms + self._ack_timeout_ms(message),
         )
-        self._time(message.id, recipient, after)
+        self._set_timer(message.id, recipient, after)
 
-    def _happened(self, message: Message, recipient: str, now_ms: int) -> bool:
+    def _is_duplicate(self, message: Message, recipient: str, now_ms: int) -> bool:
         key = (message.correlation_id or "", message.id, recipient)
         return self.state.duplicates.get(key, 0) > now_ms
 
-    def _time(self, message_id: int, recipient: str, delivery: Delivery) -> None:
+    def _set_timer(self, message_id: int, recipient: str, delivery: Delivery) -> None:
         self.apply(events.DeliveryTimed(message_id, recipient, delivery, self._now_s()))
 
-    def _tell(self, message: Message, text: str) -> None:
+    def _notify(self, message: Message, text: str) -> None:
         """Publish on the system's topic; the sender hears it whether it subscribed or not."""
         self.announce(DEAD_LETTER_TOPIC, text, [message.sender])
 

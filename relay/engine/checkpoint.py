@@ -1,8 +1,8 @@
-"""When the store's file is written, and what is durable: ``commit`` is the one call.
+"""When the store file is written and which events are durable: ``Flusher.commit`` is the one call.
 
-A flush takes a snapshot in the owner's thread and encodes and writes it beside it, so that
-the owner waits for pointers to be copied and for nothing else. Event ``n`` is durable once
-a flush that began at sequence >= n is renamed into place. Source: message-engine.txt, "Persist".
+A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
+waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
+n has been renamed into place. Source: message-engine.txt, "Persist".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from relay.acomm import store_file
-from relay.acomm.engine_state import Position, Snapshot
+from relay.acomm.engine_state import JournalPosition, StoreSnapshot
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import RelayError
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class FlushSource(Protocol):
     """What is written: a store."""
 
     @property
@@ -47,20 +47,20 @@ class Source(Protocol):
     def bytes_sent(self) -> int:
         """Bytes of messages so far."""
 
-    def note_file(self, size: int, sequence: int, bytes_sent: int) -> None:
+    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
         """The file was written; it covers so much."""
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StoreSnapshot:
         """Everything, as values."""
 
 
 class Marks(Protocol):
     """The journal of what is written: an event log."""
 
-    def mark(self) -> Position:
+    def mark(self) -> JournalPosition:
         """Where the store stands now; the journal holds everything before it durably."""
 
-    def cover(self, position: Position) -> None:
+    def cover(self, position: JournalPosition) -> None:
         """The file was written; it covers everything before ``position``."""
 
 
@@ -73,7 +73,7 @@ class FlushPolicy(NamedTuple):
     compress: bool = True
 
 
-class Inline(Executor):
+class InlineExecutor(Executor):
     """Runs the work when it is submitted: for an owner without a thread to spare."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -128,12 +128,12 @@ class _Unwritten(NamedTuple):
     messages: int
 
 
-class _Running(NamedTuple):
+class _RunningFlush(NamedTuple):
     """A flush that has not ended."""
 
     sequence: int  # what it covers
     bytes_sent: int
-    position: Position | None  # in the journal
+    position: JournalPosition | None  # in the journal
     began: int  # monotonic ns
     result: Future[int]  # the file's size
 
@@ -143,7 +143,7 @@ class Flusher:
 
     def __init__(
         self,
-        store: Source,
+        store: FlushSource,
         path: str,
         policy: FlushPolicy,
         clock: Clock,
@@ -165,7 +165,7 @@ class Flusher:
         self._seen = store.messages_sent
         self._dirty: dict[FlushPolicy, _Unwritten] = {}  # by what asks for it
         self._not_before = 0
-        self._running: _Running | None = None
+        self._running: _RunningFlush | None = None
         self._retry_ns = RETRY_FIRST_NS
         self.next_ns: int | None = None  # ``due_ns`` as the last commit left it
         self.error = ""  # why the last flush failed; empty when it did not
@@ -233,10 +233,10 @@ class Flusher:
         self._dirty.clear()
         sent = self._store.bytes_sent
         future = self._executor.submit(self._write, snapshot)
-        self._running = _Running(snapshot.state.sequence, sent, position, now, future)
+        self._running = _RunningFlush(snapshot.state.sequence, sent, position, now, future)
         future.add_done_callback(lambda _: self._wake())
 
-    def _write(self, snapshot: Snapshot) -> int:
+    def _write(self, snapshot: StoreSnapshot) -> int:
         """Beside the owner. With a journal: what it covers has been done to files, too.
 
         Renames and the ledger's pages are not synced one by one: all of them are, before the
@@ -244,7 +244,7 @@ class Flusher:
         """
         if self._journal is not None:
             fsio.sync_filesystem(os.path.dirname(self._path))
-        return store_file.write(self._path, snapshot, self._policy.compress, self._key)
+        return store_file.save(self._path, snapshot, self._policy.compress, self._key)
 
     def _collect(self) -> None:
         """Take the result of a flush that has ended."""
@@ -256,7 +256,7 @@ class Flusher:
         error = future.exception()
         if error is None:
             self._durable = sequence
-            self._store.note_file(future.result(), sequence, sent)
+            self._store.file_written(future.result(), sequence, sent)
             if self._journal is not None and position is not None:
                 self._journal.cover(position)
             self.error = ""

@@ -154,7 +154,7 @@ def test_joining_and_leaving_change_the_channels_time(store: CommStore, clock: F
     assert joined.participants[1].joined_at == NOW_S + 7
     clock.advance(1)
     assert store.leave_channel(channel.id, "b").modified_at == NOW_S + 8
-    assert not store.takes_part(channel.id, "b")
+    assert not store.is_participant(channel.id, "b")
 
 
 def test_joining_again_changes_nothing(store: CommStore, clock: FakeClock) -> None:
@@ -176,7 +176,7 @@ def test_subscribing_joins_and_again_changes_nothing(store: CommStore, clock: Fa
     first = store.subscribe(channel.id, "b", "build.*.ok")
     assert (first.id, first.match_mode, first.active) == (1, MatchMode.WILDCARD, True)
     assert (first.created_at, first.subscriber) == (NOW_S, "b")
-    assert store.takes_part(channel.id, "b")
+    assert store.is_participant(channel.id, "b")
     before, sequence = store.snapshot(), store.sequence
     clock.advance(5)
     assert store.subscribe(channel.id, "b", "build.*.ok") == first
@@ -196,7 +196,7 @@ def test_ending_subscriptions(store: CommStore, clock: FakeClock) -> None:
     assert store.unsubscribe(channel.id, "b", "build.#") == 0
     assert routed(store, channel, "a", "build.ok") == ("c",)
     assert store.unsubscribe(channel.id, "b") == 2
-    assert store.takes_part(channel.id, "b")
+    assert store.is_participant(channel.id, "b")
     assert store.subscribe(channel.id, "b", "build.#").id == 5  # no number twice
 
 
@@ -292,8 +292,8 @@ def test_a_message_is_found_by_its_relay_id(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     message = send(store, channel, "a", metadata={"relay_id": "1706123456789012345-a1"})
     send(store, channel, "a", metadata={"relay_id": 7})
-    assert store.by_relay_id("1706123456789012345-a1") == message
-    assert store.by_relay_id("1706123456789012345-") is None
+    assert store.find_by_relay_id("1706123456789012345-a1") == message
+    assert store.find_by_relay_id("1706123456789012345-") is None
 
 
 def test_a_thread_is_its_messages_in_order(store: CommStore) -> None:
@@ -334,8 +334,8 @@ def test_what_expects_an_answer_has_a_correlation_id(store: CommStore, delivery:
 def test_channels_of_two_are_not_shown(store: CommStore) -> None:
     direct = channel_of(store, ChannelType.DIRECT, "a", "b", name="dm/a/b")
     group = channel_of(store, ChannelType.GROUP, "a", "b", name="team")
-    assert store.shown_channel(send(store, direct, "a")) is None
-    assert store.shown_channel(send(store, group, "a")) == "team"
+    assert store.channel_label(send(store, direct, "a")) is None
+    assert store.channel_label(send(store, group, "a")) == "team"
 
 
 # -- deliveries ----------------------------------------------------------------------------
@@ -416,11 +416,11 @@ def test_what_somebody_has_not_got_yet(store: CommStore) -> None:
     store.accept(channel.id, "a", MessageType.TEXT, "of nobody's relay")
     store.deliver(numbers[0], ["b", "c"])
     store.deliver(numbers[1], ["b"])
-    assert store.unsettled() == {"r-1": numbers[1], "r-2": numbers[2]}
+    assert store.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
     store.move_deliveries(numbers[1], ["c"], BOUNCED)  # and may still be acknowledged
-    assert store.unsettled() == {"r-1": numbers[1], "r-2": numbers[2]}
+    assert store.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
     store.deliver(numbers[2], ["b", "c"])
-    assert store.unsettled() == {"r-1": numbers[1]}
+    assert store.incomplete() == {"r-1": numbers[1]}
 
 
 def test_the_same_again_or_of_a_stranger_is_no_event(store: CommStore) -> None:

@@ -1,12 +1,22 @@
-"""Deliveries, the receive pipeline, queries, threads and search.
+"""Deliveries of messages: made, received, answered; and the answers that recipients owe.
 
-Source: message-engine.txt, "Receive Pipeline" and "Broadcast Fan-out".
+    delivered -- answer --> none
+              -- due --> reminded -- due --> reminded -- due --> given up
+
+A plain command or query that a relay delivers is owed an answer by each recipient: a command ends
+with ``completed`` or ``failed``, a query with its response or ``failed``; ``received`` and
+``in_progress`` restart the timer. While delivery is being retried no timer runs: retries end in an
+acknowledgment or a dead letter. A store that delivers by itself has no such obligations. Source:
+message-engine.txt, "Receive Pipeline", "Broadcast Fan-out", "Acknowledgment Statuses"; DESIGN,
+"Attempts".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from itertools import islice
+from typing import NamedTuple
 
 from relay.acomm.model import (
     ChannelConfig,
@@ -16,23 +26,42 @@ from relay.acomm.model import (
     DeliveryState,
     Message,
     MessageFilter,
+    MessageType,
+    Obligation,
     Priority,
-    handed_out,
+    read_only_copy,
 )
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import NotParticipant
-from relay.engine import events
-from relay.engine.ack_rules import owes_ack, still_retried
-from relay.engine.obligations import OwingCommands
-from relay.engine.query import QueryResult, check_filter, find, select, sort
+from relay.base.names import ORCHESTRATOR
+from relay.engine import ack_rules, events
+from relay.engine.ack_rules import ack_pending, requires_ack
+from relay.engine.core import StoreCore
+from relay.engine.query import check_filter, find, sort
 from relay.engine.validation import check_number, check_text
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
 _ALL = 2**32  # messages: more than a store holds
+MAX_REMINDERS = 2  # then it is given up
+MAX_WAIT_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
 
 
-class ReceiveCommands(OwingCommands):
-    """The CommStore's commands that read."""
+class OverdueAnswer(NamedTuple):
+    """An answer that is overdue."""
+
+    message: Message
+    recipient: str
+    obligation: Obligation
+    next_due_ms: int  # where the recipient is reminded now
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True when it was reminded as often as anybody is: it is given up."""
+        return self.obligation.reminders >= MAX_REMINDERS
+
+
+class DeliveryCommands(StoreCore):
+    """The CommStore's commands on deliveries and on the answers that are owed."""
 
     _resuming = False  # one resumption goes on until nothing more may go
 
@@ -49,7 +78,7 @@ class ReceiveCommands(OwingCommands):
         """
         message = self.state.messages.get(message_id)
         if message is not None:
-            retried = still_retried(self.state.channels[message.channel_id], message)
+            retried = ack_pending(self.state.channels[message.channel_id], message)
             now_ms = self._now_ms() if now_ms is None else now_ms
             due_ms = now_ms + self._ack_timeout_ms(message) if retried else 0
             moved = self.move_deliveries(
@@ -57,8 +86,8 @@ class ReceiveCommands(OwingCommands):
             )
             if retried:
                 self._note_exactly_once(message, moved, now_ms)
-            if self.is_owed(message):
-                self._owe(message, moved, now_ms)
+            if self.tracks_answer(message):
+                self._add_obligations(message, moved, now_ms)
 
     def _config(self, message: Message) -> ChannelConfig:
         return self.state.channels[message.channel_id].config
@@ -110,7 +139,7 @@ class ReceiveCommands(OwingCommands):
                 self.resume()
         return moved
 
-    def hear_answer(
+    def record_answer(
         self,
         message: Message,
         recipient: str,
@@ -129,15 +158,15 @@ class ReceiveCommands(OwingCommands):
         was_silent = (
             delivery is not None
             and delivery.state is not DeliveryState.ACKNOWLEDGED
-            and self.is_owed(message)
+            and self.tracks_answer(message)
             and recipient != message.sender
         )
         state = DeliveryState.ACKNOWLEDGED
         self.move_deliveries(message.id, [recipient], state, said=said, answer=answer)
-        if ends and self.is_owed(message):
-            self.release(message.id, [recipient], said)
+        if ends and self.tracks_answer(message):
+            self.end_obligation(message.id, [recipient], said)
         elif not ends and (recipient in self.state.owed.get(message.id, {}) or was_silent):
-            self._go_on(message, recipient, said)
+            self._restart_answer_timer(message, recipient, said)
 
     def stage(self, deliveries: Iterable[tuple[int, str, int]]) -> None:
         """An owner that delivers has these ready: (message id, recipient, attempt), as one event.
@@ -155,7 +184,7 @@ class ReceiveCommands(OwingCommands):
         if ready:
             self.apply(events.DeliveriesStaged(ready, self._now_s()))
 
-    def holds(self, message_id: int) -> bool:
+    def is_held(self, message_id: int) -> bool:
         """True while a message is accepted, and held back by its channel's ``max_pending``."""
         return check_number("message_id", message_id) in self.state.pending.held
 
@@ -185,11 +214,11 @@ class ReceiveCommands(OwingCommands):
         try:
             while numbers := self.resumable():
                 for number in numbers:
-                    self.hand_over(self.state.messages[number])
+                    self.enqueue(self.state.messages[number])
         finally:
             self._resuming = False
 
-    def hand_over_new(self, message: Message, is_routed: bool = False) -> None:
+    def enqueue_new(self, message: Message, is_routed: bool = False) -> None:
         """Deliver a message that was accepted just now, unless it is held.
 
         ``is_routed``: its recipients are all in the channel, which gave them.
@@ -200,9 +229,9 @@ class ReceiveCommands(OwingCommands):
         if is_routed and len(recipients) <= self.limits.batch_recipients:
             self.deliver(message.id, recipients)
         else:
-            self.hand_over(message)
+            self.enqueue(message)
 
-    def hand_over(self, message: Message) -> None:
+    def enqueue(self, message: Message) -> None:
         """Deliver an accepted message to all its recipients, a batch at a time.
 
         Who has left meanwhile is logged, and holds up nobody else; past the ttl nobody gets it.
@@ -237,54 +266,7 @@ class ReceiveCommands(OwingCommands):
         An Acknowledgment never expects one, whatever its channel promises.
         """
         channel = self.state.channels[message.channel_id]
-        return owes_ack(channel, message.message_type, message.metadata)
-
-    def recipients(self, message_id: int) -> tuple[str, ...]:
-        """Who the message was routed to; of one that was rolled out, too."""
-        known = self.state.deliveries.get(check_number("message_id", message_id))
-        if known is None and self.archives is not None:
-            found = self.archives.get(self.state.archives, message_id)
-            known = found.deliveries if found else None
-        return tuple(known or ())
-
-    def get_message(self, message_id: int) -> Message | None:
-        """The message of that number, live or a dead letter."""
-        message_id = check_number("message_id", message_id)
-        known = self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
-        return None if known is None else handed_out(known)
-
-    def by_relay_id(self, relay_id: str) -> Message | None:
-        """The message that came through the relay under this id; an archived one, too."""
-        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
-        return None if number is None else self._kept(number)
-
-    def ever_by_relay_id(self, relay_id: str) -> Message | None:
-        """The same, and if it was rolled out: its archive is read then.
-
-        Errors: FormatError, OSError for an archive that is damaged or gone.
-        """
-        found = self.by_relay_id(relay_id)
-        if found is None and self.archives is not None:
-            archived = self.archives.find(self.state.archives, relay_id)
-            found = handed_out(archived.message) if archived else None
-        return found
-
-    def _kept(self, message_id: int) -> Message | None:
-        known = self.get_message(message_id)
-        archived = self.state.archive.get(message_id) if known is None else None
-        return known if archived is None else handed_out(archived)
-
-    def unsettled(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got, owes, or is dead for."""
-        return {
-            relay_id: number
-            for relay_id, number in self.state.relay_ids.items()
-            if number in self.state.owed
-            or any(
-                delivery.state in _UNSETTLED or delivery.due_ms
-                for delivery in self.state.deliveries.get(number, {}).values()
-            )
-        }
+        return requires_ack(channel, message.message_type, message.metadata)
 
     def receive(self, message_id: int, participant: str, how: str = "") -> None:
         """``participant`` took one message; what it has acknowledged stays acknowledged.
@@ -319,7 +301,7 @@ class ReceiveCommands(OwingCommands):
         check_text("participant", participant)
         if channel_id is not None:
             channel = self.get_channel(channel_id)
-            if not self.takes_part(channel_id, participant):
+            if not self.is_participant(channel_id, participant):
                 raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
         if filter is not None:
             filter = check_filter(filter)
@@ -328,7 +310,7 @@ class ReceiveCommands(OwingCommands):
             for number in self.state.queues.get(participant, ())
             if (message := self.state.messages.get(number)) is not None
             and (
-                self._serves(message, participant)
+                self._is_visible_to(message, participant)
                 if channel_id is None
                 else channel_id == message.channel_id
             )
@@ -343,13 +325,13 @@ class ReceiveCommands(OwingCommands):
         if not peek:
             for message in fresh:
                 self.receive(message.id, participant)
-        return [handed_out(self.state.messages[message.id]) for message in fresh]
+        return [read_only_copy(self.state.messages[message.id]) for message in fresh]
 
-    def _serves(self, message: Message, participant: str) -> bool:
+    def _is_visible_to(self, message: Message, participant: str) -> bool:
         """True unless ``participant`` has left the channel; nobody need join the system's."""
         channel_id = message.channel_id
         return (
-            self.takes_part(channel_id, participant)
+            self.is_participant(channel_id, participant)
             or self.state.channels[channel_id].name == SYSTEM
         )
 
@@ -372,71 +354,112 @@ class ReceiveCommands(OwingCommands):
         heeds = self.state.channels[message.channel_id].config.priority_ordering
         return message.priority if heeds else Priority.NORMAL
 
-    def query_messages(
-        self, filter: MessageFilter | None = None, *, grouped: bool = True
-    ) -> QueryResult:
-        """Messages by every given criterion, newest first by default; dead letters included.
+    def next_reminder_ms(self) -> int | None:
+        """When the next answer is overdue (Unix ms)."""
+        reminders = self.state.reminders
+        while reminders and not self.state.is_due(reminders[0]):
+            heappop(reminders)
+        return reminders[0][0] if reminders else None
 
-        Where channels heed priority, in groups of one priority each, unless ``grouped`` is False.
-        Archives are looked into as far as their indexes say that it is worth it.
-        Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
-        for an archive that is damaged or gone.
+    def overdue_answers(self, limit: int) -> list[OverdueAnswer]:
+        """Up to ``limit`` answers that are overdue, the one first that is so for longest.
+
+        The same again until ``remind`` or ``release`` says what was done about it.
         """
-        wanted = check_filter(MessageFilter() if filter is None else filter)
-        rank = self._rank if grouped else None
-        state = self.state
-        found = [state.messages[number] for number in state.index.candidates(wanted)]
-        found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
-        if wanted.include_archived:
-            found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
-        if self.archives is None or not state.archives:
-            return _handed_out(select(found, wanted, rank))
-        leaving = state.archives[-1] if state.leaving else None
-        here = state.messages.keys() | state.archive.keys() if leaving else ()
-        return _handed_out(self.archives.select(state.archives, found, wanted, leaving, here, rank))
+        now_ms = self._now_ms()
+        next_ms = self.next_reminder_ms()
+        if next_ms is None or next_ms > now_ms:
+            return []
+        found: dict[tuple[int, int, str], OverdueAnswer] = {}  # one may stand in the heap twice
+        while next_ms is not None and next_ms <= now_ms and len(found) < limit:
+            reminder = heappop(self.state.reminders)
+            _, number, recipient = reminder
+            message, one = self.state.messages[number], self.state.owed[number][recipient]
+            again_ms = now_ms + self._answer_timeout_ms(message)
+            found[reminder] = OverdueAnswer(message, recipient, one, again_ms)
+            next_ms = self.next_reminder_ms()
+        for reminder in found:
+            heappush(self.state.reminders, reminder)
+        return list(found.values())
 
-    def search(self, pattern: str, limit: int = 100) -> list[Message]:
-        """Messages whose content matches a regular expression, newest first."""
-        wanted = MessageFilter(content_pattern=pattern, limit=limit, include_archived=True)
-        return self.query_messages(wanted, grouped=False).messages
+    def record_reminder(self, message_id: int, recipient: str, due_ms: int) -> None:
+        """It was reminded of its answer, which is overdue again at ``due_ms``."""
+        one = self.state.owed.get(message_id, {}).get(recipient)
+        if one is not None:
+            count = one.reminders + 1
+            self.apply(events.Reminded(message_id, recipient, due_ms, count, self._now_s()))
 
-    def get_thread(self, correlation_id: str) -> list[Message]:
-        """The messages of a thread, oldest first, archived ones included.
+    def end_obligation(self, message_id: int, recipients: Iterable[str], said: str = "") -> None:
+        """These have answered (``said``: the status), or their answer is waited for no longer."""
+        self.apply(events.OwedNoMore(message_id, tuple(recipients), self._now_s(), said))
 
-        Errors: FormatError, OSError for an archive that is damaged or gone.
-        """
-        here = self.thread_here(check_text("correlation_id", correlation_id))
-        if self.archives is None:
-            return here
-        known = {message.id for message in here}
-        rolled = self.archives.thread(self.state.archives, correlation_id)
-        return sorted(
-            [*here, *(handed_out(m) for m in rolled if m.id not in known)],
-            key=lambda message: message.id,
+    def add_downtime(self, by_ms: int) -> None:
+        """So long nobody ran, or the clock was set forward by it: each deadline is later by it."""
+        self.apply(events.TimeLost(by_ms, self._now_s()))
+
+    def downtime_ns(self, since_ns: int) -> int:
+        """The part of the time since then in which no relay ran (ns)."""
+        since = since_ns // NS_PER_S
+        return sum(one.ms for one in self.state.downtimes if one.at > since) * NS_PER_MS
+
+    def _add_obligations(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
+        """These have the message now, and owe its answer where one is owed at all."""
+        known = self.state.owed.get(message.id, {})
+        retried = ack_rules.ack_pending(self.state.channels[message.channel_id], message)
+        due_ms = 0 if retried else now_ms + self._answer_timeout_ms(message)
+        owing = tuple(
+            name
+            for name in recipients
+            if name not in (message.sender, ORCHESTRATOR)
+            and ((one := known.get(name)) is None or (due_ms and not one.due_ms))
         )
+        if owing:
+            self.apply(events.Owed(message.id, owing, due_ms, now_ms // 1000))
 
-    def thread_here(self, correlation_id: str) -> list[Message]:
-        """Those of a thread that were not rolled out, oldest first."""
-        state = self.state
-        live = [state.messages[n] for n in state.index.thread(correlation_id)]
-        archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
-        dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
-        found = sorted([*archived, *live, *dead], key=lambda message: message.id)
-        return [handed_out(message) for message in found]
+    def _pause_obligation(self, message_id: int, recipient: str) -> None:
+        """It has the message no more, or not yet: the answer's time begins when it has it."""
+        one = self.state.owed.get(message_id, {}).get(recipient)
+        if one is not None and one.due_ms:
+            self.apply(events.Owed(message_id, (recipient,), 0, self._now_s(), one.said))
 
-    def __len__(self) -> int:
-        return len(self.state.messages)
+    def restore_obligation(self, message: Message, recipient: str, said: str) -> None:
+        """Its owner's books say that this is owed, and the store does not know: from now on it is.
 
+        ``said``: the recipient's last acknowledgment that ended nothing; empty: none.
+        """
+        if said:
+            self._restart_answer_timer(message, recipient, said)
+        else:
+            self._add_obligations(message, [recipient], self._now_ms())
 
-def _handed_out(result: QueryResult) -> QueryResult:
-    return result._replace(messages=[handed_out(message) for message in result.messages])
+    def tracks_answer(self, message: Message) -> bool:
+        """True for what its recipients owe an answer, here in a relay."""
+        return not self.delivers_itself and ack_rules.requires_answer(message)
 
+    def _restart_answer_timer(self, message: Message, recipient: str, said: str) -> None:
+        """It said that its answer is under way: its time begins anew."""
+        due_ms = self._now_ms() + self._answer_timeout_ms(message)
+        self.apply(events.Owed(message.id, (recipient,), due_ms, self._now_s(), said))
 
-_UNSETTLED = frozenset(DeliveryState) - {
-    DeliveryState.DELIVERED,
-    DeliveryState.RECEIVED,
-    DeliveryState.ACKNOWLEDGED,
-}
+    def _answer_timeout_ms(self, message: Message) -> int:
+        """The time for an answer: the message's, else its channel's, else its kind's."""
+        asked_ms = self._requested_timeout_ms(message)
+        if asked_ms is not None:
+            return asked_ms
+        is_command = message.message_type is MessageType.COMMAND
+        return 1000 * (self.command_timeout_s if is_command else self.ack_timeout_s)
+
+    def _ack_timeout_ms(self, message: Message) -> int:
+        """The acknowledgment timeout: the message's, else its channel's, else the default."""
+        asked_ms = self._requested_timeout_ms(message)
+        return min(self.ack_timeout_s * 1000, MAX_WAIT_MS) if asked_ms is None else asked_ms
+
+    def _requested_timeout_ms(self, message: Message) -> int | None:
+        asked_ms = (message.metadata or {}).get("await_ms")
+        if isinstance(asked_ms, int) and asked_ms > 0:
+            return min(asked_ms, MAX_WAIT_MS)
+        asked_s = self.state.channels[message.channel_id].config.ack_timeout
+        return min(asked_s * 1000, MAX_WAIT_MS) if asked_s else None
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:

@@ -1,0 +1,378 @@
+"""The base of the CommStore: state, clock, ``apply``, retention and limits.
+
+Retention decides which messages leave the live ones for the archive: by policy, by command, or for
+room. Never one with an open delivery, an answer that is owed, or a dead letter. An archived
+message stays in the store's file and can be queried; ``compact`` drops it.
+
+Memory: at ``limits.active_messages`` the store is flushed and final messages are archived; if that
+does not help, StoreFull. Disk: a warning at ``limits.warn_bytes``, StoreCapacity from
+``limits.reserve_bytes`` below ``limits.file_bytes`` on. Answers are accepted up to the limits of
+the file, because without them no message would become final. Source: data-structures.txt,
+"RetentionPolicy"; acomm-file-format.txt, section 6; message-engine.txt, "Backpressure".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import msgspec
+
+from relay.acomm.engine_state import StoreSnapshot
+from relay.acomm.model import Channel, ChannelSettings, Message, MessageStatus, RetentionKind
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.errors import (
+    ChannelNotFound,
+    MessageNotFound,
+    StoreCapacity,
+    StoreFull,
+    ValidationFailed,
+)
+from relay.engine import ack_rules, events
+from relay.engine.archives import Archives
+from relay.engine.state import State
+from relay.engine.tables import RECORD_BYTES
+from relay.engine.validation import DEFAULT_LIMITS, Limits, check_number
+
+_warn = logging.getLogger("relay.engine").warning
+_DEFAULT = ChannelSettings()
+# Looking at open messages again and again would cost each send all of them: after a look that
+# met n of them in vain, the next n / PATIENCE calls do not look.
+RESCAN_DIVISOR = 16
+
+
+class Compacted(NamedTuple):
+    """What ``compact`` dropped, and what that freed."""
+
+    archived: int
+    dead_letters: int
+    content_bytes: int  # of the messages that were dropped
+    file_bytes: int  # by which the file shrank; 0 for a store that writes none
+
+
+class StoreStats(NamedTuple):
+    """A store in numbers."""
+
+    channels: int
+    messages: dict[MessageStatus, int]  # live ones and dead letters; statuses that occur
+    subscriptions: int
+    dead_letters: int  # given up for somebody, or for all
+    archived: int
+    pending: int  # delivered, and not received or not acknowledged
+    held: int  # accepted, and kept back by max_pending
+    duplicates: int  # entries of the exactly-once set
+    file_bytes: int  # when it was last written; 0: never
+    used_bytes: int  # about what it would be now
+    file_sequence: int  # the events that the file covers
+    sequence: int  # the events so far
+
+
+class StoreCore:
+    """A state, and the time. Not thread-safe: one owner."""
+
+    def __init__(
+        self, clock: Clock, state: State | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self._clock = clock
+        self.state = state or State(self._now_s())
+        self.ack_timeout_s = 60  # where neither message nor channel says otherwise
+        self.command_timeout_s = 1800  # the same for the answer to a command, where one is owed
+        # False: its owner delivers by other means, and says so; see ``RetryCommands``.
+        self.delivers_itself = True
+        self.dead_letter_after_s = (
+            86_400  # a day: what is not acknowledged by then is a dead letter
+        )
+        self.archives: Archives | None = None  # what was rolled out is found there
+        self.identities: dict[
+            str, str
+        ] = {}  # participant -> its key's id, where its owner knows it
+        self._copies: list[tuple[int, str]] = []
+        # For a journal: its owner takes them and appends them. None: nobody asks for them.
+        self.fresh_events: list[events.Event] | None = None
+        self.limits = limits
+        self.warn: Callable[[str], object] = _warn
+        self.file_bytes = 0  # of its file, when that was last written
+        self.file_sequence = 0  # the events that it covers
+        self._sent_in_file = 0  # ``state.bytes_sent`` as that file has it
+        self._scans_to_skip: dict[int, int] = {}  # channel -> looks at its retention to be skipped
+        self._next_relief = 0  # the sequence before which looking for final messages is vain
+        self._roomy_until = (
+            0  # ``state.bytes_sent`` below which no limit but that of memory is near
+        )
+        self._warned = False  # of the file's size
+        self._invalid_filters: set[int] = set()  # subscriptions whose filter was found to be slow
+
+    @property
+    def created_at(self) -> int:
+        """When the store was made, Unix seconds."""
+        return self.state.created_at
+
+    @property
+    def modified_at(self) -> int:
+        """When it last changed, Unix seconds."""
+        return self.state.modified_at
+
+    @property
+    def sequence(self) -> int:
+        """How many events the store has had in its life."""
+        return self.state.sequence
+
+    @property
+    def messages_sent(self) -> int:
+        """How many messages were sent since the store was opened."""
+        return self.state.messages_sent
+
+    @property
+    def bytes_sent(self) -> int:
+        """About how many bytes of records were sent since the store was opened."""
+        return self.state.bytes_sent
+
+    def pop_sticky(self) -> list[tuple[int, str]]:
+        """(message id, recipient) of sticky copies for an owner that delivers; each once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
+        """Its file was written: its size, and what it covers."""
+        self.file_bytes = size
+        self.file_sequence = sequence
+        self._sent_in_file = bytes_sent
+        self._roomy_until = 0
+
+    def flush_if_immediate(self, channel_id: int) -> None:
+        """Write what a command did in a channel that is flushed at once. Errors: as ``flush``."""
+        if self.state.settings and self.get_settings(channel_id).flush == "immediate":
+            self.flush()
+
+    def single_flush(self, channel_id: int) -> AbstractContextManager[None]:
+        """A block whose events go into the file together, where the store writes one."""
+        return nullcontext()
+
+    def flush(self) -> None:
+        """Write everything now, where the store writes a file of its own."""
+
+    def apply(self, event: events.Event) -> None:
+        """Change the store as the event says, and keep it for the journal where there is one."""
+        self.state.apply(event)
+        if self.fresh_events is not None:
+            self.fresh_events.append(event)
+
+    def record_event(self, event: events.Event) -> None:
+        """Put on record what the store itself has no part in."""
+        self.apply(event)
+
+    def snapshot(self) -> StoreSnapshot:
+        """Everything in the store as immutable values, for any thread to read."""
+        return self.state.snapshot()
+
+    def get_channel(self, channel_id: int) -> Channel:
+        """The channel as it is now, its message count included. Errors: ChannelNotFound."""
+        channel = self.state.channels.get(channel_id) if type(channel_id) is int else None
+        if channel is None:
+            raise ChannelNotFound(f"there is no channel {channel_id!r}")
+        # the state counts beside its channels: sending need not make a new one each time
+        return msgspec.structs.replace(channel, message_count=self.state.counts[channel_id])
+
+    def get_settings(self, channel_id: int) -> ChannelSettings:
+        """What the channel was told beside its config. Errors: ChannelNotFound."""
+        return self.state.settings.get(self.get_channel(channel_id).id, _DEFAULT)
+
+    def is_participant(self, channel_id: int, participant: str) -> bool:
+        """True when ``participant`` is one of the channel's."""
+        return isinstance(participant, str) and participant in self.state.members.get(
+            channel_id, ()
+        )
+
+    def now_ns(self) -> int:
+        """The time by the store's clock, Unix nanoseconds."""
+        return self._clock.now_ns()
+
+    def _now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ns() // NS_PER_MS
+
+    def _now_s(self) -> int:
+        return self._clock.now_ns() // NS_PER_S
+
+    def archive(self, message_id: int | None = None, *, before: int | None = None) -> int:
+        """Archive one message, or all sent before a time (Unix seconds); how many there were.
+
+        By time, those with an open delivery stay. Errors: MessageNotFound; ValidationFailed for
+        one message that has such a delivery, or when not exactly one of the two is given.
+        """
+        if (message_id is None) == (before is None):
+            raise ValidationFailed("archive", "give a message's id, or before=, and not both")
+        if message_id is None:
+            check_number("before", before)
+            messages = self.state.messages.values()
+            old = [m.id for m in messages if m.created_at < (before or 0) and self.is_final(m)]
+            return self._archive(old)
+        message = self.state.messages.get(check_number("message_id", message_id))
+        if message is None:
+            raise MessageNotFound(f"there is no live message {message_id}")
+        if not self.is_final(message):
+            raise ValidationFailed(
+                "message_id", f"message {message_id} has a delivery that is open, or was given up"
+            )
+        return self._archive([message_id])
+
+    def evict(self) -> int:
+        """Archive every message that has no open delivery; how many there were."""
+        return self._archive([m.id for m in self.state.messages.values() if self.is_final(m)])
+
+    def retain(self) -> int:
+        """Archive what is past the retention of its channel; how many there were."""
+        state = self.state
+        return sum(self._retain(state.channels[number], 0) for number in sorted(state.retained))
+
+    def _retain(self, channel: Channel, more: int, more_bytes: int = 0) -> int:
+        """Archive what a channel keeps too long, with room for ``more`` messages to come."""
+        patience = self._scans_to_skip.get(channel.id, 0)
+        if patience > 0:
+            self._scans_to_skip[channel.id] = patience - 1
+            return 0
+        kind, amount = channel.config.retention.kind, channel.config.retention.amount
+        by_count = kind is RetentionKind.COUNT
+        kept = self.state.kept.get(channel.id, 0) + (more if by_count else more_bytes)
+        oldest_kept = self._now_s() - amount
+        past: list[int] = []
+        in_vain = 0
+        for message_id in self.state.index.channel(channel.id):
+            message = self.state.messages[message_id]
+            is_past = (
+                message.created_at <= oldest_kept
+                if kind is RetentionKind.DURATION
+                else kept > amount
+            )
+            if not is_past:
+                break
+            if self.is_final(message):
+                past.append(message_id)
+                kept -= 1 if by_count else len(message.content)
+            else:
+                in_vain += 1
+        self._scans_to_skip[channel.id] = in_vain // RESCAN_DIVISOR
+        return self._archive(past)
+
+    def _archive(self, message_ids: list[int]) -> int:
+        if message_ids:
+            self.apply(events.MessagesArchived(tuple(message_ids), self._now_s()))
+        return len(message_ids)
+
+    def is_final(self, message: Message) -> bool:
+        """True when nobody waits for the message any more."""
+        deliveries = self.state.deliveries.get(message.id, {}).values()
+        channel = self.state.channels[message.channel_id]
+        if message.id in self.state.dead or message.id in self.state.owed:
+            return False
+        return not ack_rules.is_open(channel, message, deliveries, not self.delivers_itself)
+
+    def compact(self) -> Compacted:
+        """Drop archived messages and dead letters for good, and write the file that is left.
+
+        Nothing that has an open delivery is touched.
+        Errors: those of ``flush``; what was dropped is dropped all the same.
+        """
+        state = self.state
+        self.flush()
+        before = (self.file_bytes, len(state.archive), len(state.dead))
+        gone = [*state.archive.values(), *state.dead_letters.values()]
+        if state.archive:
+            self.apply(events.ArchiveDropped(tuple(sorted(state.archive)), self._now_s()))
+        for message_id in sorted(state.dead):
+            self.apply(events.DeadLetterDiscarded(message_id, self._now_s()))
+        self.flush()
+        self._roomy_until = 0
+        return Compacted(
+            before[1],
+            before[2],
+            sum(len(message.content) for message in gone),
+            max(0, before[0] - self.file_bytes),
+        )
+
+    def stats(self) -> StoreStats:
+        """The store in numbers. Costs a look at every live message."""
+        state = self.state
+        pending = sum(
+            message.id not in state.pending.held
+            and ack_rules.is_pending(
+                state.channels[message.channel_id],
+                message,
+                state.deliveries.get(message.id, {}).values(),
+                state.owed.get(message.id, {}),
+            )
+            for message in state.messages.values()
+        )
+        known = [*state.messages.values(), *state.dead_letters.values()]
+        return StoreStats(
+            len(state.channels),
+            dict(sorted(Counter(message.status for message in known).items())),
+            len(state.subscriptions),
+            len(state.dead),
+            len(state.archive),
+            pending,
+            len(state.pending.held),
+            len(state.duplicates),
+            self.file_bytes,
+            self.used_bytes(),
+            self.file_sequence,
+            state.sequence,
+        )
+
+    def used_bytes(self) -> int:
+        """About how large the file would be now, or its records before they are compressed."""
+        state = self.state
+        if not self.file_bytes:
+            return state.record_bytes
+        return max(self.file_bytes + state.bytes_sent - self._sent_in_file, state.record_bytes)
+
+    def _make_room(self, size: int, is_answer: bool) -> bool:
+        """Room for ``size`` bytes of content and metadata.
+
+        True when the file comes near its limit just now.
+        Errors: StoreFull, StoreCapacity when there is none.
+        """
+        state, limits = self.state, self.limits
+        kept = len(state.messages) + len(state.dead_letters) + len(state.archive)
+        if kept >= limits.messages:
+            raise StoreCapacity(f"{kept} messages, a store holds {limits.messages}")
+        most = limits.file_bytes if is_answer else limits.file_bytes - limits.reserve_bytes
+        used = self.used_bytes() + size + RECORD_BYTES
+        if used > most:
+            raise StoreCapacity(
+                f"{used} bytes of a store file's {limits.file_bytes}, "
+                f"and the last {limits.reserve_bytes} are for answers"
+            )
+        if len(state.messages) >= limits.active_messages and not is_answer:
+            self._relieve()
+        near = used >= limits.warn_bytes
+        is_news = near and not self._warned
+        self._warned = near
+        until = limits.file_bytes - limits.reserve_bytes if near else limits.warn_bytes
+        # each message takes a record's bytes at least, so this bounds their number, too
+        room = min(until - self.used_bytes(), (limits.messages - kept) * RECORD_BYTES)
+        self._roomy_until = state.bytes_sent + room - RECORD_BYTES
+        return is_news
+
+    def _relieve(self) -> None:
+        """Archive what is final, once it is in the file. Errors: StoreFull when nothing helped.
+
+        A store that is rolled has its room made by that, beside its owner's work.
+        """
+        state, most = self.state, self.limits.active_messages
+        # A look at every message is dear: one that found little is not repeated for a while.
+        if self.archives is None and state.sequence >= self._next_relief:
+            final = [m.id for m in state.messages.values() if self.is_final(m)]
+            if final:
+                self.flush()
+                self._archive(final)
+            found_little = len(final) < most // 100
+            self._next_relief = state.sequence + most // 100 if found_little else 0
+        active = len(state.messages)
+        if active >= most:
+            raise StoreFull(f"{active} active messages, the store takes {most}")
