@@ -155,8 +155,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     done = relay("status", home=home)
     assert done.returncode == 5
     first = done.stdout.splitlines()[0]
-    said = f"no relay is running: the last one, pid {pid}, did not stop by itself"
-    said += "; its last sign of life"
+    said = f"no relay is running: the last one, pid {pid}, did not stop by itself; its last sign"
     assert first.startswith(said) and first.endswith("; start one with `relay up`")
     left = json.loads(relay("status", "--json", home=home).stdout)["left"]
     assert left["pid"] == pid
