@@ -149,7 +149,7 @@ def test_discard_and_purge(home: Path) -> None:
         assert again.returncode == 6 and "there is no dead letter" in again.stderr
         not_dead = relay("dead", "replay", FRESH, home=home)
         assert not_dead.returncode == 6
-        assert f"there is no dead letter '{FRESH}': `relay dead list`" in not_dead.stderr
+        assert f"dead letter '{FRESH}' does not exist: `relay dead list`" in not_dead.stderr
         for verb in (["replay", SECOND], ["discard", SECOND], ["purge", "--older-than", "0s"]):
             other = relay("dead", *verb, "--as", "bob", home=home)
             assert other.returncode == 6
