@@ -80,20 +80,20 @@ def _order(store: StoreFile) -> Iterator[str]:
     ):
         for one, other in pairwise(ids):
             if one >= other:
-                yield f"section {number}: id {other} stands behind {one}, ids must ascend"
+                yield f"section {number}: id {other} follows {one}, ids must ascend"
                 break
     for number, messages in _message_sections(store):
         for before, after in pairwise((one.created_at, one.id) for one in messages):
             if before >= after:
                 yield (
-                    f"section {number}: message {after[1]} of {after[0]} stands behind message "
+                    f"section {number}: message {after[1]} of {after[0]} follows message "
                     f"{before[1]} of {before[0]}, created_at and id must ascend"
                 )
                 break
         seen: set[int] = set()
         for message in messages:
             if message.id in seen:
-                yield f"section {number}: message {message.id} stands there twice"
+                yield f"section {number}: message {message.id} occurs twice"
                 break
             seen.add(message.id)
         for message in messages:
@@ -239,7 +239,7 @@ def invariant_problems(file: StoreFile) -> Iterator[str]:
         kept = EngineState.decode(file.engine_state)
         fits = without_unknown_ids(kept, file)
     except FormatError as exc:
-        yield f"no store opens with it: expected {exc.expected}, found {exc.found}"
+        yield f"it cannot be opened as a store: expected {exc.expected}, found {exc.found}"
         return
     for what, name, of in (
         ("deliveries", "message", (kept.deliveries, fits.deliveries)),
@@ -248,7 +248,7 @@ def invariant_problems(file: StoreFile) -> Iterator[str]:
         ("an answer that is owed", "message", (kept.owed, fits.owed)),
     ):
         if strange := of[0].keys() - of[1].keys():
-            yield f"section 256 has {what} of {name} {min(strange)}, which is not there"
+            yield f"section 256 has {what} of {name} {min(strange)}, which does not exist"
 
 
 def _check_channel(channel: Channel) -> None:

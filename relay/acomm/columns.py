@@ -101,7 +101,7 @@ class Columns:
             start = reader.pos
             tag = reader.u32("tag of a column block")
             if tag in blocks:
-                raise reader.fault(start, f"column block {tag} once", "it a second time")
+                raise reader.fault(start, f"column block {tag} once", "it twice")
             first = reader.skip(reader.u64("length of a column block"), f"column block {tag}")
             inner = Reader(reader.data, reader.path, first, reader.pos)
             blocks[tag] = lambda inner=inner, tag=tag: container.unpack_envelope(  # type: ignore[misc]

@@ -201,12 +201,12 @@ def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) 
         at = HEADER.size + number * SECTION.size
         name = f"section {section.kind}"
         if section.kind in seen:
-            raise FormatError(path, at, f"section type {section.kind} once", "it a second time")
+            raise FormatError(path, at, f"section type {section.kind} once", "it twice")
         seen.add(section.kind)
         if section.length == 0 and section.offset <= end:
             continue  # an empty section may stand anywhere
         if section.offset < first:
-            raise FormatError(path, at + 8, f"{name} at {first} or behind", section.offset)
+            raise FormatError(path, at + 8, f"{name} at {first} or later", section.offset)
         if section.offset + section.length > end:
             found = f"its end at {section.offset + section.length}"
             raise FormatError(path, at + 16, f"{name} to end by {end}", found)
@@ -214,7 +214,7 @@ def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) 
     filled.sort(key=lambda entry: entry[0])
     for (_, _, one), (_, at, other) in pairwise(filled):
         if other.offset < one.offset + one.length:
-            expected = f"section {other.kind} behind {one.offset + one.length}"
+            expected = f"section {other.kind} at {one.offset + one.length} or later"
             found = f"{other.offset}: sections {one.kind} and {other.kind} overlap"
             raise FormatError(path, at + 8, expected, found)
 

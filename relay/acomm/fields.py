@@ -185,7 +185,7 @@ def text(field: str, value: str, limit: int = U32_MAX) -> bytes:
     try:
         raw = value.encode()
     except UnicodeEncodeError:
-        raise ValidationFailed(field, "half of a surrogate pair is not text") from None
+        raise ValidationFailed(field, "an unpaired surrogate is not valid text") from None
     if len(raw) > limit:
         raise ValidationFailed(field, f"above {limit} bytes", len(raw))
     return U32.pack(len(raw)) + raw

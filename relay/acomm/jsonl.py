@@ -168,7 +168,7 @@ def _load_text(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON can spell half of a pair, UTF-8 cannot
-        raise _unexpected("a text without half surrogate pairs", value) from None
+        raise _unexpected("a text without unpaired surrogates", value) from None
     return value
 
 
@@ -241,7 +241,7 @@ def _dump_message(message: Message) -> dict[str, Any]:
 def _load_message(row: Any) -> Message:
     if isinstance(row, dict) and "content_hex" in row:
         if "content" in row:
-            raise InvalidField("content is given as well", "content_hex")
+            raise InvalidField("cannot be combined with content", "content_hex")
         try:
             content = _load_hex(row["content_hex"])
         except InvalidField as exc:
@@ -348,19 +348,19 @@ def from_lines(lines: Iterable[str]) -> StoreFile:
         try:
             name, value = _load(line)
             if (name == "header") is (header is not None):
-                raise InvalidField("the header is the first line, and that one alone", "section")
+                raise InvalidField("the header must be the first line, and occur once", "section")
             if isinstance(value, _HeaderLine):
                 header = value
             elif isinstance(value, _EngineStateLine):
                 if value.tag in blocks:
-                    raise InvalidField(f"{value.tag} is there already", "tag")
+                    raise InvalidField(f"{value.tag} is given twice", "tag")
                 blocks[value.tag] = value.data_hex
             else:
                 records[name].append(value)
         except InvalidField as exc:
             raise MessageError(str(exc), line=number) from None
     if header is None:
-        raise MessageError("no line; the first is the header")
+        raise MessageError("the input is empty: the first line must be the header")
     groups: dict[str, Any] = {name: tuple(values) for name, values in records.items()}
     return StoreFile(
         header.created_at,

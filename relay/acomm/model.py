@@ -26,7 +26,7 @@ class FrozenMetadata(dict[str, MetadataValue]):
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("the metadata of a message does not change: take a copy, dict(metadata)")
+        raise TypeError("the metadata of a message is read-only: copy it with dict(metadata)")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse

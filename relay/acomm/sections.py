@@ -58,13 +58,13 @@ def check_counts(store: StoreFile) -> None:
         ("subscriptions", len(store.subscriptions), MAX_SUBSCRIPTIONS),
     ):
         if count > limit:
-            raise StoreCapacity(f"{count} {what}, a store file holds {limit}")
+            raise StoreCapacity(f"{count} {what}, a store file can hold {limit}")
 
 
 def check_size(size: int) -> None:
     """Errors: StoreCapacity for more bytes than a file may have."""
     if size > MAX_FILE_BYTES:
-        raise StoreCapacity(f"{size} bytes, a store file holds {MAX_FILE_BYTES}")
+        raise StoreCapacity(f"{size} bytes, a store file can hold {MAX_FILE_BYTES}")
 
 
 def encode_sections(
@@ -224,7 +224,7 @@ def read_blocks(reader: Reader | None) -> dict[int, bytes]:
         start = reader.pos
         tag = reader.u32("engine_state tag")
         if tag in blocks:
-            raise reader.fault(start, f"engine_state tag {tag} once", "it a second time")
+            raise reader.fault(start, f"engine_state tag {tag} once", "it twice")
         first = reader.skip(reader.u64("engine_state length"), "engine_state block")
         blocks[tag] = reader.data[first : reader.pos]
     return blocks

@@ -119,7 +119,8 @@ class ChannelCommands(DeliveryCommands):
             most = 2
         if most is not None and len(channel.participants) >= most:
             raise ValidationFailed(
-                "participant", f"channel {channel.name} has its {most} participants"
+                "participant",
+                f"channel {channel.name} is full: it is limited to {most} participants",
             )
         if role is None:
             observes = channel.channel_type is ChannelType.BROADCAST
@@ -162,12 +163,12 @@ class ChannelCommands(DeliveryCommands):
         """
         channel = self.get_channel(channel_id)
         if not self.is_participant(channel_id, participant):
-            raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
+            raise NotParticipant(f"{participant} is not a participant of channel {channel.name}")
         if channel.channel_type is ChannelType.BROADCAST and participant == channel.owner:
             raise ValidationFailed(
                 "participant",
-                f"{participant} owns broadcast channel {channel.name}, and it has one owner: "
-                "close the channel, or stay",
+                f"{participant} owns broadcast channel {channel.name}, which always has an owner: "
+                "close the channel instead of leaving it",
             )
         self.apply(events.ParticipantLeft(channel_id, participant, self._now_s()))
         if self.delivers_itself:  # what lies in an inbox stays there
@@ -319,7 +320,7 @@ class ChannelCommands(DeliveryCommands):
 
     def _check_room(self, what: str, count: int, most: int) -> None:
         if count >= most:
-            raise StoreCapacity(f"{count} {what}, a store holds {most}")
+            raise StoreCapacity(f"the store has {count} {what}, its limit is {most}")
 
     def _subscriptions_to(self, channel_id: int, pattern: str) -> list[Subscription]:
         trie = self.state.topics.get(channel_id)
@@ -411,5 +412,6 @@ def _check_participants(channel: Channel, config: ChannelConfig) -> None:
         least = 2
     if most is not None and most < least:
         raise ValidationFailed(
-            "max_participants", f"{most} is too few for channel {channel.name}: it has {least}"
+            "max_participants",
+            f"{most} is too few for channel {channel.name}: it has {least} participants",
         )

@@ -206,7 +206,7 @@ class StoreCore:
         one message that has such a delivery, or when not exactly one of the two is given.
         """
         if (message_id is None) == (before is None):
-            raise ValidationFailed("archive", "give a message's id, or before=, and not both")
+            raise ValidationFailed("archive", "pass either message_id or before, not both")
         if message_id is None:
             check_number("before", before)
             messages = self.state.messages.values()
@@ -217,7 +217,7 @@ class StoreCore:
             raise MessageNotFound(f"live message {message_id} does not exist")
         if not self.is_final(message):
             raise ValidationFailed(
-                "message_id", f"message {message_id} has a delivery that is open, or was given up"
+                "message_id", f"message {message_id} has an open or dead delivery"
             )
         return self._archive([message_id])
 
@@ -340,13 +340,13 @@ class StoreCore:
         state, limits = self.state, self.limits
         kept = len(state.messages) + len(state.dead_letters) + len(state.archive)
         if kept >= limits.messages:
-            raise StoreCapacity(f"{kept} messages, a store holds {limits.messages}")
+            raise StoreCapacity(f"the store has {kept} messages, its limit is {limits.messages}")
         most = limits.file_bytes if is_answer else limits.file_bytes - limits.reserve_bytes
         used = self.used_bytes() + size + RECORD_BYTES
         if used > most:
             raise StoreCapacity(
-                f"{used} bytes of a store file's {limits.file_bytes}, "
-                f"and the last {limits.reserve_bytes} are for answers"
+                f"the store file would need {used} of {limits.file_bytes} bytes, "
+                f"and the last {limits.reserve_bytes} are reserved for answers"
             )
         if len(state.messages) >= limits.active_messages and not is_answer:
             self._relieve()
@@ -375,4 +375,4 @@ class StoreCore:
             self._next_relief = state.sequence + most // 100 if found_little else 0
         active = len(state.messages)
         if active >= most:
-            raise StoreFull(f"{active} active messages, the store takes {most}")
+            raise StoreFull(f"the store has {active} active messages, its limit is {most}")

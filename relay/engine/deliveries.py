@@ -244,7 +244,8 @@ class DeliveryCommands(StoreCore):
         ]
         gone = [recipient for recipient in waiting if recipient not in members]
         if gone and self.state.channels[message.channel_id].name != SYSTEM:
-            self.warn(f"message {message.id}: {len(gone)} have left, among them {gone[0]}")
+            left = f"{len(gone)} recipients have left the channel, {gone[0]} first"
+            self.warn(f"message {message.id}: {left}")
             self.move_deliveries(message.id, gone, DeliveryState.BOUNCED)
             waiting = [recipient for recipient in waiting if recipient in members]
         if message.ttl is not None and self._is_past(message):
@@ -302,7 +303,9 @@ class DeliveryCommands(StoreCore):
         if channel_id is not None:
             channel = self.get_channel(channel_id)
             if not self.is_participant(channel_id, participant):
-                raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
+                raise NotParticipant(
+                    f"{participant} is not a participant of channel {channel.name}"
+                )
         if filter is not None:
             filter = check_filter(filter)
         waiting = [

@@ -349,7 +349,7 @@ class MessageCommands(ChannelCommands):
         if thread and not originals:
             channel = self.get_channel(channel_id)
             raise ValidationFailed(
-                "correlation_id", f"nothing in channel {channel.name} asks for this answer"
+                "correlation_id", f"no message in channel {channel.name} expects this answer"
             )
         return originals
 

@@ -55,7 +55,7 @@ def match_mode(pattern: str) -> MatchMode:
         raise ValidationFailed(
             "topic_pattern",
             f"{pattern!r}: segments between dots are letters, digits, _ and -, or *; "
-            f"# stands only last; {MAX_TOPIC_BYTES} bytes at most",
+            f"# may only be the last segment; at most {MAX_TOPIC_BYTES} bytes",
             len(pattern.encode(errors="replace")),
         )
     if is_multi:

@@ -154,7 +154,7 @@ def check_text(field: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValidationFailed(field, "half of a surrogate pair is not text") from None
+        raise ValidationFailed(field, "an unpaired surrogate is not valid text") from None
     return value
 
 
@@ -199,7 +199,7 @@ def _check_metadata_text(key: str, value: str) -> None:
         key.encode()
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise ValidationFailed("metadata", "half of a surrogate pair is not text") from None
+        raise ValidationFailed("metadata", "an unpaired surrogate is not valid text") from None
     if size > MAX_METADATA_BYTES:
         raise ValidationFailed(f"metadata {key}", f"at most {MAX_METADATA_BYTES} bytes", size)
 
@@ -264,7 +264,7 @@ def _check_channel(
     if channel.state is not ChannelState.ACTIVE and not answers:
         raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
     if not is_participant:
-        raise NotParticipant(f"{sender} does not take part in channel {channel.name}")
+        raise NotParticipant(f"{sender} is not a participant of channel {channel.name}")
     if (
         channel.channel_type is ChannelType.BROADCAST
         and sender != channel.owner

@@ -35,10 +35,10 @@ def test_order_is_checked_in_every_section() -> None:
     subscriptions = struct.pack("<Q", 2) + encode_subscription(subscription) * 2
     sections = [(1, channels), (2, two), (3, subscriptions), (5, two), (6, two)]
     assert problems(assemble(sections, counts=(2, 4, 2, 2), flags=4)) == (
-        "it: section 1: id 1 stands behind 1, ids must ascend",
-        "it: section 3: id 1 stands behind 1, ids must ascend",
+        "it: section 1: id 1 follows 1, ids must ascend",
+        "it: section 3: id 1 follows 1, ids must ascend",
         *(
-            f"it: section {number}: message 1 of 1 stands behind message 2 of 2, "
+            f"it: section {number}: message 1 of 1 follows message 2 of 2, "
             "created_at and id must ascend"
             for number in (2, 5, 6)
         ),
@@ -48,7 +48,7 @@ def test_order_is_checked_in_every_section() -> None:
 def test_an_id_given_twice_and_keys_out_of_order_are_told() -> None:
     twice = messages_body(message(1, created_at=1), message(1, created_at=2))
     assert problems(assemble([(2, twice)], counts=(0, 2, 0, 0))) == (
-        "it: section 2: message 1 stands there twice",
+        "it: section 2: message 1 occurs twice",
     )
     body = messages_body(message(1, metadata={"a": None, "b": None}))
     body = body.replace(b"\1\0\0\0a\4\1\0\0\0b\4", b"\1\0\0\0b\4\1\0\0\0a\4")
@@ -89,7 +89,7 @@ LOST = replace(message(7), channel_id=9)
 )
 def test_what_a_store_would_not_be_opened_with_is_told(store: StoreFile, told: str) -> None:
     (line,) = problems(store_file.encode(store))
-    assert line.startswith(f"it: no store opens with it: expected {told}")
+    assert line.startswith(f"it: it cannot be opened as a store: expected {told}")
     with pytest.raises(FormatError, match=f"expected {told}"):
         CommStore.load(FakeClock(), store)
 

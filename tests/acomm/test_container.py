@@ -86,8 +86,8 @@ def test_reserved_bytes_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("offset", "length", "expected", "found"),
     [
-        (119, 8, "section 2 at 120 or behind", "119"),
-        (0, 8, "section 2 at 120 or behind", "0"),
+        (119, 8, "section 2 at 120 or later", "119"),
+        (0, 8, "section 2 at 120 or later", "0"),
         (121, 8, "section 2 to end by 128", "its end at 129"),
         (120, 2**64 - 1, "section 2 to end by 128", f"its end at {2**64 + 119}"),
         (2**64 - 1, 8, "section 2 to end by 128", f"its end at {2**64 + 7}"),

@@ -28,8 +28,8 @@ FAULTS = {
     "message-type-9": (1496, "message_type 0-7", "9"),
     "not-utf8-sender": (1501, "sender in UTF-8", "0xff"),
     "section-past-end": (136, "section 2 to end by 20804", "its end at 1099511629256"),
-    "section-twice": (120, "section type 1 once", "it a second time"),
-    "sections-overlap": (152, "section 3 behind 10345", "1480: sections 2 and 3 overlap"),
+    "section-twice": (120, "section type 1 once", "it twice"),
+    "sections-overlap": (152, "section 3 at 10345 or later", "1480: sections 2 and 3 overlap"),
     "total-size": (64, "total_size 20844", "20845"),
     "truncated": (20736, "footer magic ACEND001", "0x40f4322936caa4e0"),
 }

@@ -81,7 +81,7 @@ def test_what_has_a_default_may_be_left_out() -> None:
         ('"\udcff"', "line 2: not UTF-8"),
         ("{}", "line 2: section: expected one of header, channels, messages"),
         ('{"section": ["messages"]}', "line 2: section: expected one of"),
-        (HEADER, "line 2: section: the header is the first line"),
+        (HEADER, "line 2: section: the header must be the first line"),
         ({"extra": 1}, "line 2: extra: is not a known field"),
         ({"id": None}, "line 2: id: expected an integer from 0 to 18446744073709551615, got nu"),
         ({"id": True}, "line 2: id: expected an integer"),
@@ -90,7 +90,7 @@ def test_what_has_a_default_may_be_left_out() -> None:
         ({"message_type": "Txt"}, "line 2: message_type: expected one of Text, Command"),
         ({"message_type": 0}, "line 2: message_type: expected one of"),
         ({"sender": 5}, "line 2: sender: expected a text, got 5"),
-        ({"sender": "\ud800"}, "line 2: sender: expected a text without half surrogate pairs"),
+        ({"sender": "\ud800"}, "line 2: sender: expected a text without unpaired surrogates"),
         ({"sender": ["x" * 99]}, "line 2: sender: expected a text, got"),
         ({"metadata": []}, "line 2: metadata: expected an object, got []"),
         ({"metadata": {"k": [1]}}, "line 2: metadata.k: expected a text, number, true, false"),
@@ -98,7 +98,7 @@ def test_what_has_a_default_may_be_left_out() -> None:
         ({"metadata": {"k": 2**63}}, "line 2: metadata.k: expected an integer from -9223372036"),
         ({"signature": "abc"}, "line 2: signature: expected hex digits, two a byte"),
         ({"signature": 5}, "line 2: signature: expected hex digits, two a byte"),
-        ({"content_hex": "00"}, "line 2: content_hex: content is given as well"),
+        ({"content_hex": "00"}, "line 2: content_hex: cannot be combined with content"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_field(line: str | dict[str, object], said: str) -> None:
@@ -138,12 +138,12 @@ def test_a_wrong_channel_is_named_down_to_the_field(row: dict[str, object], said
 
 
 def test_the_header_comes_first_and_blocks_once() -> None:
-    with pytest.raises(MessageError, match="line 1: section: the header is the first line"):
+    with pytest.raises(MessageError, match="line 1: section: the header must be the first line"):
         jsonl.from_lines([json.dumps(MESSAGE), HEADER])
-    with pytest.raises(MessageError, match="no line; the first is the header"):
+    with pytest.raises(MessageError, match="the input is empty: the first line must be the header"):
         jsonl.from_lines([])
     block = '{"section": "engine_state", "tag": 1, "data_hex": ""}'
-    with pytest.raises(MessageError, match="line 3: tag: 1 is there already"):
+    with pytest.raises(MessageError, match="line 3: tag: 1 is given twice"):
         jsonl.from_lines([HEADER, block, block])
     with pytest.raises(MessageError, match="line 2: content_hex: expected hex digits"):
         row = {name: value for name, value in MESSAGE.items() if name != "content"}

@@ -168,13 +168,13 @@ def test_what_stands_at_a_limit_is_written() -> None:
 def test_a_count_above_its_limit_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = small_store()
     monkeypatch.setattr(sections, limit, 0)
-    with pytest.raises(StoreCapacity, match=f"{limit[4:].lower()}, a store file holds 0"):
+    with pytest.raises(StoreCapacity, match=f"{limit[4:].lower()}, a store file can hold 0"):
         store_file.encode(store)
 
 
 def test_a_file_above_its_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "MAX_FILE_BYTES", 400)
-    with pytest.raises(StoreCapacity, match="bytes, a store file holds 400"):
+    with pytest.raises(StoreCapacity, match="bytes, a store file can hold 400"):
         store_file.encode(small_store())
     # What is small when it is compressed, and too large for any reader to inflate.
     monkeypatch.setattr(sections, "MAX_FILE_BYTES", 5000)

@@ -69,7 +69,7 @@ def test_joining_a_channel_of_another_type(store: CommStore, kind: ChannelType) 
 
 def test_a_full_channel_is_said_so(store: CommStore) -> None:
     channel_of(store, ChannelType.GROUP, "carol", name="team", max_participants=1)
-    assert "has its 1 participants" in refused(store, "join", "CHANNEL: team")
+    assert "is limited to 1 participants" in refused(store, "join", "CHANNEL: team")
 
 
 def test_a_hash_before_the_name_is_the_same_channel(store: CommStore) -> None:

@@ -43,7 +43,7 @@ def test_an_answer_belongs_in_the_channel_of_what_it_answers(store: CommStore) -
     elsewhere = channel_of(store, ChannelType.GROUP, "worker", "other", name="d")
     query = store.send_query(asked_in.id, "lead", "how many?")
     before = store.snapshot()
-    with pytest.raises(ValidationFailed, match="nothing in channel d asks for this answer"):
+    with pytest.raises(ValidationFailed, match="no message in channel d expects this answer"):
         store.send_response(elsewhere.id, "worker", str(query.correlation_id), "seven")
     assert store.snapshot() == before
 

@@ -62,7 +62,7 @@ def test_of_one_channel_or_of_all(store: CommStore) -> None:
 def test_a_channel_is_for_who_takes_part(store: CommStore) -> None:
     channel = group(store)
     send(store, channel, "lead", content="hi")
-    with pytest.raises(NotParticipant, match="eve does not take part in channel c"):
+    with pytest.raises(NotParticipant, match="eve is not a participant of channel c"):
         store.receive_messages(channel.id, "eve")
     with pytest.raises(ChannelNotFound, match="7"):
         store.receive_messages(7, "worker")

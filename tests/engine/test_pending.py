@@ -136,7 +136,7 @@ def test_who_has_left_bounces_and_the_others_get_it(store: CommStore) -> None:
         "b": DeliveryState.DELIVERED,
         "c": DeliveryState.BOUNCED,
     }
-    assert said == [f"message {second.id}: 1 have left, among them c"]
+    assert said == [f"message {second.id}: 1 recipients have left the channel, c first"]
 
 
 @pytest.mark.shows("engine 4.11")

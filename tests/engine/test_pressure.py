@@ -51,7 +51,7 @@ def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeC
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     sent = [send(store, channel, "a") for _ in range(3)]
     text = refused(store, lambda: send(store, channel, "a"), StoreFull)
-    assert text == "3 active messages, the store takes 3"
+    assert text == "the store has 3 active messages, its limit is 3"
     store.receive(sent[1].id, "b")
     assert send(store, channel, "a").status is MessageStatus.DELIVERED
     assert len(store) == 3 and list(store.state.archive) == [sent[1].id]
@@ -124,7 +124,7 @@ def test_within_the_reserve_only_answers_are_taken(clock: FakeClock) -> None:
     with pytest.raises(StoreCapacity) as caught:
         while True:
             send(store, channel, "a", content="x" * 500)
-    assert "of a store file's 10000, and the last 1000 are for answers" in str(caught.value)
+    assert "of 10000 bytes, and the last 1000 are reserved for answers" in str(caught.value)
     refused(store, lambda: send(store, channel, "a", content="x" * 500), StoreCapacity)
     assert "compact" in caught.value.hint
     store.acknowledge_message(command.id, "b", "completed")
@@ -173,7 +173,7 @@ def test_no_more_messages_than_a_file_holds_archived_and_dead_ones_included(
         store.receive_messages(None, "b")
     assert store.archive(1) == 1
     text = refused(store, lambda: send(store, channel, "a"), StoreCapacity)
-    assert text == "3 messages, a store holds 3"
+    assert text == "the store has 3 messages, its limit is 3"
     store.compact()
     assert send(store, channel, "a").id == 4
     refused(store, lambda: send(store, channel, "a"), StoreCapacity)
@@ -187,11 +187,11 @@ def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) 
     text = refused(
         store, lambda: store.create_channel("three", ChannelType.GROUP, "a"), StoreCapacity
     )
-    assert text == "2 channels, a store holds 2"
+    assert text == "the store has 2 channels, its limit is 2"
     store.subscribe(channel.id, "b", "#")
     store.subscribe(channel.id, "b", "#")
     text = refused(store, lambda: store.subscribe(channel.id, "c", "#"), StoreCapacity)
-    assert text == "1 subscriptions, a store holds 1"
+    assert text == "the store has 1 subscriptions, its limit is 1"
     assert not store.is_participant(channel.id, "c")
 
 
@@ -293,5 +293,5 @@ def test_one_who_is_not_there_holds_up_nobody(store: CommStore) -> None:
     states = standing(store, message.id)
     assert states.pop("ghost") is DeliveryState.BOUNCED
     assert set(states.values()) == {DeliveryState.DELIVERED}
-    assert said == [f"message {message.id}: 1 have left, among them ghost"]
+    assert said == [f"message {message.id}: 1 recipients have left the channel, ghost first"]
     assert message.status is MessageStatus.DELIVERED

@@ -344,7 +344,7 @@ def test_who_joins_is_a_participant(store: CommStore, name: str) -> None:
 def test_a_direct_channel_has_two(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.DIRECT, "a", "b")
     error = refused(store, "participant", lambda: store.join_channel(channel.id, "c"))
-    assert error.reason == "channel c has its 2 participants"
+    assert error.reason == "channel c is full: it is limited to 2 participants"
 
 
 def test_a_channel_has_as_many_as_it_may(store: CommStore) -> None:

@@ -77,7 +77,7 @@ def test_who_has_not_joined_a_channel_is_told(box: Box) -> None:
     sent = box.send("carol", "TO: #team\n\nlet me in")
 
     assert box.row(sent)["status"] == "failed"
-    assert "carol does not take part in channel team" in box.nacks("carol")[0]
+    assert "carol is not a participant of channel team" in box.nacks("carol")[0]
 
 
 def test_topics_reach_those_who_subscribed(box: Box) -> None:
@@ -290,7 +290,7 @@ def test_a_full_store_lets_the_file_wait(tmp_path: Path) -> None:
     row = box.row(sent[4])
     assert (row["status"], row["last_error"]) == (
         "pending",
-        "4 active messages, the store takes 4",
+        "the store has 4 active messages, its limit is 4",
     )
     assert box.outbox("alice")[-1] == f"{sent[4]}.msg"
     assert box.nacks("alice") == []
