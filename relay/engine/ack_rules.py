@@ -1,10 +1,10 @@
 """Pure rules on acknowledgments, retries and pending messages, for state and commands.
 
-An acknowledgment may be given to what ``requires_ack`` names. It is waited for, and the message
-delivered again until it comes, where at least once was asked for (``is_retried``) and nowhere
-else. A message is pending while somebody has it on the way, has not received it, is delivered to
-again, or has said nothing of the answer that a relay waits for (``relay.engine.deliveries``).
-Answers are never pending: who waits for one waits for nothing else then.
+Messages for which ``requires_ack`` is true may be acknowledged. Only with at-least-once delivery
+(``is_retried``) does the engine wait for the acknowledgment and deliver again until it arrives. A
+message is pending while a recipient has not been delivered to, has not received it, is being
+retried, or has not reacted to a command or query of a relay (``relay.engine.deliveries``). Answers
+are never pending.
 Source: message-engine.txt, "Acknowledgment Flow" and "Channel Pressure"; DESIGN, "Bounded".
 """
 
@@ -32,12 +32,12 @@ _UNDERWAY = _NOT_WRITTEN | {DeliveryState.DELIVERED}
 
 
 def requires_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
-    """True when a message like this is to be acknowledged by its recipients."""
+    """True when recipients are expected to acknowledge such a message."""
     return message_type in REQUESTS or is_retried(channel, message_type, metadata)
 
 
 def is_retried(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
-    """True when a message like this is delivered again until it is acknowledged.
+    """True when such a message is delivered again until it is acknowledged.
 
     Its channel, its ``delivery``, or a time that its sender waits for the answer asks for that.
     """
@@ -52,22 +52,22 @@ def is_retried(channel: Channel, message_type: MessageType, metadata: Metadata |
 
 
 def ack_pending(channel: Channel, message: Message) -> bool:
-    """True while acknowledgments are waited for; once all have come the message wants no more."""
+    """True while acknowledgments of the message are outstanding."""
     return message.status is not MessageStatus.ACKNOWLEDGED and is_retried(
         channel, message.message_type, message.metadata
     )
 
 
 def requires_answer(message: Message) -> bool:
-    """True for a plain command or query: who gets it from a relay owes its sender an answer.
+    """True for a plain command or query, whose recipients owe the sender an answer in a relay.
 
-    What the orchestrator takes (a spawn, a join) is a Command, too, of another kind.
+    Control messages to the orchestrator (a spawn, a join) are Commands of another kind.
     """
     return message.message_type in REQUESTS and "kind" not in (message.metadata or {})
 
 
 def ends_obligation(message: Message, said: str, is_response: bool) -> bool:
-    """True when an answer like this ends what is owed: a question is answered by a response."""
+    """True when such an answer ends the obligation; a query needs a response."""
     is_query = message.message_type is MessageType.QUERY
     return is_response or said == "failed" or (said == "completed" and not is_query)
 
@@ -80,7 +80,7 @@ def is_open(
 ) -> bool:
     """True while a delivery is undelivered, not received, or owes its acknowledgment.
 
-    ``written_is_taken``: what stands in an inbox needs this store no more, unless it owes one.
+    ``written_is_taken``: a file in an inbox no longer needs the store, unless it owes one.
     """
     if ack_pending(channel, message):
         return any(
@@ -91,7 +91,7 @@ def is_open(
 
 
 def is_replayed(delivery: Delivery) -> bool:
-    """True between a dead letter's replay and the first attempt that it gives."""
+    """True between the replay of a dead letter and its first attempt."""
     return delivery.state is DeliveryState.WAITING and 0 < delivery.spent == delivery.attempt
 
 

@@ -16,7 +16,7 @@ and each file's indexes decide which files a query reads; a file is verified bef
 
 A message is final when every delivery is: written, where no acknowledgment is expected; else
 acknowledged, expired or bounced. Messages with dead letters stay until those are settled. After a
-crash before the event is committed the file is a stray, and the messages are where they were.
+crash before the event is committed the file is a stray, and the messages are still live.
 Source: DESIGN, "Bounded whatever the history".
 """
 
@@ -68,14 +68,14 @@ from relay.engine.state import State
 
 RELAY_IDS = 9  # block of section 256
 STRAY = ".stray"
-_FILES_KEPT = 2  # decoded ones: a page of history asks for the same file again and again
+_FILES_KEPT = 2  # decoded ones: a page of history reads the same file repeatedly
 _INDEXES_KEPT = 64
 
 T = TypeVar("T")
 
 
 class ArchiveIndexes(NamedTuple):
-    """The indexes of an archive, which tell whether its messages are needed."""
+    """The indexes of an archive, from which a query knows whether it needs the messages."""
 
     indexes: Indexes
     hashes: Sequence[int]  # of the relay ids, ascending
@@ -83,7 +83,7 @@ class ArchiveIndexes(NamedTuple):
 
 
 class Archived(NamedTuple):
-    """One message of an archive, and what became of its deliveries."""
+    """One message of an archive, and the outcome of its deliveries."""
 
     message: Message
     deliveries: dict[str, Delivery]
@@ -99,11 +99,11 @@ class Archives:
         self._indexes: OrderedDict[str, ArchiveIndexes] = OrderedDict()
 
     def write(self, name: str, snapshot: StoreSnapshot) -> int:
-        """Write an archive, whole, and give its size in bytes.
+        """Write an archive and return its size in bytes.
 
-        It counts once the store lists it; one of that name that a crash left is replaced.
-        Errors: OSError, and then nothing of it is left: it would bear another day's name next
-        time, and nobody would know it for a stray.
+        It counts once the store lists it; a file of that name left by a crash is replaced.
+        Errors: OSError; the incomplete file is then removed, because the next attempt may use
+        another day's name and would not recognize it as a stray.
         """
         path = os.path.join(self._folder, name)
         for folder in (self._folder, os.path.dirname(path)):
@@ -121,9 +121,9 @@ class Archives:
         return os.path.getsize(path)
 
     def rename_strays(self, notes: Iterable[ArchiveInfo], next_number: int) -> list[str]:
-        """Rename what the store does not list: a crash came before the event that counts it.
+        """Rename files that the store does not list, left by a crash before the Rolled event.
 
-        Only numbers from ``next_number`` on: an older one is another store's business.
+        Only numbers from ``next_number`` on: older ones may belong to another store.
         """
         known = {note.name for note in notes}
         aside = []
@@ -145,9 +145,9 @@ class Archives:
         return note.messages if ids is None else len(ids)
 
     def messages(self, note: ArchiveInfo, wanted: MessageFilter) -> Iterator[Message]:
-        """Those of an archive among which every match is; none when its indexes say so.
+        """Candidates for a match in an archive; none when its indexes exclude all.
 
-        Errors: FormatError for a damaged archive, OSError for one that is gone.
+        Errors: FormatError for a damaged archive, OSError for a missing one.
         """
         ids = self._ids(note, wanted)
         if ids is None:
@@ -164,10 +164,11 @@ class Archives:
         still_here: Container[int],
         rank: Rank | None = None,
     ) -> QueryResult:
-        """The page of what the store has (``here``) and its archives that a filter asks for.
+        """The page a filter selects from the live messages (``here``) and the archives.
 
-        By time, an archive whose messages cannot be on the page is counted by its indexes alone.
-        ``leaving``: the archive of which some messages are ``still_here``. ``rank``: of ``page``.
+        When sorting by time, an archive whose messages cannot be on the page is only counted, by
+        its indexes. ``leaving``: the archive whose messages are partly ``still_here``. ``rank``:
+        as for ``page``.
         Errors: as ``query.find``, and as ``messages``.
         """
         found = find(here, wanted)
@@ -225,7 +226,7 @@ class Archives:
         return None
 
     def _ids(self, note: ArchiveInfo, wanted: MessageFilter) -> set[int] | None:
-        """The ids that every index allows; None when no criterion is one of theirs."""
+        """The ids that all indexes allow; None when no criterion has an index."""
         if is_outside(note, wanted):
             return set()
         lists = list(index_lookups(wanted))
@@ -252,7 +253,7 @@ class Archives:
     def _cached(
         self, cache: OrderedDict[str, T], name: str, read: Callable[[str], T], most: int
     ) -> T:
-        """From the cache, or read now; the least recently used goes."""
+        """From the cache, or read now; evicts the least recently used."""
         if name not in cache:
             cache[name] = read(os.path.join(self._folder, name))
         cache.move_to_end(name)
@@ -276,7 +277,7 @@ class Archives:
 def _is_full(
     found: list[Message], note: ArchiveInfo, wanted: MessageFilter, rank: Rank | None
 ) -> bool:
-    """True when the page is full of messages that come before all of an archive's."""
+    """True when the page is full of messages that sort before every message of the archive."""
     field, order = wanted.order
     if field is not SortField.CREATED_AT:
         return False
@@ -305,19 +306,19 @@ def _hash(relay_id: str) -> int:
 
 SCAN_BATCH = 2_000  # messages in one step: about 2 ms
 EVICT_BATCH = 2_000
-PAUSE_S = 60  # between one look at everything and the next
-RECORD_BYTES = 128  # of a message, beside its content
+PAUSE_S = 60  # between two scans of all messages
+RECORD_BYTES = 128  # of a message, besides its content
 DAY_S = 86_400
 
 
 class RollPolicy(NamedTuple):
     """When messages are rolled, and how many into one archive."""
 
-    after_s: int = 3_600  # since they were sent: most answers have come by then
+    after_s: int = 3_600  # since they were sent: most answers have arrived by then
     messages: int = 10_000  # fewer wait, up to a day: small archives are many files
     most_messages: int = 100_000
     most_bytes: int = 64 << 20  # of content and records, uncompressed
-    live_messages: int = 50_000  # above this what is final goes, however young
+    live_messages: int = 50_000  # above this, final messages are rolled however young
 
 
 class _WrittenArchive(NamedTuple):
@@ -341,7 +342,7 @@ class RolledStore(Protocol):
 
 
 class Roller:
-    """Rolls one store. Called from its owner's thread; the writing is the executor's."""
+    """Rolls one store. Called from its owner's thread; archives are written in the executor."""
 
     def __init__(
         self,
@@ -358,7 +359,7 @@ class Roller:
         self._clock = clock
         self._executor = executor
         self._wake = wake
-        self._unscanned: list[int] = []  # message ids still to be looked at, the next one last
+        self._unscanned: list[int] = []  # message ids still to be checked, the next one last
         self._final: list[int] = []
         self._bytes = 0
         self._pressed = False
@@ -367,7 +368,7 @@ class Roller:
         self.error = ""  # why the last archive could not be written; empty when it could
 
     def due_ns(self) -> int | None:
-        """When there is something to do next (monotonic); None while an archive is written."""
+        """Deadline of the next step (monotonic); None while an archive is written."""
         if self._store.state.evicting or self._unscanned:
             return 0
         if self._writing is not None:
@@ -375,7 +376,7 @@ class Roller:
         return self._next_scan_ns
 
     def step(self) -> None:
-        """One slice of what is to be done. Takes a few milliseconds at most."""
+        """Do one slice of the work, a few milliseconds at most."""
         state = self._store.state
         if state.evicting:
             count = min(EVICT_BATCH, len(state.evicting))
@@ -394,7 +395,7 @@ class Roller:
     def _start_scan(self) -> None:
         self._pressed = self._is_pressed()
         self._next_scan_ns = self._clock.monotonic_ns() + PAUSE_S * NS_PER_S
-        self._store.retain()  # what nobody sends to grows old, too
+        self._store.retain()  # channels without new messages expire, too
         state = self._store.state
         self._unscanned = [*reversed(state.messages), *reversed(state.archive)]
         self._final, self._bytes = [], 0
@@ -408,7 +409,7 @@ class Roller:
             if message is None:
                 message = state.archive.get(number)
             elif message.created_at > limit_s:
-                self._unscanned = []  # those behind it are younger still
+                self._unscanned = []  # the following ones are younger still
                 break
             if message is None or not self._store.is_final(message):
                 continue
@@ -431,7 +432,7 @@ class Roller:
         return self._pressed or is_old or len(self._final) >= self._policy.messages
 
     def _messages(self, numbers: Iterable[int]) -> Iterator[Message]:
-        """The messages found final, without those that were removed meanwhile."""
+        """The final messages, without those removed meanwhile."""
         state = self._store.state
         for number in numbers:
             message = state.messages.get(number) or state.archive.get(number)
@@ -445,7 +446,7 @@ class Roller:
         self._writing.add_done_callback(lambda _: self._wake())
 
     def _make(self, name: str, numbers: tuple[int, ...], now_ns: int) -> _WrittenArchive:
-        """Write the archive. Beside the owner: what is final changes no more, it only goes."""
+        """Write the archive, in the executor; final messages no longer change."""
         messages = sorted(self._messages(numbers), key=lambda m: (m.created_at, m.id))
         ids = tuple(message.id for message in messages)
         size = self._archives.write(name, self._snapshot(messages, now_ns // NS_PER_S))

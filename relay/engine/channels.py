@@ -52,10 +52,10 @@ class ChannelCommands(DeliveryCommands):
         description: str | None = None,
         tags: Iterable[str] = (),
     ) -> Channel:
-        """A new channel whose owner is its first participant.
+        """Create a channel; its owner is the first participant.
 
-        Errors: ValidationFailed for its name, type, owner, settings or words; DuplicateChannel;
-        StoreCapacity when the store has as many channels as it takes.
+        Errors: ValidationFailed for an invalid name, type, owner, setting, description or tag;
+        DuplicateChannel; StoreCapacity when the store has its maximum of channels.
         """
         validation.check_channel_name(name)
         validation.check_participant("owner", owner)
@@ -99,12 +99,12 @@ class ChannelCommands(DeliveryCommands):
     def join_channel(
         self, channel_id: int, participant: str, role: ParticipantRole | None = None
     ) -> Channel:
-        """Take part in a channel, as ``role``; None: in a broadcast channel as observer, else as
-        member, its owner as owner.
+        """Add a participant in ``role``; by default the owner as owner, others as observers of a
+        broadcast channel and as members elsewhere.
 
-        Again changes nothing. Who joins a sticky channel gets what was sent before and is
-        still live, oldest first. Errors: ValidationFailed when a direct channel has two, or
-        max_participants are there, and for a second owner.
+        Joining twice changes nothing. A new participant of a sticky channel gets the earlier
+        messages that are still live, oldest first. Errors: ValidationFailed when the channel is
+        full (a direct channel has two participants), and for a second owner.
         """
         channel = self.get_channel(channel_id)
         if role is not None:
@@ -136,9 +136,9 @@ class ChannelCommands(DeliveryCommands):
         return self.get_channel(channel_id)
 
     def set_identities(self, identities: Mapping[str, str]) -> None:
-        """The id of each participant's key: of who joins from now on, and of who takes part.
+        """Set the key id of each participant, present and future; others have none.
 
-        Others have none. Errors: ValidationFailed for an id that is not a string.
+        Errors: ValidationFailed for an id that is not a string.
         """
         if not isinstance(identities, Mapping):
             raise ValidationFailed("identities", f"{identities!r} is not a mapping of names to ids")
@@ -155,11 +155,11 @@ class ChannelCommands(DeliveryCommands):
             self.apply(events.ParticipantIdentified(name, identity_id, self._now_s()))
 
     def leave_channel(self, channel_id: int, participant: str) -> Channel:
-        """No longer take part: what waits there for ``participant`` bounces, unless it is owed
-        an acknowledgment, whose sender is told in time.
+        """Remove a participant. Its undelivered messages bounce, except those that expect an
+        acknowledgment: their senders are notified when it is overdue.
 
-        Errors: NotParticipant; ValidationFailed for the owner of a broadcast channel, in which
-        nobody else may send.
+        Errors: NotParticipant; ValidationFailed for the owner of a broadcast channel, who is the
+        only one allowed to send in it.
         """
         channel = self.get_channel(channel_id)
         if not self.is_participant(channel_id, participant):
@@ -171,7 +171,7 @@ class ChannelCommands(DeliveryCommands):
                 "close the channel instead of leaving it",
             )
         self.apply(events.ParticipantLeft(channel_id, participant, self._now_s()))
-        if self.delivers_itself:  # what lies in an inbox stays there
+        if self.delivers_itself:  # a file in an inbox stays there
             for number in list(self.state.queues.get(participant, ())):
                 message = self.state.messages.get(number)
                 if (
@@ -189,12 +189,12 @@ class ChannelCommands(DeliveryCommands):
         pattern: str,
         filter: MessageFilter | None = None,
     ) -> Subscription:
-        """Receive what is published on topics that ``pattern`` matches; joins the channel.
+        """Subscribe to the topics that ``pattern`` matches, and join the channel.
 
-        Subscribing twice to one pattern is one subscription: it is active again, and its filter is
-        the one given last. On a sticky channel a new subscriber gets what matches and was sent
-        before. Errors: ValidationFailed for the pattern, or when
-        the channel is not a PubSub channel; StoreCapacity for one subscription too many.
+        Subscribing again to the same pattern reactivates the subscription and replaces its filter.
+        On a sticky channel a new subscriber also gets the matching earlier messages. Errors:
+        ValidationFailed for an invalid pattern, or when the channel is not a PubSub channel;
+        StoreCapacity when the store has its maximum of subscriptions.
         """
         channel = self._with_topics(channel_id)
         mode = topics.match_mode(pattern)
@@ -220,7 +220,7 @@ class ChannelCommands(DeliveryCommands):
     def subscriptions(
         self, channel_id: int | None = None, subscriber: str | None = None
     ) -> list[Subscription]:
-        """Subscriptions by id: all, or those to one channel, of one subscriber, or both.
+        """Subscriptions in the order of their ids, optionally of one channel or one subscriber.
 
         Errors: ChannelNotFound; ValidationFailed for a subscriber that is not a string.
         """
@@ -256,7 +256,7 @@ class ChannelCommands(DeliveryCommands):
         changed = msgspec.structs.replace(known, active=active, filter=filter)
         if changed != known:
             self.apply(events.SubscriptionChanged(changed, self._now_s()))
-            self._invalid_filters.discard(known.id)  # of a new filter it is said again
+            self._invalid_filters.discard(known.id)  # a new filter is warned of again
         return changed
 
     def _with_topics(self, channel_id: int) -> Channel:
@@ -271,7 +271,7 @@ class ChannelCommands(DeliveryCommands):
         return channel
 
     def _subscription_predicate(self, subscription: Subscription) -> Callable[[Message], bool]:
-        """A test for earlier messages that a subscription wants."""
+        """A test for earlier messages that a subscription matches."""
 
         def is_wanted(message: Message) -> bool:
             return (
@@ -285,7 +285,7 @@ class ChannelCommands(DeliveryCommands):
     def _deliver_sticky(
         self, channel: Channel, participant: str, is_wanted: Callable[[Message], bool]
     ) -> None:
-        """Deliver the messages of a sticky channel to a new participant, once; answers excepted."""
+        """Deliver the messages of a sticky channel, except answers, to a new participant, once."""
         if channel.config.retention.kind is not RetentionKind.FOREVER:
             self._retain(channel, 0)
         earlier = [
@@ -328,7 +328,7 @@ class ChannelCommands(DeliveryCommands):
         return [self.state.subscriptions[number] for number in numbers]
 
     def unsubscribe(self, channel_id: int, subscriber: str, pattern: str | None = None) -> int:
-        """End the subscriptions to ``pattern`` (None: all of this channel); how many there were.
+        """End the subscriptions to ``pattern`` (None: all of this channel); returns their number.
 
         Errors: ChannelNotFound.
         """
@@ -348,12 +348,12 @@ class ChannelCommands(DeliveryCommands):
         return len(ended)
 
     def configure_channel(self, channel_id: int, **changes: object) -> Channel:
-        """Change a channel, by name: what ChannelConfig and ChannelSettings hold, its words.
+        """Change a channel's config, settings, description or tags, by name.
 
-        ``flush`` is immediate, batch, manual or None, as the store; ``max_pending`` a number or
+        ``flush`` is immediate, batch, manual or None (as the store); ``max_pending`` a number or
         None; ``description`` a text or None; ``tags`` texts.
         Errors: ChannelNotFound; ValidationFailed for an unknown name or invalid value, and for a
-        ``max_participants`` below those who are there.
+        ``max_participants`` below the present number.
         """
         channel = self.get_channel(channel_id)
         if unknown := changes.keys() - _KNOWN:
@@ -371,7 +371,7 @@ class ChannelCommands(DeliveryCommands):
         return self._change(channel, channel.state, config, settings, *words)
 
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
-        """Pause, drain, close or resume a channel. Closed is final.
+        """Pause, drain, close or resume a channel. A closed channel stays closed.
 
         Errors: ChannelNotFound; ValidationFailed for an invalid state; ChannelUnavailable when
         it is closed.

@@ -48,7 +48,7 @@ class FlushSource(Protocol):
         """Bytes of messages so far."""
 
     def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
-        """The file was written; it covers so much."""
+        """Note that the file was written, and what it covers."""
 
     def snapshot(self) -> StoreSnapshot:
         """Everything, as values."""
@@ -58,14 +58,14 @@ class Marks(Protocol):
     """The journal of what is written: an event log."""
 
     def mark(self) -> JournalPosition:
-        """Where the store stands now; the journal holds everything before it durably."""
+        """The store's current position; everything before it is durable in the journal."""
 
     def cover(self, position: JournalPosition) -> None:
-        """The file was written; it covers everything before ``position``."""
+        """Note that the file was written and covers everything before ``position``."""
 
 
 class FlushPolicy(NamedTuple):
-    """Whichever comes first; None never comes. Immediate: 1 message. Manual: both None."""
+    """Flush at the first limit reached; None: no limit. Immediate: 1 message. Manual: both None."""
 
     messages: int | None = 100
     ms: int | None = 5000
@@ -81,32 +81,32 @@ class InlineExecutor(Executor):
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as exc:  # the future carries it to whoever asks
+        except Exception as exc:  # raised by ``Future.result``
             future.set_exception(exc)
         return future
 
 
 class Alarm:
-    """Calls a method back in a thread of its own, once what is set is over.
+    """Calls a method in a thread of its own when the time set has passed.
 
-    One daemon thread at most, and none while nothing is waited for. Its owner is not kept by it:
-    of one that was let go nothing is called any more.
+    At most one daemon thread, none while no alarm is set. It holds only a weak reference to the
+    owner: after the owner is collected nothing is called.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = weakref.WeakMethod(call)
         self._timer: threading.Timer | None = None
-        self.is_set = False  # whoever is called says so again
+        self.is_set = False  # the method called sets it again
 
     def set(self, wait_ns: int) -> None:
-        """Call after so long."""
+        """Call the method after ``wait_ns``."""
         self.is_set = True
         self._timer = threading.Timer(wait_ns / NS_PER_S, _call_back, (weakref.ref(self),))
         self._timer.daemon = True
         self._timer.start()
 
     def cancel(self) -> None:
-        """No call any more; waits for one that has begun, so no lock that it needs may be held."""
+        """Prevent further calls; waits for a running one, so hold no lock that it needs."""
         self.is_set, timer = False, self._timer
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
@@ -237,10 +237,10 @@ class Flusher:
         future.add_done_callback(lambda _: self._wake())
 
     def _write(self, snapshot: StoreSnapshot) -> int:
-        """Beside the owner. With a journal: what it covers has been done to files, too.
+        """Write the file, in the executor. With a journal: sync the owner's files first.
 
-        Renames and the ledger's pages are not synced one by one: all of them are, before the
-        file says that nobody need look at the events behind them again.
+        Renames and ledger pages are not synced one by one. All of them must be durable before the
+        checkpoint declares the events before it done.
         """
         if self._journal is not None:
             fsio.sync_filesystem(os.path.dirname(self._path))
@@ -264,7 +264,7 @@ class Flusher:
             self._not_before = now + self._policy.pause_factor * (now - began)
         elif isinstance(error, OSError | RelayError):
             self.error = f"{self._path}: {error}"
-            self._dirty = {self._policy: _Unwritten(now, 1 << 62)}  # as soon as it may
+            self._dirty = {self._policy: _Unwritten(now, 1 << 62)}  # as soon as possible
             self._not_before = now + self._retry_ns
             self._retry_ns = min(2 * self._retry_ns, RETRY_MOST_NS)
         else:

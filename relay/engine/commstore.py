@@ -6,11 +6,11 @@
         store.send_message(channel.id, "planner", MessageType.COMMAND, "deploy to staging")
         store.receive_messages(channel.id, "executor")
 
-A store is changed by events alone (``relay.engine.state``). The commands validate, make the event,
-apply it and return the new value; a refusal is an error that names the field, and leaves the store
-as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time is up and
-nothing more happens. It takes a snapshot between two events, under the lock under which each is
-applied. Source: message-engine.txt, data-structures.txt.
+Only events change a store (``relay.engine.state``). A command validates, makes the event, applies
+it and returns the new value; a refusal is an error that names the field, and leaves the store
+unchanged. Not thread-safe: it has one owner. A timer thread flushes when the owner makes no further
+call; its snapshot is taken under the lock that each event is applied under. Source:
+message-engine.txt, data-structures.txt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MANUAL = FlushPolicy(None, None)
 
 
 class CommStore(RetryCommands):
-    """One live store. Opened from a path it writes itself; else a Flusher of its owner's does."""
+    """One live store. Opened from a path it writes its file; else its owner's Flusher does."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CommStore(RetryCommands):
         self._path: str | None = None
         self._is_gathering = False  # in ``single_flush``
         self._is_closed = False
-        self._read_only_reason = ""  # why nothing is changed: its file would lose something
+        self._read_only_reason = ""  # set when a rewrite of its file would lose data
         self._held = contextlib.ExitStack()
         self._lock = threading.RLock()  # around each event, and around each flush
         self._alarm = Alarm(self._flush_when_due)
@@ -141,16 +141,16 @@ class CommStore(RetryCommands):
     ) -> CommStore:
         """The store at ``path`` for writing, created if it does not exist; ``close`` it.
 
-        It is flushed as ``policy`` says (a batch of 100 messages or 5 s), whether or not anything
-        more happens, and by ``close``. A temp file that a killed writer left is removed,
-        and what it had accepted and not delivered is delivered. With a ``key`` of 32 bytes every
-        content is sealed in the file; a plain one is from the next flush on. A damaged file:
-        ``load_path``.
-        A file of a later version, or with sections that are not known here, is for reading
-        alone, which ``warn`` hears: whatever would change it is StoreReadOnly.
+        It is flushed by ``policy`` (default: every 100 messages or 5 s), even if no further call
+        is made, and by ``close``. A temp file of a killed writer is removed, and the messages
+        that writer accepted and did not deliver are delivered. With a ``key`` of 32 bytes every
+        content is encrypted in the file; a plain file is from the next flush on. For a damaged
+        file see ``load_path``.
+        A file of a later version, or with unknown sections, is opened read-only, with a call of
+        ``warn``; commands that would change it raise StoreReadOnly.
         Errors: StoreLocked; FormatError for a damaged file, LimitError for one that could not be
-        written again, SealedStore for an encrypted one that is not this key's; each names the
-        file, which is left as it is.
+        written again, SealedStore for one encrypted with another key; each names the file, which
+        is left unchanged.
         """
         clock = clock or Clock()
         with contextlib.ExitStack() as held:
@@ -173,7 +173,7 @@ class CommStore(RetryCommands):
         warn: Callable[[str], object] | None,
         key: bytes | None,
     ) -> CommStore:
-        """The store at ``path``, whose lock is held; there is a file now, if there was none."""
+        """The store at ``path``, whose lock is held; creates the file if there is none."""
         store = cls.load_path(path, clock, limits, warn, key)
         if store is not None:
             read = path if os.path.lexists(path) else path + store_file.PREVIOUS
@@ -213,7 +213,7 @@ class CommStore(RetryCommands):
                 self._commit(self._policy_of(event) if self.state.settings else None)
 
     def _commit(self, policy: FlushPolicy | None) -> None:
-        """Flush where that is due, and have it looked at again when it will be."""
+        """Flush if due, and set the alarm for the next flush."""
         if self._flusher is None:
             return
         self._flusher.commit(policy)
@@ -222,7 +222,7 @@ class CommStore(RetryCommands):
             self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))
 
     def _flush_when_due(self) -> None:
-        """In the alarm's thread: the time that some policy gives is up."""
+        """Flush in the alarm's thread: the time of a flush policy has passed."""
         with self._lock:
             self._alarm.is_set = False
             self._commit(_MANUAL)
@@ -251,7 +251,7 @@ class CommStore(RetryCommands):
         return again
 
     def flush(self) -> None:
-        """Write everything now. Errors: OSError, StoreCapacity; the file is as it was then."""
+        """Write everything now. Errors: OSError, StoreCapacity; the file is then unchanged."""
         with self._lock:
             if self._flusher is not None:
                 self._flusher.flush()

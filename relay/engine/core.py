@@ -39,8 +39,8 @@ from relay.engine.validation import DEFAULT_LIMITS, Limits, check_number
 
 _warn = logging.getLogger("relay.engine").warning
 _DEFAULT = ChannelSettings()
-# Looking at open messages again and again would cost each send all of them: after a look that
-# met n of them in vain, the next n / PATIENCE calls do not look.
+# Scanning the open messages at every send would make sends linear in them: after a scan that met
+# n of them in vain, the next n / PATIENCE calls do not scan.
 RESCAN_DIVISOR = 16
 
 
@@ -59,13 +59,13 @@ class StoreStats(NamedTuple):
     channels: int
     messages: dict[MessageStatus, int]  # live ones and dead letters; statuses that occur
     subscriptions: int
-    dead_letters: int  # given up for somebody, or for all
+    dead_letters: int  # given up for at least one recipient
     archived: int
     pending: int  # delivered, and not received or not acknowledged
-    held: int  # accepted, and kept back by max_pending
+    held: int  # accepted, and held by max_pending
     duplicates: int  # entries of the exactly-once set
     file_bytes: int  # when it was last written; 0: never
-    used_bytes: int  # about what it would be now
+    used_bytes: int  # estimate of its present size
     file_sequence: int  # the events that the file covers
     sequence: int  # the events so far
 
@@ -78,19 +78,19 @@ class StoreCore:
     ) -> None:
         self._clock = clock
         self.state = state or State(self._now_s())
-        self.ack_timeout_s = 60  # where neither message nor channel says otherwise
-        self.command_timeout_s = 1800  # the same for the answer to a command, where one is owed
-        # False: its owner delivers by other means, and says so; see ``RetryCommands``.
+        self.ack_timeout_s = 60  # unless set by the message or the channel
+        self.command_timeout_s = 1800  # the same for the answer owed to a command
+        # False: its owner delivers by other means, and reports it; see ``RetryCommands``.
         self.delivers_itself = True
         self.dead_letter_after_s = (
             86_400  # a day: what is not acknowledged by then is a dead letter
         )
-        self.archives: Archives | None = None  # what was rolled out is found there
+        self.archives: Archives | None = None  # the messages that were rolled out
         self.identities: dict[
             str, str
         ] = {}  # participant -> its key's id, where its owner knows it
         self._copies: list[tuple[int, str]] = []
-        # For a journal: its owner takes them and appends them. None: nobody asks for them.
+        # Events for the owner's journal. None: there is no journal.
         self.fresh_events: list[events.Event] | None = None
         self.limits = limits
         self.warn: Callable[[str], object] = _warn
@@ -131,19 +131,19 @@ class StoreCore:
         return self.state.bytes_sent
 
     def pop_sticky(self) -> list[tuple[int, str]]:
-        """(message id, recipient) of sticky copies for an owner that delivers; each once."""
+        """Remove and return (message id, recipient) of sticky copies the owner has to deliver."""
         copies, self._copies = self._copies, []
         return copies
 
     def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
-        """Its file was written: its size, and what it covers."""
+        """Note that the file was written, its size and what it covers."""
         self.file_bytes = size
         self.file_sequence = sequence
         self._sent_in_file = bytes_sent
         self._roomy_until = 0
 
     def flush_if_immediate(self, channel_id: int) -> None:
-        """Write what a command did in a channel that is flushed at once. Errors: as ``flush``."""
+        """Flush after a command in a channel with immediate flush. Errors: as ``flush``."""
         if self.state.settings and self.get_settings(channel_id).flush == "immediate":
             self.flush()
 
@@ -155,7 +155,7 @@ class StoreCore:
         """Write everything now, where the store writes a file of its own."""
 
     def apply(self, event: events.Event) -> None:
-        """Change the store as the event says, and keep it for the journal where there is one."""
+        """Change the store as the event says, and queue the event for the journal, if any."""
         self.state.apply(event)
         if self.fresh_events is not None:
             self.fresh_events.append(event)
@@ -200,10 +200,11 @@ class StoreCore:
         return self._clock.now_ns() // NS_PER_S
 
     def archive(self, message_id: int | None = None, *, before: int | None = None) -> int:
-        """Archive one message, or all sent before a time (Unix seconds); how many there were.
+        """Archive one message, or all sent before a time (Unix seconds); returns their number.
 
-        By time, those with an open delivery stay. Errors: MessageNotFound; ValidationFailed for
-        one message that has such a delivery, or when not exactly one of the two is given.
+        With ``before``, messages with an open delivery stay. Errors: MessageNotFound;
+        ValidationFailed for one message with such a delivery, or when not exactly one of the two
+        arguments is given.
         """
         if (message_id is None) == (before is None):
             raise ValidationFailed("archive", "pass either message_id or before, not both")
@@ -222,16 +223,16 @@ class StoreCore:
         return self._archive([message_id])
 
     def evict(self) -> int:
-        """Archive every message that has no open delivery; how many there were."""
+        """Archive every message that has no open delivery; returns their number."""
         return self._archive([m.id for m in self.state.messages.values() if self.is_final(m)])
 
     def retain(self) -> int:
-        """Archive what is past the retention of its channel; how many there were."""
+        """Archive the messages past their channel's retention; returns their number."""
         state = self.state
         return sum(self._retain(state.channels[number], 0) for number in sorted(state.retained))
 
     def _retain(self, channel: Channel, more: int, more_bytes: int = 0) -> int:
-        """Archive what a channel keeps too long, with room for ``more`` messages to come."""
+        """Apply a channel's retention, leaving room for ``more`` messages."""
         patience = self._scans_to_skip.get(channel.id, 0)
         if patience > 0:
             self._scans_to_skip[channel.id] = patience - 1
@@ -265,7 +266,7 @@ class StoreCore:
         return len(message_ids)
 
     def is_final(self, message: Message) -> bool:
-        """True when nobody waits for the message any more."""
+        """True when the message has no open delivery, owed answer or dead letter."""
         deliveries = self.state.deliveries.get(message.id, {}).values()
         channel = self.state.channels[message.channel_id]
         if message.id in self.state.dead or message.id in self.state.owed:
@@ -273,10 +274,10 @@ class StoreCore:
         return not ack_rules.is_open(channel, message, deliveries, not self.delivers_itself)
 
     def compact(self) -> Compacted:
-        """Drop archived messages and dead letters for good, and write the file that is left.
+        """Delete archived messages and dead letters permanently, and write the file.
 
-        Nothing that has an open delivery is touched.
-        Errors: those of ``flush``; what was dropped is dropped all the same.
+        Messages with an open delivery are kept.
+        Errors: those of ``flush``; the messages are deleted nevertheless.
         """
         state = self.state
         self.flush()
@@ -296,7 +297,7 @@ class StoreCore:
         )
 
     def stats(self) -> StoreStats:
-        """The store in numbers. Costs a look at every live message."""
+        """The store in numbers. Scans every live message."""
         state = self.state
         pending = sum(
             message.id not in state.pending.held
@@ -325,16 +326,16 @@ class StoreCore:
         )
 
     def used_bytes(self) -> int:
-        """About how large the file would be now, or its records before they are compressed."""
+        """Estimate of the file's present size, at least that of its uncompressed records."""
         state = self.state
         if not self.file_bytes:
             return state.record_bytes
         return max(self.file_bytes + state.bytes_sent - self._sent_in_file, state.record_bytes)
 
     def _make_room(self, size: int, is_answer: bool) -> bool:
-        """Room for ``size`` bytes of content and metadata.
+        """Make room for ``size`` bytes of content and metadata.
 
-        True when the file comes near its limit just now.
+        True when the file crosses its warning limit with them.
         Errors: StoreFull, StoreCapacity.
         """
         state, limits = self.state, self.limits
@@ -360,12 +361,12 @@ class StoreCore:
         return is_news
 
     def _relieve(self) -> None:
-        """Archive what is final, once it is in the file. Errors: StoreFull when nothing helped.
+        """Archive final messages after a flush. Errors: StoreFull when that frees too little.
 
-        A store that is rolled has its room made by that, beside its owner's work.
+        For a store with archive files the ``Roller`` does this in the background.
         """
         state, most = self.state, self.limits.active_messages
-        # A look at every message is dear: one that found little is not repeated for a while.
+        # A scan of all messages is expensive: one that found little is not repeated for a while.
         if self.archives is None and state.sequence >= self._next_relief:
             final = [m.id for m in state.messages.values() if self.is_final(m)]
             if final:

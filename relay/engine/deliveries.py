@@ -1,12 +1,12 @@
-"""Deliveries of messages: made, received, answered; and the answers that recipients owe.
+"""Deliveries of messages, their acknowledgments, and the answers that recipients owe.
 
     delivered -- answer --> none
               -- due --> reminded -- due --> reminded -- due --> given up
 
-A plain command or query that a relay delivers is owed an answer by each recipient: a command ends
-with ``completed`` or ``failed``, a query with its response or ``failed``; ``received`` and
+Each recipient of a plain command or query that a relay delivers owes it an answer (an obligation):
+``completed`` or ``failed`` for a command, a response or ``failed`` for a query. ``received`` and
 ``in_progress`` restart the timer. While delivery is being retried no timer runs: retries end in an
-acknowledgment or a dead letter. A store that delivers by itself has no such obligations. Source:
+acknowledgment or a dead letter. A store that delivers by itself has no obligations. Source:
 message-engine.txt, "Receive Pipeline", "Broadcast Fan-out", "Acknowledgment Statuses"; DESIGN,
 "Attempts".
 """
@@ -42,8 +42,8 @@ from relay.engine.validation import check_number, check_text
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
 _ALL = 2**32  # messages: more than a store holds
-MAX_REMINDERS = 2  # then it is given up
-MAX_WAIT_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
+MAX_REMINDERS = 2  # then the answer is given up
+MAX_WAIT_MS = 2**53  # longer than any wait; twice that from now still fits the file's field
 
 
 class OverdueAnswer(NamedTuple):
@@ -52,7 +52,7 @@ class OverdueAnswer(NamedTuple):
     message: Message
     recipient: str
     obligation: Obligation
-    next_due_ms: int  # where the recipient is reminded now
+    next_due_ms: int  # after the reminder now due
 
     @property
     def is_exhausted(self) -> bool:
@@ -61,9 +61,9 @@ class OverdueAnswer(NamedTuple):
 
 
 class DeliveryCommands(StoreCore):
-    """The CommStore's commands on deliveries and on the answers that are owed."""
+    """The CommStore's commands on deliveries and obligations."""
 
-    _resuming = False  # one resumption goes on until nothing more may go
+    _resuming = False  # ``resume`` is running; it continues until nothing is resumable
 
     def deliver(
         self,
@@ -72,9 +72,9 @@ class DeliveryCommands(StoreCore):
         attempt: int = 0,
         now_ms: int | None = None,
     ) -> None:
-        """Stage 5: these recipients have it now; where it comes again, the ack's time runs.
+        """Stage 5: record the delivery to these recipients; starts the ack timeout if retried.
 
-        ``attempt``: of a delivery that was made again; 0: as it was.
+        ``attempt``: of a repeated delivery; 0: unchanged.
         """
         message = self.state.messages.get(message_id)
         if message is not None:
@@ -112,12 +112,12 @@ class DeliveryCommands(StoreCore):
         said: str = "",
         answer: tuple[str, str] = ("", ""),
     ) -> tuple[str, ...]:
-        """Note what became of these recipients' deliveries; whose moved.
+        """Move the deliveries of these recipients to a state; returns whose moved.
 
-        ``said``: the status of an acknowledgment, ``answer``: its relay id and the first line of
-        what it says, for the record; so is that of a later one.
-        The same again changes nothing, and nothing moves back: what is acknowledged was
-        delivered, whatever is noted later. What was given up can still be acknowledged.
+        ``said``: the status of an acknowledgment; ``answer``: its relay id and the first line of
+        its text, kept for the record, also of a later acknowledgment.
+        Repeating a call changes nothing, and no delivery moves back: an acknowledged one stays
+        acknowledged. A delivery that was given up can still be acknowledged.
         """
         known = self.state.deliveries.get(message_id, {})
         moved = tuple(
@@ -148,11 +148,11 @@ class DeliveryCommands(StoreCore):
         ends: bool,
         answer: tuple[str, str] = ("", ""),
     ) -> None:
-        """Note what a recipient says of a message; ``ends``: it owes nothing any more.
+        """Record a recipient's answer to a message; ``ends``: the obligation ends.
 
         ``said``: received, in_progress, completed, failed; ``answer``: see ``move_deliveries``.
-        The answer that never came is owed again by who begins after all, and by nobody who has
-        answered before.
+        If a given-up obligation is answered with ``received`` or ``in_progress``, it is open
+        again, unless the recipient had answered before.
         """
         delivery = self.state.deliveries.get(message.id, {}).get(recipient)
         was_silent = (
@@ -169,10 +169,10 @@ class DeliveryCommands(StoreCore):
             self._restart_answer_timer(message, recipient, said)
 
     def stage(self, deliveries: Iterable[tuple[int, str, int]]) -> None:
-        """An owner that delivers has these ready: (message id, recipient, attempt), as one event.
+        """Record as one event which deliveries the owner staged: (message id, recipient, attempt).
 
-        From its commit on they count as made, unless ``hold`` says otherwise. What was settled
-        meanwhile stays so, and what was archived.
+        From its commit on they count as made, unless ``postpone`` is called. Deliveries
+        settled or archived meanwhile are unchanged.
         """
         ready = tuple(
             (number, recipient, attempt)
@@ -185,14 +185,14 @@ class DeliveryCommands(StoreCore):
             self.apply(events.DeliveriesStaged(ready, self._now_s()))
 
     def is_held(self, message_id: int) -> bool:
-        """True while a message is accepted, and held back by its channel's ``max_pending``."""
+        """True while an accepted message is held by its channel's ``max_pending``."""
         return check_number("message_id", message_id) in self.state.pending.held
 
     def resumable(self) -> list[int]:
-        """Held messages that may go now: by channel, by priority where it heeds that, then FIFO.
+        """Held messages that may be delivered now: by channel, by priority if it uses them, FIFO.
 
-        Whoever delivers calls ``deliver`` for each; one that was not delivered comes again.
-        A paused channel lets nothing go.
+        The owner calls ``deliver`` for each; one that was not delivered is returned again.
+        Messages of a paused channel stay held.
         """
         found: list[int] = []
         pending = self.state.pending
@@ -207,7 +207,7 @@ class DeliveryCommands(StoreCore):
         return found
 
     def resume(self) -> None:
-        """Deliver what may go by now; where the owner delivers, ``resumable`` tells it."""
+        """Deliver the resumable messages, unless the owner delivers (see ``resumable``)."""
         if not self.delivers_itself or self._resuming:
             return
         self._resuming = True
@@ -219,9 +219,9 @@ class DeliveryCommands(StoreCore):
             self._resuming = False
 
     def enqueue_new(self, message: Message, is_routed: bool = False) -> None:
-        """Deliver a message that was accepted just now, unless it is held.
+        """Deliver a newly accepted message, unless it is held.
 
-        ``is_routed``: its recipients are all in the channel, which gave them.
+        ``is_routed``: its recipients were taken from the channel, so all are participants.
         """
         if message.id in self.state.pending.held:
             return
@@ -234,7 +234,7 @@ class DeliveryCommands(StoreCore):
     def enqueue(self, message: Message) -> None:
         """Deliver an accepted message to all its recipients, a batch at a time.
 
-        Who has left meanwhile is logged, and holds up nobody else; past the ttl nobody gets it.
+        Recipients that left meanwhile are logged and skipped; after its TTL it is not delivered.
         """
         members = self.state.members[message.channel_id]
         waiting = [
@@ -262,17 +262,17 @@ class DeliveryCommands(StoreCore):
         return delivery is not None and delivery.state is DeliveryState.ACKNOWLEDGED
 
     def expects_ack(self, message: Message) -> bool:
-        """True for a Command, a Query, and whatever is delivered at least once.
+        """True for a Command, a Query, and any message delivered at least once.
 
-        An Acknowledgment never expects one, whatever its channel promises.
+        An Acknowledgment never expects one, whatever the delivery mode of its channel.
         """
         channel = self.state.channels[message.channel_id]
         return requires_ack(channel, message.message_type, message.metadata)
 
     def receive(self, message_id: int, participant: str, how: str = "") -> None:
-        """``participant`` took one message; what it has acknowledged stays acknowledged.
+        """Record that ``participant`` received a message; an acknowledged one is unchanged.
 
-        ``how``: of an owner that delivers, for the record: what shows that it was taken.
+        ``how``: the evidence of an owner that delivers, for the record.
         """
         deliveries = self.state.deliveries.get(check_number("message_id", message_id), {})
         delivery = deliveries.get(check_text("participant", participant))
@@ -293,10 +293,10 @@ class DeliveryCommands(StoreCore):
     ) -> list[Message]:
         """Messages that ``participant`` has not received yet, oldest first within a priority.
 
-        ``channel_id`` None: of every channel it takes part in, and what the system told it. What
-        is returned counts as received, unless ``peek``. A message past its ttl is not returned,
-        and expires. A filter that asks for an order has it inside each priority; its offset and
-        limit count in the order that results.
+        ``channel_id`` None: of all its channels, and its system messages. Messages returned count
+        as received, unless ``peek``. A message past its TTL is not returned, and expires. A
+        filter's order applies within each priority; its offset and limit apply to the resulting
+        order.
         Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
         """
         check_text("participant", participant)
@@ -331,7 +331,7 @@ class DeliveryCommands(StoreCore):
         return [read_only_copy(self.state.messages[message.id]) for message in fresh]
 
     def _is_visible_to(self, message: Message, participant: str) -> bool:
-        """True unless ``participant`` has left the channel; nobody need join the system's."""
+        """True unless ``participant`` has left the channel; the system channel needs no joining."""
         channel_id = message.channel_id
         return (
             self.is_participant(channel_id, participant)
@@ -339,7 +339,7 @@ class DeliveryCommands(StoreCore):
         )
 
     def _expire(self, message: Message, participant: str) -> bool:
-        """True when the message's ttl has passed; its delivery is over then."""
+        """True when the message's TTL has passed; its delivery then expires."""
         if message.ttl is None or not self._is_past(message):
             return False
         self.move_deliveries(message.id, [participant], DeliveryState.EXPIRED)
@@ -349,11 +349,11 @@ class DeliveryCommands(StoreCore):
         return self._now_ns() >= (message.created_at + (message.ttl or 0)) * NS_PER_S
 
     def _delivery_order(self, message: Message) -> tuple[int, int]:
-        """Priority where the channel heeds it, then first come, first served, by no clock."""
+        """Sort key: priority if the channel uses it, then the message id, not the clock."""
         return (self._rank(message), message.id)
 
     def _rank(self, message: Message) -> int:
-        """The message's priority where its channel heeds that, as normal elsewhere."""
+        """The message's priority, or normal if its channel does not use priorities."""
         heeds = self.state.channels[message.channel_id].config.priority_ordering
         return message.priority if heeds else Priority.NORMAL
 
@@ -365,15 +365,15 @@ class DeliveryCommands(StoreCore):
         return reminders[0][0] if reminders else None
 
     def overdue_answers(self, limit: int) -> list[OverdueAnswer]:
-        """Up to ``limit`` answers that are overdue, the one first that is so for longest.
+        """Up to ``limit`` overdue answers, the longest overdue first.
 
-        The same again until ``remind`` or ``release`` says what was done about it.
+        The same ones are returned until ``record_reminder`` or ``end_obligation`` is called.
         """
         now_ms = self._now_ms()
         next_ms = self.next_reminder_ms()
         if next_ms is None or next_ms > now_ms:
             return []
-        found: dict[tuple[int, int, str], OverdueAnswer] = {}  # one may stand in the heap twice
+        found: dict[tuple[int, int, str], OverdueAnswer] = {}  # one may be in the heap twice
         while next_ms is not None and next_ms <= now_ms and len(found) < limit:
             reminder = heappop(self.state.reminders)
             _, number, recipient = reminder
@@ -386,27 +386,27 @@ class DeliveryCommands(StoreCore):
         return list(found.values())
 
     def record_reminder(self, message_id: int, recipient: str, due_ms: int) -> None:
-        """It was reminded of its answer, which is overdue again at ``due_ms``."""
+        """Record a reminder to the recipient; the answer is overdue again at ``due_ms``."""
         one = self.state.owed.get(message_id, {}).get(recipient)
         if one is not None:
             count = one.reminders + 1
             self.apply(events.Reminded(message_id, recipient, due_ms, count, self._now_s()))
 
     def end_obligation(self, message_id: int, recipients: Iterable[str], said: str = "") -> None:
-        """These have answered (``said``: the status), or their answer is waited for no longer."""
+        """End obligations that were answered (``said``: the status) or given up (empty)."""
         self.apply(events.OwedNoMore(message_id, tuple(recipients), self._now_s(), said))
 
     def add_downtime(self, by_ms: int) -> None:
-        """Move each deadline by the time in which no relay ran or the clock was changed."""
+        """Postpone every deadline by a time in which no relay ran, or a clock change."""
         self.apply(events.TimeLost(by_ms, self._now_s()))
 
     def downtime_ns(self, since_ns: int) -> int:
-        """The part of the time since then in which no relay ran (ns)."""
+        """How long no relay ran since ``since_ns``."""
         since = since_ns // NS_PER_S
         return sum(one.ms for one in self.state.downtimes if one.at > since) * NS_PER_MS
 
     def _add_obligations(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
-        """These have the message now, and owe its answer where one is owed at all."""
+        """Add obligations of recipients that now have the message, if it requires an answer."""
         known = self.state.owed.get(message.id, {})
         retried = ack_rules.ack_pending(self.state.channels[message.channel_id], message)
         due_ms = 0 if retried else now_ms + self._answer_timeout_ms(message)
@@ -420,15 +420,15 @@ class DeliveryCommands(StoreCore):
             self.apply(events.Owed(message.id, owing, due_ms, now_ms // 1000))
 
     def _pause_obligation(self, message_id: int, recipient: str) -> None:
-        """Stop the timer of an answer until the recipient has the message."""
+        """Stop the timer of an answer until the message is delivered again."""
         one = self.state.owed.get(message_id, {}).get(recipient)
         if one is not None and one.due_ms:
             self.apply(events.Owed(message_id, (recipient,), 0, self._now_s(), one.said))
 
     def restore_obligation(self, message: Message, recipient: str, said: str) -> None:
-        """Add an obligation that the owner's records have and the store lacks.
+        """Add an obligation that is in the owner's records but not in the store.
 
-        ``said``: the recipient's last acknowledgment that ended nothing; empty: none.
+        ``said``: the recipient's last ``received`` or ``in_progress``; empty: none.
         """
         if said:
             self._restart_answer_timer(message, recipient, said)
@@ -436,7 +436,7 @@ class DeliveryCommands(StoreCore):
             self._add_obligations(message, [recipient], self._now_ms())
 
     def tracks_answer(self, message: Message) -> bool:
-        """True for what its recipients owe an answer, here in a relay."""
+        """True in a relay, for messages that require an answer."""
         return not self.delivers_itself and ack_rules.requires_answer(message)
 
     def _restart_answer_timer(self, message: Message, recipient: str, said: str) -> None:
@@ -470,6 +470,6 @@ def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
         return after is DeliveryState.ACKNOWLEDGED
     if before.state is DeliveryState.ACKNOWLEDGED:
         return False
-    # once more: it goes through the same states again
+    # a further attempt goes through the same states again
     again = attempt > before.attempt and before.state < DeliveryState.ACKNOWLEDGED
     return again or before.state < after
