@@ -95,7 +95,7 @@ class SubscriptionAdded(_Event, frozen=True):
 
 
 class SubscriptionChanged(_Event, frozen=True):
-    """A subscription is active or rests, and has this filter, from now on."""
+    """A subscription is active or paused, and has this filter, from now on."""
 
     subscription: Subscription
     at: int
@@ -113,7 +113,7 @@ class MessageSent(_Event, frozen=True):
 
     message: Message
     recipients: tuple[str, ...]
-    held: bool = False  # max_pending is reached: delivered when others are done
+    held: bool = False  # max_pending is reached: delivered once other messages are final
     origin: Origin | None = None  # where an owner that delivers got it from
 
 
@@ -126,21 +126,21 @@ class DeliveriesAdded(_Event, frozen=True):
 
 
 class DeliveriesMoved(_Event, frozen=True):
-    """Deliveries of one message moved on, all to the same state."""
+    """Deliveries of one message advanced, all to the same state."""
 
     message_id: int
     recipients: tuple[str, ...]
     state: DeliveryState
     at: int
     due_ms: int = 0  # when the acknowledgment is overdue
-    attempt: int = 0  # of a delivery that was made again; 0: as it was
+    attempt: int = 0  # of a repeated delivery; 0: unchanged
     said: str = ""  # the status that an acknowledgment gives
     answer_id: str = ""  # of an acknowledgment: the relay's id of it
     answer_text: str = ""  # and the first line of what it says
 
 
 class DeliveriesStaged(_Event, frozen=True):
-    """An owner that delivers has these ready, the whole batch: only the last step is left.
+    """An owner that delivers has staged the deliveries of a batch; only the renames are left.
 
     Each is (message id, recipient, attempt).
     """
@@ -150,7 +150,7 @@ class DeliveriesStaged(_Event, frozen=True):
 
 
 class FileRefused(_Event, frozen=True):
-    """An owner that delivers refused a file; nothing in the store changes by it."""
+    """An owner that delivers refused a file; the store does not change."""
 
     message_id: str  # the relay's; empty where its name gives none
     origin: Origin
@@ -162,7 +162,7 @@ class FileRefused(_Event, frozen=True):
 
 
 class MessageReceived(_Event, frozen=True):
-    """The recipient took the message out of its queue."""
+    """The recipient received the message from its queue."""
 
     message_id: int
     participant: str
@@ -171,9 +171,9 @@ class MessageReceived(_Event, frozen=True):
 
 
 class LateRead(_Event, frozen=True):
-    """The file of a delivery that was over, or answered where it stood, left the inbox after all.
+    """The file of a delivery that had ended, or was answered unread, left the inbox later.
 
-    Nothing in the store changes by it.
+    The store does not change.
     """
 
     message_id: int
@@ -184,7 +184,7 @@ class LateRead(_Event, frozen=True):
 
 
 class DeliveryTimed(_Event, frozen=True):
-    """A delivery's time was up: it waits for another attempt, or is attempted again."""
+    """A delivery's timer expired: it waits for another attempt, or is attempted again."""
 
     message_id: int
     recipient: str
@@ -202,28 +202,28 @@ class DeadLettered(_Event, frozen=True):
 
 
 class DeadLetterReplayed(_Event, frozen=True):
-    """A dead letter's next attempt is due, for those alone for whom it was given up."""
+    """A dead letter's next attempt is due, only for the recipients it was given up for."""
 
     message_id: int
     at: int
 
 
 class DeadLetterDiscarded(_Event, frozen=True):
-    """A dead letter is gone for good."""
+    """A dead letter is deleted permanently."""
 
     message_id: int
     at: int
 
 
 class MessagesArchived(_Event, frozen=True):
-    """Messages left the live ones; they are kept in the archive."""
+    """Messages moved from the live ones into the archive."""
 
     message_ids: tuple[int, ...]
     at: int
 
 
 class ArchiveDropped(_Event, frozen=True):
-    """Archived messages are gone for good."""
+    """Archived messages are deleted permanently."""
 
     message_ids: tuple[int, ...]
     at: int
@@ -238,24 +238,24 @@ class Rolled(_Event, frozen=True):
 
 
 class MessagesEvicted(_Event, frozen=True, tag="TakenOut"):  # its name in journals
-    """The first so many of the messages that are leaving have left."""
+    """The first ``count`` messages being evicted were removed from the store."""
 
     count: int
     at: int
 
 
 class Owed(_Event, frozen=True):
-    """These recipients owe an answer from now on, or said that it is under way."""
+    """These recipients owe an answer from now on, or reported progress on it."""
 
     message_id: int
     recipients: tuple[str, ...]
-    due_ms: int  # when it is overdue; 0: attempts to deliver it go on, and end first
+    due_ms: int  # when it is overdue; 0: no timer while delivery is retried
     at: int
-    said: str = ""  # received, in_progress: the status of an acknowledgment that ends nothing
+    said: str = ""  # received, in_progress: the status of an acknowledgment that is not final
 
 
 class Reminded(_Event, frozen=True):
-    """A recipient is reminded of the answer that it owes."""
+    """A recipient is reminded of the answer it owes."""
 
     message_id: int
     recipient: str
@@ -265,7 +265,7 @@ class Reminded(_Event, frozen=True):
 
 
 class OwedNoMore(_Event, frozen=True):
-    """These recipients have answered, or their answers are waited for no longer."""
+    """The obligations of these recipients ended: answered or given up."""
 
     message_id: int
     recipients: tuple[str, ...]
@@ -274,21 +274,21 @@ class OwedNoMore(_Event, frozen=True):
 
 
 class TimeLost(_Event, frozen=True):
-    """Time went by in which the store's owner did not run: each deadline is so much later."""
+    """The store's owner did not run for a time: every deadline is postponed by it."""
 
     by_ms: int  # negative: the clock was set back
     at: int
 
 
 class DuplicateNoted(_Event, frozen=True):
-    """An exactly-once delivery happened: until it expires it does not happen again."""
+    """An exactly-once delivery was made: it is not repeated until this entry expires."""
 
     key: tuple[str, int, str]  # correlation id, message id, recipient
     expires_ms: int
 
 
 class DuplicatesForgotten(_Event, frozen=True):
-    """Every entry of the exactly-once set that had expired by then is gone."""
+    """The entries of the exactly-once set that had expired by then are removed."""
 
     at_ms: int
 
@@ -330,9 +330,9 @@ VERSION = 1
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Its writer began: a record in between says that what came before may lack its last bytes."""
+    """A writer started: the records before this one may end in a torn record."""
 
-    boot_id: str  # of the machine: another one means that it was switched off in between
+    boot_id: str  # of the machine: a different one means a reboot in between
     epoch: int
     at: int  # Unix nanoseconds
 
@@ -345,7 +345,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of one record; exactly one of the last four is there."""
+    """The payload of one record; exactly one of the last four is set."""
 
     v: int
     seq: int | None = None  # events of the store before this one

@@ -53,12 +53,12 @@ class MessageCommands(ChannelCommands):
         content: str | bytes,
         **fields: object,
     ) -> Message:
-        """The whole pipeline: the message stands in its recipients' queues when this returns.
+        """Run the whole pipeline: the message is in its recipients' queues when this returns.
 
-        Unless ``holds`` says that its channel has too many pending ones. An answer goes to those
-        alone whom it answers in this channel, and acknowledges what they sent. ``fields`` are
-        those of ``accept``. Errors: as there; nothing is kept then. In a channel that is flushed
-        at once also those of ``flush``: then it is kept, and written as soon as the file can be.
+        Unless it is held because its channel has too many pending messages. An answer goes only to
+        the senders it answers in this channel, and acknowledges their messages. ``fields``: see
+        ``accept``. Errors: as ``accept``; the message is then not stored. In a channel with
+        immediate flush also those of ``flush``; the message is then stored, and written later.
         """
         if type(message_type) is not MessageType:
             message_type = validation.check_member("message_type", message_type, MessageType)
@@ -89,10 +89,10 @@ class MessageCommands(ChannelCommands):
         signature: bytes | None = None,
         origin: Origin | None = None,
     ) -> Message:
-        """Stages 1 to 4: the message is kept and its recipients are known, not yet reached.
+        """Stages 1 to 4: store the message and its recipients, without delivering it.
 
-        ``recipients`` narrows the route, as an answer goes to the original's sender alone;
-        ``also`` widens it; ``origin`` goes into the event alone.
+        ``recipients`` replaces the route, for answers, which go only to the original's sender;
+        ``also`` adds recipients; ``origin`` is only recorded in the event.
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
         StoreCapacity.
         """
@@ -139,7 +139,7 @@ class MessageCommands(ChannelCommands):
         ttl: int | None,
         signature: bytes | None,
     ) -> Message:
-        """Stages 1 and 2: every rule is kept, and the message has its number and time."""
+        """Stages 1 and 2: validate the message, and give it a number and a time."""
         validation.check_message(
             channel, self.is_participant(channel.id, sender), sender, message_type, body, topic, ttl
         )
@@ -177,7 +177,7 @@ class MessageCommands(ChannelCommands):
         correlation_id: str | None,
         metadata: Metadata | None,
     ) -> str | None:
-        """The correlation id that was given, checked; one of its own for what must be answered."""
+        """The given correlation id, checked; a new one for a message that must be answered."""
         if message_type in ack_rules.ANSWERS or correlation_id is not None:
             asked = self._answerable(message_type, correlation_id)
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
@@ -188,7 +188,7 @@ class MessageCommands(ChannelCommands):
         return correlation_id
 
     def _ensure_room(self, channel: Channel, message: Message) -> bool:
-        """Room for one more, by limits and by retention; True when the file is near its own.
+        """Make room for a message, by limits and retention; True if the file nears its limit.
 
         Errors: StoreFull, StoreCapacity.
         """
@@ -204,7 +204,7 @@ class MessageCommands(ChannelCommands):
         return is_near_full
 
     def _checked(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
-        """Each name once; those that do not take part are checked like participants' ids."""
+        """The names without duplicates; those of non-participants are checked for validity."""
         members = self.state.members[channel_id]
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise ValidationFailed(field, f"expected a list of participants, got {names!r}")
@@ -215,7 +215,7 @@ class MessageCommands(ChannelCommands):
         return tuple(dict.fromkeys(names))
 
     def _is_pending_full(self, channel_id: int) -> bool:
-        """True when the channel has as many pending messages as it may, or holds some back."""
+        """True when the channel has reached ``max_pending``, or holds messages already."""
         most = self.get_settings(channel_id).max_pending or 0
         pending = self.state.pending
         return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
@@ -231,7 +231,7 @@ class MessageCommands(ChannelCommands):
         return routing.route(self.state, channel, message, self._warn_of_filter)
 
     def _warn_of_capacity(self) -> None:
-        """Say, in the log and on the system's topic, that the file comes near its limit."""
+        """Warn in the log and on the system's topic that the file is near its limit."""
         text = (
             f"the store has {self.used_bytes()} of {self.limits.file_bytes} bytes: "
             "archive and compact it"
@@ -240,10 +240,10 @@ class MessageCommands(ChannelCommands):
         self.announce(CAPACITY_TOPIC, text)
 
     def announce(self, topic: str, text: str, also: Iterable[str] = ()) -> None:
-        """A Notification on the system's channel, for its subscribers and those in ``also``.
+        """Send a Notification on the system's channel, to its subscribers and to ``also``.
 
-        Where that channel takes nothing it is not sent: whatever it speaks of goes on. An owner
-        that delivers has its own way to say such things.
+        Does nothing if that channel accepts no message, or if the owner delivers: it has its own
+        notifications.
         """
         if not self.delivers_itself:
             return
@@ -256,17 +256,17 @@ class MessageCommands(ChannelCommands):
             )
 
     def channel_label(self, message: Message) -> str | None:
-        """The name of the message's channel, unless that is one between two."""
+        """The name of the message's channel; None for a direct channel."""
         channel = self.state.channels[message.channel_id]
         return None if channel.channel_type is ChannelType.DIRECT else channel.name
 
     def send_query(
         self, channel_id: int, sender: str, content: str | bytes, timeout_s: int | None = None
     ) -> Message:
-        """Ask the channel; the query's correlation id is the thread that responses name.
+        """Send a query; responses refer to it by its correlation id.
 
-        ``timeout_s``: how long its answer is waited for; None: as the channel says. Errors: as
-        ``send_message``, ValidationFailed for an invalid timeout.
+        ``timeout_s``: time limit of the answer; None: the channel's. Errors: as
+        ``send_message``; ValidationFailed for an invalid timeout.
         """
         metadata: Metadata | None = None
         if timeout_s is not None:
@@ -282,7 +282,7 @@ class MessageCommands(ChannelCommands):
     def send_response(
         self, channel_id: int, sender: str, correlation_id: str, content: str | bytes
     ) -> Message:
-        """Answer a query; the response goes to who asked, and acknowledges it.
+        """Answer a query; the response goes to its sender, and acknowledges it.
 
         Errors: ValidationFailed when no query of this channel has this correlation id.
         """
@@ -293,7 +293,7 @@ class MessageCommands(ChannelCommands):
     def publish(
         self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: object
     ) -> Message:
-        """Send to whoever subscribed to the topic. Errors: ValidationFailed for another type."""
+        """Send to the topic's subscribers. Errors: ValidationFailed if it is no PubSub channel."""
         channel = self.get_channel(channel_id)
         if channel.channel_type is not ChannelType.PUB_SUB:
             raise ValidationFailed("channel", f"{channel.name} is not a PubSub channel")
@@ -301,13 +301,13 @@ class MessageCommands(ChannelCommands):
         return self.send_message(channel_id, sender, MessageType.TEXT, content, **fields)
 
     def broadcast(self, channel_id: int, sender: str, content: str | bytes) -> Message:
-        """Send to everybody in the channel, as type Broadcast."""
+        """Send to all participants of the channel, as type Broadcast."""
         return self.send_message(channel_id, sender, MessageType.BROADCAST, content)
 
     def acknowledge_message(
         self, message_id: int, participant: str, status: str, text: str | None = None
     ) -> Message:
-        """Say where a message stands with its recipient; its sender alone hears it.
+        """Acknowledge a message with a status, which goes only to its sender.
 
         ``status``: received, in_progress, completed or failed. Errors: MessageNotFound;
         ValidationFailed for another status or a message that expects none; NotParticipant
@@ -337,7 +337,7 @@ class MessageCommands(ChannelCommands):
     def _originals(
         self, channel_id: int, message_type: MessageType, correlation_id: object
     ) -> list[Message]:
-        """Messages that an answer in this channel answers. Errors: ValidationFailed for none."""
+        """The messages that an answer in this channel answers. Errors: ValidationFailed if none."""
         thread = self.get_thread(correlation_id) if isinstance(correlation_id, str) else []
         is_response = message_type == MessageType.RESPONSE
         originals = [
@@ -362,9 +362,9 @@ class MessageCommands(ChannelCommands):
         originals: list[Message],
         **fields: object,
     ) -> Message:
-        """Send an answer to those who asked, alone; its sender owes them nothing any more.
+        """Send an answer only to the senders of the originals, and acknowledge these.
 
-        Both are in the file with the same flush, or a crash would have it asked for again.
+        Both are in the same flush: after a crash in between, the answer would be expected again.
         """
         with self.single_flush(channel_id):
             answer = self.accept(
@@ -411,7 +411,7 @@ class MessageCommands(ChannelCommands):
         return known if archived is None else read_only_copy(archived)
 
     def incomplete(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got, owes, or is dead for."""
+        """Relay id -> number of each message with an undelivered, owing or dead recipient."""
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
@@ -435,8 +435,8 @@ class MessageCommands(ChannelCommands):
     ) -> QueryResult:
         """Messages by every given criterion, newest first by default; dead letters included.
 
-        Where channels heed priority, in groups of one priority each, unless ``grouped`` is False.
-        Archives are looked into as far as their indexes say that it is worth it.
+        If channels use priorities, grouped by priority, unless ``grouped`` is False. Archives are
+        read only where their indexes do not exclude a match.
         Errors: ValidationFailed for an invalid pattern; FormatError, OSError for an archive that
         is damaged or missing.
         """
@@ -461,7 +461,7 @@ class MessageCommands(ChannelCommands):
     def get_thread(self, correlation_id: str) -> list[Message]:
         """The messages of a thread, oldest first, archived ones included.
 
-        Errors: FormatError, OSError for an archive that is damaged or gone.
+        Errors: FormatError, OSError for an archive that is damaged or missing.
         """
         here = self.thread_in_store(check_text("correlation_id", correlation_id))
         if self.archives is None:
@@ -474,7 +474,7 @@ class MessageCommands(ChannelCommands):
         )
 
     def thread_in_store(self, correlation_id: str) -> list[Message]:
-        """Those of a thread that were not rolled out, oldest first."""
+        """The messages of a thread that are still in the store, oldest first."""
         state = self.state
         live = [state.messages[n] for n in state.index.thread(correlation_id)]
         archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]

@@ -28,7 +28,7 @@ from relay.engine import topics, validation
 
 _SHOWN_PATTERN = 150  # characters of a pattern in an error
 _RE2 = re2.Options()
-_RE2.never_capture = True  # with groups to fill in, RE2 is slow on long texts
+_RE2.never_capture = True  # capturing groups makes RE2 slow on long texts
 _RE2.log_errors = False
 
 Rank = Callable[[Message], int]  # the group of a message: its priority, where that is heeded
@@ -43,7 +43,7 @@ class QueryResult(NamedTuple):
 
 
 def check_filter(wanted: MessageFilter) -> MessageFilter:
-    """The filter itself, when a subscription in a file can have it.
+    """The filter itself, if a file can hold it in a subscription.
 
     Errors: ValidationFailed for an invalid value or pattern.
     """
@@ -66,7 +66,7 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
 
 
 def make_predicate(wanted: MessageFilter) -> Callable[[Message], bool]:
-    """A predicate of every criterion but the content pattern."""
+    """A predicate for all criteria except the content pattern."""
     statuses = frozenset(wanted.status) if wanted.status is not None else None
     types = frozenset(wanted.message_types) if wanted.message_types is not None else None
     priorities = frozenset(wanted.priority) if wanted.priority is not None else None
@@ -109,10 +109,10 @@ def compile_pattern(pattern: str) -> re2._Regexp[str]:
 
 
 def find(messages: Iterable[Message], wanted: MessageFilter) -> list[Message]:
-    """Those of ``messages`` that match, in their order, without limit and offset.
+    """The matching ones of ``messages``, in their order, before limit and offset.
 
-    ``wanted`` is one that ``check_filter`` takes. Errors: ValidationFailed for a content pattern
-    that is invalid all the same: a file of another writer may hold one.
+    ``wanted`` must be valid (``check_filter``). Errors: ValidationFailed for an invalid content
+    pattern, which a file of another writer may hold.
     """
     found = list(filter(make_predicate(wanted), messages))
     if wanted.content_pattern is not None:
@@ -124,7 +124,7 @@ def find(messages: Iterable[Message], wanted: MessageFilter) -> list[Message]:
 def select(
     messages: Iterable[Message], wanted: MessageFilter, rank: Rank | None = None
 ) -> QueryResult:
-    """The page of ``messages`` that a filter asks for, one that ``check_filter`` takes.
+    """The page of ``messages`` that a valid filter (``check_filter``) selects.
 
     ``rank``: of ``page``. Errors: those of ``find``.
     """
@@ -135,9 +135,9 @@ def select(
 def page(
     found: list[Message], wanted: MessageFilter, total: int, rank: Rank | None = None
 ) -> QueryResult:
-    """The page of what matched, ``total`` in all; ``found`` has at least those that are on it.
+    """The page of ``total`` matches; ``found`` has at least the messages on it.
 
-    ``rank``: what is grouped by before the filter's order.
+    ``rank``: the group of a message; groups are sorted before the filter's order applies.
     """
     sort(found, wanted, rank)
     end = wanted.offset + wanted.limit
@@ -145,9 +145,9 @@ def page(
 
 
 def sort(found: list[Message], wanted: MessageFilter, rank: Rank | None) -> None:
-    """Put messages into the filter's order, inside each ``rank`` where there is one.
+    """Sort messages in the filter's order, within each ``rank`` if given.
 
-    A filter that asks for an order by priority has that order, whatever their ranks.
+    A filter that sorts by priority takes precedence over ranks.
     """
     field, order = wanted.order
     found.sort(key=_SORT_KEYS[field], reverse=order is SortOrder.DESCENDING)
@@ -155,7 +155,7 @@ def sort(found: list[Message], wanted: MessageFilter, rank: Rank | None) -> None
         found.sort(key=rank)
 
 
-# Ties are broken by id, so that a page is the same each time it is asked for.
+# Ties are broken by id, so that a page is the same each time.
 _SORT_KEYS: dict[SortField, Callable[[Message], tuple[object, ...]]] = {
     SortField.CREATED_AT: lambda m: (m.created_at, m.id),
     SortField.PRIORITY: lambda m: (m.priority, m.id),
@@ -177,13 +177,13 @@ class MessageIndex:
         self._chunks: dict[int, _Chunk] = {}
 
     def add(self, message: Message) -> None:
-        """Note a message."""
+        """Add a message."""
         self._new.append(message)
         if len(self._new) >= CHUNK:  # a little now and then, not everything when first asked
             self._distribute()
 
     def remove(self, messages: Iterable[Message]) -> None:
-        """Let messages go."""
+        """Remove messages."""
         self._distribute()
         for message in messages:
             number = message.id >> CHUNK_BITS
@@ -193,7 +193,7 @@ class MessageIndex:
                 del self._chunks[number]
 
     def channel(self, channel_id: int) -> Iterator[int]:
-        """Ids of the messages in this channel; no further than they are asked for."""
+        """Ids of the messages in this channel, produced lazily."""
         for chunk in self._settled():
             yield from chunk.left(chunk.channel.get(channel_id))
 
@@ -204,7 +204,7 @@ class MessageIndex:
         ]
 
     def candidates(self, wanted: MessageFilter) -> Iterator[int]:
-        """Ids among which every match is; as few as one index of each chunk can tell."""
+        """Ids that include every match: the shortest index list of each chunk."""
         for chunk in self._settled():
             yield from chunk.left(chunk.candidates(wanted))
 
@@ -238,19 +238,19 @@ class _Chunk:
         self.topic: dict[str, list[int]] = {}
         self.thread: dict[str, list[int]] = {}
         self.time: list[tuple[int, int]] = []  # (created_at, id)
-        self.new: list[Message] = []  # not taken in yet
-        self.gone: set[int] = set()  # still in the lists
-        self.held = 0  # messages ever added, those that are gone among them
+        self.new: list[Message] = []  # not indexed yet
+        self.gone: set[int] = set()  # removed, but still in the lists
+        self.held = 0  # messages ever added, including removed ones
 
     def add(self, message: Message) -> None:
-        if message.id in self.gone:  # it is back, and in the lists still: nothing of it changes
+        if message.id in self.gone:  # added again, and still in the lists unchanged
             self.gone.discard(message.id)
             return
         self.new.append(message)
         self.held += 1
 
     def left(self, ids: Sequence[int] | None) -> Iterable[int]:
-        """Those of ``ids`` that are not gone."""
+        """Those of ``ids`` that were not removed."""
         if not ids or not self.gone:
             return ids or ()
         gone = self.gone
@@ -281,7 +281,7 @@ class _Chunk:
         return first, max(first, end)
 
     def settle(self) -> None:
-        """Take in what is new, a column at a time."""
+        """Index the new messages, a column at a time."""
         if not self.new:
             return
         new = sorted(self.new, key=attrgetter("id"))
@@ -303,7 +303,7 @@ def _put(index: dict[Any, list[int]], keys: Iterable[object], numbers: list[int]
 
 
 def _append(ordered: list[T], entry: T) -> None:
-    """Nearly always behind all others; not when the clock was set back."""
+    """Insert in order; nearly always at the end, unless the clock was set back."""
     if ordered and ordered[-1] > entry:
         insort(ordered, entry)
     else:
@@ -311,7 +311,7 @@ def _append(ordered: list[T], entry: T) -> None:
 
 
 def is_index_query(wanted: MessageFilter) -> bool:
-    """True when the indexes alone can tell what matches."""
+    """True when the indexes alone determine the matches."""
     return (
         wanted.message_types is None
         and wanted.status is None
@@ -323,7 +323,7 @@ def is_index_query(wanted: MessageFilter) -> bool:
 def index_lookups(
     wanted: MessageFilter,
 ) -> Iterator[Callable[[Indexes], Iterable[int] | None]]:
-    """For each criterion that an index serves: its ids, None when the file lacks the index."""
+    """For each criterion with an index: a lookup of its ids; None if the file lacks the index."""
 
     def keyed(index: dict[str, Ids] | None, key: str) -> Iterable[int] | None:
         return None if index is None else index.get(key, ())
@@ -358,12 +358,12 @@ def in_time_range(at: int, wanted: MessageFilter) -> bool:
 
 
 def is_outside(note: ArchiveInfo, wanted: MessageFilter) -> bool:
-    """True when the whole archive is before or behind what is asked for."""
+    """True when the whole archive is outside the filter's time range."""
     return (wanted.after is not None and note.last_at <= wanted.after) or (
         wanted.before is not None and note.first_at >= wanted.before
     )
 
 
 def is_within(note: ArchiveInfo, wanted: MessageFilter) -> bool:
-    """True when no message of the archive is outside the time asked for."""
+    """True when every message of the archive is within the filter's time range."""
     return in_time_range(note.first_at, wanted) and in_time_range(note.last_at, wanted)

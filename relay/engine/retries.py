@@ -1,12 +1,12 @@
 """Retries, dead letters and the exactly-once set.
 
-For each recipient of its own, by the schedule of the guide (base 1 s, 3 retries):
+Separately for each recipient, by the schedule of the guide (base 1 s, 3 retries):
 
     delivered -- ack_timeout --> waits 1 s --> again -- ack_timeout --> waits 2 s --> again
               -- ack_timeout --> waits 4 s --> again -- ack_timeout --> dead
 
-The guide's numbered steps give one retry less than its table; the table and ``max_retries`` agree,
-and hold. Where at least once was not asked for no time runs, and nothing is delivered again.
+The guide's numbered steps give one retry less than its table; the table, which agrees with
+``max_retries``, is implemented. Without at-least-once delivery there is no timer and no retry.
 Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
 """
 
@@ -41,7 +41,7 @@ NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
 TOO_OLD = "no acknowledgment for {age_s} s, {attempts} attempts"
 TTL_OVER = "its TTL of {ttl} s passed without an acknowledgment"
 BATCH = 256  # deliveries that ``due`` hands out at once
-FORGET_PER_MS = 16  # entries of the exactly-once set; so much rest for each of them gone through
+FORGET_PER_MS = 16  # entries of the exactly-once set scanned: 1 ms of pause for so many
 
 
 class RetryDecision(Enum):
@@ -53,17 +53,17 @@ class RetryDecision(Enum):
 
 
 class OverdueDelivery(NamedTuple):
-    """A delivery for which something is to be done now."""
+    """A delivery that needs action now."""
 
     message: Message
     recipient: str
     decision: RetryDecision
     attempt: int  # the one that is due, or the last that was made
-    reason: str  # why it is over; empty when it is tried again
+    reason: str  # why it ended; empty for a retry
 
 
 class Redelivery(NamedTuple):
-    """A message that stands in its recipient's queue once more."""
+    """A message that was put into its recipient's queue again."""
 
     message: Message
     recipient: str
@@ -71,28 +71,28 @@ class Redelivery(NamedTuple):
 
 
 class RetryCommands(MessageCommands):
-    """The CommStore's commands around what is overdue.
+    """The CommStore's commands on overdue deliveries and dead letters.
 
-    ``tick`` does everything by itself. An owner that delivers by other means, as the relay does
-    with files, calls ``due``, does what it says, and reports it by ``deliver``, ``expire``,
-    ``dead_letter`` or ``schedule_retry``.
+    ``tick`` does everything. An owner that delivers by other means, as the relay does with files,
+    calls ``due``, acts on the result, and reports it by ``deliver``, ``expire``, ``dead_letter``
+    or ``schedule_retry``.
     """
 
-    _next_forget_ms = 0  # before that the exactly-once set is not gone through again
+    _next_forget_ms = 0  # earliest time of the next scan of the exactly-once set
 
     def next_due_ms(self) -> int | None:
-        """When ``tick`` has something to do next (Unix ms)."""
+        """Deadline of the next ``tick`` with something to do (Unix ms)."""
         timers = self.state.timers
         while timers and not self.state.is_current(timers[0]):
             heappop(timers)
         return timers[0][0] if timers else None
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
-        """Do what is due at ``now_ns`` (default: the clock's); what was delivered again.
+        """Do what is due at ``now_ns`` (default: now); returns what was delivered again.
 
-        A delivery whose ack is overdue waits, is attempted again, or is given up: then its
-        message is a dead letter, the sender is told, and so is who subscribed to
-        ``_system.message.deadletter``.
+        A delivery whose ack is overdue waits, is attempted again, or is given up: its message
+        becomes a dead letter, and its sender and the subscribers of
+        ``_system.message.deadletter`` are notified.
         """
         now_ns = self._now_ns() if now_ns is None else check_number("now_ns", now_ns)
         if not 0 <= now_ns < 2**64:
@@ -123,17 +123,15 @@ class RetryCommands(MessageCommands):
         return again
 
     def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[OverdueDelivery]:
-        """The overdue deliveries that need action, of the next ``limit`` ones.
+        """The overdue deliveries among the next ``limit`` that need action by the caller.
 
-        What merely begins to wait for its next attempt does so here; so does what exactly-once
-        forbids: its attempt counts, and delivers nothing. The same is found again until it is
-        done. There may be more: ``next_due_ms`` says so.
+        This call itself starts the wait before the next attempt, and counts attempts that
+        exactly-once suppresses. The same deliveries are returned until they are handled. There
+        may be more: see ``next_due_ms``.
         """
         now_ms = (self._now_ns() if now_ns is None else now_ns) // NS_PER_MS
         self._forget_duplicates(now_ms)
-        found: dict[
-            tuple[int, int, str], OverdueDelivery
-        ] = {}  # a timer may stand in the heap twice
+        found: dict[tuple[int, int, str], OverdueDelivery] = {}  # a timer may be in the heap twice
         for _ in range(limit):
             due_ms = self.next_due_ms()
             if due_ms is None or due_ms > now_ms:
@@ -147,11 +145,11 @@ class RetryCommands(MessageCommands):
         return list(found.values())
 
     def expire(self, message_id: int, recipient: str) -> None:
-        """The message's ttl has passed: nobody waits for this delivery any longer."""
+        """Expire a delivery: the message's TTL has passed."""
         self.move_deliveries(message_id, [recipient], DeliveryState.EXPIRED)
 
     def dead_letter(self, message_id: int, recipients: Iterable[str], reason: str) -> None:
-        """These deliveries are dead; when all of a message's are, it is a dead letter."""
+        """Give up these deliveries; when all of a message's are, it is a dead letter."""
         known = self.state.deliveries.get(message_id, {})
         dead = tuple(
             name
@@ -163,7 +161,7 @@ class RetryCommands(MessageCommands):
             self.apply(events.DeadLettered(message_id, dead, reason, self._now_s()))
 
     def schedule_retry(self, message_id: int, recipient: str, until_ms: int) -> None:
-        """Its attempt could not be made now: it is due again at ``until_ms`` (Unix ms)."""
+        """Postpone an attempt that could not be made now until ``until_ms`` (Unix ms)."""
         delivery = self.state.deliveries[message_id][recipient]
         self._set_timer(
             message_id,
@@ -172,9 +170,9 @@ class RetryCommands(MessageCommands):
         )
 
     def postpone(self, message_id: int, recipient: str, attempt: int) -> None:
-        """This attempt is its owner's to make, whenever that can be: no timer runs.
+        """Leave this attempt to the owner, at any later time: no timer runs.
 
-        What was settled meanwhile, is archived, or is not known here, stays as it is.
+        A delivery that was settled meanwhile, is archived or is unknown stays unchanged.
         """
         delivery = self.state.deliveries.get(message_id, {}).get(recipient)
         if delivery is None or delivery.state >= DeliveryState.ACKNOWLEDGED:
@@ -189,14 +187,14 @@ class RetryCommands(MessageCommands):
         self._pause_obligation(message_id, recipient)
 
     def dead_letters(self) -> list[DeadLetter]:
-        """Every message that was given up for somebody, oldest first."""
+        """Every message given up for at least one recipient, oldest first."""
         return [self._find_dead_letter(message_id) for message_id in sorted(self.state.dead)]
 
     def replay_dead_letter(self, message_id: int) -> Message:
-        """Try a dead letter again, for those alone for whom it was given up.
+        """Deliver a dead letter again, only to the recipients it was given up for.
 
-        It has as many attempts as at first, and the exactly-once set does not stop it. A paused
-        channel holds it until it is resumed.
+        It gets the full number of attempts, and bypasses the exactly-once set. In a paused channel
+        it waits until the channel is resumed.
         Errors: MessageNotFound; ChannelUnavailable when the channel is draining or closed.
         """
         letter = self._find_dead_letter(message_id)
@@ -209,7 +207,7 @@ class RetryCommands(MessageCommands):
         return read_only_copy(self.state.messages[message_id])
 
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
-        """As ``ChannelCommands``; what was replayed while it was paused goes on with the end of it.
+        """As in ``ChannelCommands``; resuming also releases replays made while it was paused.
 
         Errors: as there.
         """
@@ -221,18 +219,18 @@ class RetryCommands(MessageCommands):
         return channel
 
     def _deliver_replay(self, message_id: int) -> None:
-        """The first attempt of a replay, where the store delivers itself; else it is due."""
+        """Make the first attempt of a replay, if the store delivers itself; else it is due."""
         for recipient, one in self.state.deliveries.get(message_id, {}).items():
             if self.delivers_itself and ack_rules.is_replayed(one):
                 self.deliver(message_id, [recipient], one.attempt + 1)
 
     def discard_dead_letter(self, message_id: int) -> None:
-        """Let a dead letter go for good; its number is not used again. Errors: MessageNotFound."""
+        """Delete a dead letter; its number is not used again. Errors: MessageNotFound."""
         self._find_dead_letter(message_id)
         self.apply(events.DeadLetterDiscarded(message_id, self._now_s()))
 
     def purge_dead_letters(self, older_than_s: float) -> int:
-        """Discard the dead letters that are older; how many there were."""
+        """Discard dead letters older than ``older_than_s``; returns their number."""
         is_number = isinstance(older_than_s, int | float) and not isinstance(older_than_s, bool)
         if not is_number or not -inf < older_than_s < inf:
             raise ValidationFailed("older_than_s", f"expected seconds, got {older_than_s!r}")
@@ -250,7 +248,7 @@ class RetryCommands(MessageCommands):
         return DeadLetter(read_only_copy(message), note.recipients, note.last_error, note.at)
 
     def _forget_duplicates(self, now_ms: int) -> None:
-        """Drop what has expired; a large set is gone through the more rarely."""
+        """Drop expired entries; the larger the set, the rarer the scan."""
         first_ms = self.state.next_forget_ms
         if first_ms is not None and max(first_ms, self._next_forget_ms) <= now_ms:
             self.apply(events.DuplicatesForgotten(now_ms))
@@ -269,7 +267,7 @@ class RetryCommands(MessageCommands):
         is_waiting = delivery.state is DeliveryState.WAITING
         fields = (channel, message.message_type, message.metadata)
         if not is_waiting and not ack_rules.is_retried(*fields):
-            # of a store as it was before, or a channel that promises less by now
+            # from an earlier store, or its channel's delivery mode was lowered since
             self._set_timer(message_id, recipient, msgspec.structs.replace(delivery, due_ms=0))
             if self.tracks_answer(message):
                 self._add_obligations(message, [recipient], now_ms)
@@ -287,7 +285,7 @@ class RetryCommands(MessageCommands):
             return OverdueDelivery(message, recipient, RetryDecision.DEAD, attempt, reason)
         pause_ms = self._pause_ms(message, attempt - delivery.spent)
         if self._is_duplicate(message, recipient, now_ms):
-            # it outlives the attempt that it is to stop, and the wait before the next one
+            # it must outlive the attempt it suppresses, and the wait before the next one
             self._note_exactly_once(message, [recipient], now_ms + pause_ms)
         self.schedule_retry(message_id, recipient, now_ms + pause_ms)
         return None
@@ -298,7 +296,7 @@ class RetryCommands(MessageCommands):
         return min(self._config(message).retry_backoff_ms << doubled, MAX_WAIT_MS)
 
     def _dead_letter_reason(self, message: Message, delivery: Delivery, now_ms: int) -> str:
-        """Why no further attempt is made, or nothing."""
+        """Why no further attempt is made; empty if one is."""
         attempts = delivery.attempt - delivery.spent
         timeout_ms = self._ack_timeout_ms(message)
         if attempts > self._config(message).max_retries:
@@ -312,7 +310,7 @@ class RetryCommands(MessageCommands):
     def _count_attempt(
         self, message: Message, recipient: str, before: Delivery, now_ms: int
     ) -> None:
-        """An attempt that exactly-once forbids: it counts, and delivers nothing."""
+        """Count an attempt suppressed by exactly-once, without delivering."""
         state = DeliveryState.DELIVERED if before.queued else DeliveryState.RECEIVED
         after = msgspec.structs.replace(
             before,
@@ -330,7 +328,7 @@ class RetryCommands(MessageCommands):
         self.apply(events.DeliveryTimed(message_id, recipient, delivery, self._now_s()))
 
     def _notify(self, message: Message, text: str) -> None:
-        """Publish on the system's topic; the sender hears it whether it subscribed or not."""
+        """Publish on the system's topic, and to the sender even if it has not subscribed."""
         self.announce(DEAD_LETTER_TOPIC, text, [message.sender])
 
 

@@ -86,13 +86,13 @@ _STATE_OF = {
     MessageStatus.FAILED: DeliveryState.BOUNCED,
     MessageStatus.DEAD_LETTER: DeliveryState.DEAD,
 }
-_MOST_RETRIES = 2**30  # of another writer: attempts are counted on from there
+_MOST_RETRIES = 2**30  # of another writer's message: attempts continue from there
 
 
 def derive_deliveries(state: State) -> None:
-    """Give messages of a state just loaded the deliveries that they must have had.
+    """Reconstruct missing deliveries of messages after a load.
 
-    Another writer may have left out all of section 256, or added messages that it does not know.
+    Another writer may have omitted section 256, or added messages without entries in it.
     """
     for messages in (state.messages, state.dead_letters, state.archive):
         for message in [one for one in messages.values() if one.id not in state.deliveries]:
@@ -124,7 +124,7 @@ def _subscriptions(state: State, message: Message) -> list[Subscription]:
 
 
 def _asked(state: State, message: Message) -> tuple[str, ...]:
-    """The senders of what this answers: other messages of its thread that are not answers."""
+    """The senders of the other messages of its thread that are not answers."""
     thread = message.correlation_id
     if thread is None:
         return ()

@@ -1,7 +1,7 @@
 """The state of a store, and the one way to change it: ``State.apply(event)``.
 
-Applying the same events to the same start gives the same state; nothing here asks the clock or
-decides. Owned by the CommStore. Source: data-structures.txt, "CommStore".
+Applying the same events to the same start gives the same state; nothing here reads the clock or
+makes decisions. Owned by the CommStore. Source: data-structures.txt, "CommStore".
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _STATUS_OF = {
 _HOPELESS = frozenset({DeliveryState.BOUNCED, DeliveryState.EXPIRED, DeliveryState.DEAD})
 _SENT = Delivery()
 _NO_OBLIGATION = Obligation()
-MAX_DOWNTIMES = (
-    64  # times in which nobody ran that are kept: what is open is younger than the oldest
-)
+MAX_DOWNTIMES = 64  # downtimes kept: open deliveries are younger than the oldest
 
 
 class State(Tables):
@@ -129,7 +127,7 @@ class State(Tables):
         self.modified_at = subscription.created_at
 
     def _subscription_changed(self, event: events.SubscriptionChanged) -> None:
-        if event.subscription.id in self.subscriptions:  # its pattern is what it was
+        if event.subscription.id in self.subscriptions:  # its pattern is unchanged
             self.subscriptions[event.subscription.id] = event.subscription
         self.modified_at = event.at
 
@@ -139,7 +137,7 @@ class State(Tables):
 
     def _message_sent(self, event: events.MessageSent) -> None:
         message = event.message
-        self.counts[message.channel_id] += 1  # first: without its channel it has no effect at all
+        self.counts[message.channel_id] += 1  # first: an unknown channel raises before any change
         self._add_message(message)
         self.messages_sent += 1
         self.next_message = max(self.next_message, message.id + 1)
@@ -195,15 +193,15 @@ class State(Tables):
         self.modified_at = event.at
 
     def _file_refused(self, event: events.FileRefused) -> None:
-        """It is on record; the store has nothing of it."""
+        """Only for the record; the store does not change."""
 
     def _late_read(self, event: events.LateRead) -> None:
-        """It is on record; what the delivery came to stays."""
+        """Only for the record; the delivery's state does not change."""
 
     def _message_received(self, event: events.MessageReceived) -> None:
         known = self.deliveries.get(event.message_id, {})
         before = known.get(event.participant, _SENT)
-        waits = before.state is DeliveryState.WAITING  # for its next attempt, all the same
+        waits = before.state is DeliveryState.WAITING  # keeps waiting for its next attempt
         after = msgspec.structs.replace(
             before, state=before.state if waits else DeliveryState.RECEIVED, queued=False
         )
@@ -289,7 +287,7 @@ class State(Tables):
 
     def _owed(self, event: events.Owed) -> None:
         if event.message_id not in self.messages:
-            return  # dead for all, or rolled out: too late to wait for it
+            return  # dead for all recipients, or rolled out: no answer is expected any more
         known = self.owed.get(event.message_id, {})
         moved: dict[str, Obligation | None] = {
             recipient: Obligation(
@@ -351,7 +349,7 @@ class State(Tables):
         self.next_forget_ms = min(self.duplicates.values(), default=None)
 
     def _note_end(self, message_id: int) -> None:
-        """A message given up for somebody is a dead letter once nobody else will have it."""
+        """Make a message with dead deliveries a dead letter once none of the others is open."""
         states = [one.state for one in self.deliveries[message_id].values()]
         if message_id in self.messages and min(states) in _HOPELESS:
             message = self._drop_live([message_id])[0]
@@ -360,7 +358,7 @@ class State(Tables):
             self.dead_index.add(dead)
 
     def _return_to_life(self, message_id: int) -> None:
-        """A message that was dead for all is live again, where it stood before."""
+        """Make a dead letter live again, in its former place."""
         message = self.dead_letters.pop(message_id, None)
         if message is not None:
             self.dead_index.remove([message])
@@ -368,7 +366,7 @@ class State(Tables):
             self._live_is_sorted = False
 
     def _answered_after_all(self, message_id: int, recipients: tuple[str, ...]) -> None:
-        """An acknowledgment of what was given up: for these it is dead no longer."""
+        """Acknowledge deliveries that were given up: they are no longer dead."""
         note = self.dead.pop(message_id)
         left = tuple(name for name in note.recipients if name not in recipients)
         if left:
@@ -384,18 +382,18 @@ class State(Tables):
             self.messages[message_id] = msgspec.structs.replace(message, retry_count=retries)
 
     def _set_status(self, message_id: int, at: int) -> None:
-        """The message's status, as its deliveries stand now."""
+        """Update the message's status from its deliveries."""
         self.modified_at = at
         message = self.messages.get(message_id)
         states = {delivery.state for delivery in self.deliveries[message_id].values()}
         status = _STATUS_OF.get(min(states))
         if status is MessageStatus.ACKNOWLEDGED and DeliveryState.DEAD in states:
-            status = MessageStatus.DELIVERED  # one who owes an acknowledgment never gave it
+            status = MessageStatus.DELIVERED  # an acknowledgment is missing
         if (
             message is not None
             and status is not None
             and status is not message.status
-            # all had acknowledged it: one more who gets it now changes nothing in that
+            # all had acknowledged it: a recipient added later does not change the status
             and message.status is not MessageStatus.ACKNOWLEDGED
         ):
             self.messages[message_id] = with_status(message, status, at)

@@ -1,4 +1,4 @@
-"""The tables of a store: what it keeps, by the keys that it is looked up by.
+"""The tables of a store, each by its lookup key.
 
 ``State`` changes them; here they are loaded from a file and copied into a snapshot. Values are
 immutable and replaced, so ``snapshot`` copies pointers and any thread may read the result.
@@ -52,23 +52,23 @@ class PendingMessages:
         self._waiting: dict[int, tuple[dict[int, None], ...]] = {}  # channel -> by priority
 
     def hold(self, message: Message) -> None:
-        """Keep a message back, behind those of its priority."""
+        """Hold a message, after those of its priority."""
         self.held[message.id] = None
         waiting = self._waiting.setdefault(message.channel_id, tuple({} for _ in Priority))
         waiting[message.priority][message.id] = None
 
     def release(self, message: Message) -> None:
-        """It is held no more."""
+        """Stop holding a message."""
         if message.id in self.held:
             del self.held[message.id]
             del self._waiting[message.channel_id][message.priority][message.id]
 
     def holds_any(self, channel_id: int) -> bool:
-        """True when a channel holds something back."""
+        """True when a channel has held messages."""
         return any(self._waiting.get(channel_id, ()))
 
     def holding(self) -> list[int]:
-        """The channels that hold something back, by id."""
+        """The ids of channels with held messages."""
         return sorted(c for c, waiting in self._waiting.items() if any(waiting))
 
     def in_order(self, channel_id: int, heeds_priority: bool) -> Iterator[int]:
@@ -83,13 +83,13 @@ class PendingMessages:
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
-MANY_TIMERS = 4096  # from here on those that mean nothing any more are looked for
+MANY_TIMERS = 4096  # above this, stale timers are removed
 _KEPT_BACK = frozenset({DeliveryState.SENT, DeliveryState.ACKNOWLEDGED})
-RECORD_BYTES = 160  # about what a message's record takes beside its content and metadata
+RECORD_BYTES = 160  # estimate of a message's record without content and metadata
 
 
 def variable_bytes(content: bytes, metadata: Metadata | None) -> int:
-    """About how many bytes of a record are those of its content and metadata."""
+    """Estimate of the bytes of content and metadata in a record."""
     if not metadata:
         return len(content)
     size = len(content)
@@ -101,12 +101,12 @@ def variable_bytes(content: bytes, metadata: Metadata | None) -> int:
 
 
 def record_bytes(message: Message) -> int:
-    """About how many bytes a message's record takes."""
+    """Estimate of the size of a message's record."""
     return variable_bytes(message.content, message.metadata) + RECORD_BYTES
 
 
 class Tables:
-    """Everything that a store knows. Read it freely; only ``State`` changes it."""
+    """All data of a store. Anyone may read it; only ``State`` changes it."""
 
     def __init__(self, created_at: int) -> None:
         self.created_at = created_at  # Unix seconds
@@ -123,7 +123,7 @@ class Tables:
         self.record_bytes = 0  # of every message kept, live, dead or archived
         self.kept: dict[int, int] = {}  # live messages or bytes, of channels that bound those
         self.pending = PendingMessages()
-        self.retained: dict[int, None] = {}  # channels that do not keep messages for ever
+        self.retained: dict[int, None] = {}  # channels with a retention other than Forever
         self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
         self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
         self.relay_ids: dict[str, int] = {}
@@ -135,9 +135,9 @@ class Tables:
         self.owed: dict[int, dict[str, Obligation]] = {}  # open ones; inner dicts are replaced
         self.reminders: list[tuple[int, int, str]] = []  # heap, like the timers, of what is owed
         self._most_reminders = MANY_TIMERS
-        self.downtimes: tuple[Downtime, ...] = ()  # when nobody ran, oldest first
-        self.dead: dict[int, DeadLetterInfo] = {}  # what was given up, by message
-        self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
+        self.downtimes: tuple[Downtime, ...] = ()  # when the owner did not run, oldest first
+        self.dead: dict[int, DeadLetterInfo] = {}  # given-up deliveries, by message
+        self.dead_letters: dict[int, Message] = {}  # given up for all recipients: no longer live
         self.dead_index = MessageIndex()
         self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
         self.next_forget_ms: int | None = None  # when the first of them expires
@@ -162,8 +162,8 @@ class Tables:
     def load(cls, file: StoreFile) -> Self:
         """The state that a file holds; counters that the file lacks are derived.
 
-        Where ENGINE_STATE is missing nobody's deliveries are known; ``derive`` finds them.
-        Errors: FormatError when it breaks an invariant, or its engine state is cut short.
+        Without ENGINE_STATE there are no deliveries; ``derive_deliveries`` reconstructs them.
+        Errors: FormatError when it breaks an invariant, or its engine state is truncated.
         """
         kept = check.check_invariants(file)
         state = cls(file.created_at)
@@ -196,7 +196,7 @@ class Tables:
         return state
 
     def _load_messages(self, file: StoreFile) -> None:
-        """Each where its status says; another writer may have left them all in section 2."""
+        """Sort messages by status into tables; another writer may have all in section 2."""
         live, dead, archived = file.messages, file.dead_letters, file.archive
         if any(message.status >= MessageStatus.DEAD_LETTER for message in live):
             dead += tuple(m for m in live if m.status is MessageStatus.DEAD_LETTER)
@@ -219,7 +219,7 @@ class Tables:
 
     def snapshot(self) -> StoreSnapshot:
         """Everything as immutable values, in O(messages) pointer copies."""
-        if not self._live_is_sorted:  # a dead letter is back among them
+        if not self._live_is_sorted:  # a dead letter became live again
             self.messages = dict(sorted(self.messages.items()))
             self._live_is_sorted = True
         return StoreSnapshot(
@@ -253,7 +253,7 @@ class Tables:
         )
 
     def _archive_in_order(self) -> tuple[Message, ...]:
-        """The archive by time, as the file has it; sorted again only when one came late."""
+        """The archive by time, as in the file; sorted only if one was added out of order."""
         if not self._archive_is_sorted:
             self.archive = dict(sorted(self.archive.items(), key=lambda item: _by_time(item[1])))
             self._archive_is_sorted = True
@@ -262,7 +262,7 @@ class Tables:
     def _set_deliveries(
         self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
     ) -> None:
-        """Keep deliveries that moved, their queues and their timers."""
+        """Store changed deliveries, and update queues and timers."""
         # a new dict, never a change of the old one: a snapshot may hold that
         self.deliveries[message_id] = known | moved
         for recipient, delivery in moved.items():
@@ -278,7 +278,7 @@ class Tables:
         if limited.held or limited.pending:
             message = self.messages.get(message_id)
             if message is not None:
-                # who acknowledges what was not let go yet does not let it go for the others
+                # acknowledging a held message does not release it for other recipients
                 everybody = self.deliveries[message_id].values()
                 if any(one.state not in _KEPT_BACK for one in moved.values()) or not any(
                     one.state is DeliveryState.SENT for one in everybody
@@ -287,19 +287,19 @@ class Tables:
                 self._note_pending(message)
 
     def is_current(self, timer: tuple[int, int, str]) -> bool:
-        """False for a timer whose delivery has moved on since."""
+        """False for a timer whose delivery has changed since."""
         due_ms, message_id, recipient = timer
         delivery = self.deliveries.get(message_id, {}).get(recipient)
         return delivery is not None and delivery.due_ms == due_ms and message_id in self.messages
 
     def is_due(self, reminder: tuple[int, int, str]) -> bool:
-        """False for a reminder of what is owed no more, or not by then."""
+        """False for a reminder of an obligation that ended, or has another deadline."""
         due_ms, message_id, recipient = reminder
         one = self.owed.get(message_id, {}).get(recipient)
         return one is not None and one.due_ms == due_ms and message_id in self.messages
 
     def _set_owed(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
-        """Keep obligations as they are from now on; None: it is owed no more."""
+        """Store changed obligations; None: it ended."""
         both = self.owed.get(message_id, {}) | moved
         left = {recipient: one for recipient, one in both.items() if one is not None}
         if left:
@@ -328,13 +328,13 @@ class Tables:
         heapify(self.reminders)
 
     def _drop_stale_timers(self) -> None:
-        """Acknowledged in time, a timer would stay until it is due, however late that is."""
+        """Remove the timers of deliveries acknowledged in time; they would stay until due."""
         self.timers = [timer for timer in self.timers if self.is_current(timer)]
         heapify(self.timers)
         self._most_timers = max(MANY_TIMERS, 2 * len(self.timers))
 
     def _set_settings(self, channel_id: int, settings: ChannelSettings) -> None:
-        """Keep a channel's settings; what is pending is counted where that has a limit alone."""
+        """Store a channel's settings; only channels with ``max_pending`` count pending messages."""
         self.settings.pop(channel_id, None)
         self.pending.pending.pop(channel_id, None)
         if settings != _NO_SETTINGS:
@@ -345,7 +345,7 @@ class Tables:
                 self._note_pending(self.messages[message_id])
 
     def _note_pending(self, message: Message) -> None:
-        """Count the message as pending, or no more, as its deliveries stand now."""
+        """Update whether the message counts as pending, from its deliveries."""
         numbers = self.pending.pending.get(message.channel_id)
         if numbers is None:
             return
@@ -375,7 +375,7 @@ class Tables:
         self._note_retention(channel.id)
 
     def _note_retention(self, channel_id: int) -> None:
-        """Keep in mind what the channel's retention goes by."""
+        """Update the data that the channel's retention depends on."""
         kind = self.channels[channel_id].config.retention.kind
         self.retained.pop(channel_id, None)
         self.kept.pop(channel_id, None)
@@ -399,7 +399,7 @@ class Tables:
             self._note_relay_id(message)
 
     def _load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
-        """Like ``_set_deliveries`` for each, all at once: a store is opened with it."""
+        """Like ``_set_deliveries`` for all messages at once, when a store is opened."""
         self.deliveries = deliveries
         for message_id, records in deliveries.items():
             for recipient, delivery in records.items():
@@ -425,7 +425,7 @@ class Tables:
             self.relay_ids[relay_id] = message.id
 
     def _drop_live(self, message_ids: Sequence[int]) -> list[Message]:
-        """Take messages out of the live ones; their deliveries stay known."""
+        """Remove messages from the live ones; their deliveries are kept."""
         gone = [self.messages.pop(message_id) for message_id in message_ids]
         self.index.remove(gone)
         for message in gone:

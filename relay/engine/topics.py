@@ -1,6 +1,6 @@
 """Topics and the patterns that match them, exactly as the guide's table has it.
 
-``*`` and ``#`` are whole segments; ``#`` stands only last and matches zero or more segments; a
+``*`` and ``#`` are whole segments; ``#`` is only allowed last and matches any number of segments; a
 leading ``*`` is allowed in patterns. Inside a segment, from the second on, both are text, as
 topics may have them. Source: message-engine.txt, "Topic Matching"; docs/decisions/0024.
 """
@@ -64,7 +64,7 @@ def match_mode(pattern: str) -> MatchMode:
 
 
 def matches(topic: str, pattern: str) -> bool:
-    """True when ``pattern`` (one that ``match_mode`` takes) covers ``topic``."""
+    """True when ``pattern``, which must be valid (``match_mode``), matches ``topic``."""
     wanted = pattern.split(".")
     given = topic.split(".")
     if wanted[-1] == MULTI:
@@ -78,8 +78,8 @@ def matches(topic: str, pattern: str) -> bool:
 class TopicTrie:
     """Patterns by their segments: matching a topic costs its segments and its matches.
 
-    However many patterns there are: at each segment at most two ways go on, the segment itself
-    and ``*``. It answers as ``matches`` does for each pattern, a test compares them.
+    Independent of the number of patterns: each segment has at most two branches, the segment
+    itself and ``*``. The result is that of ``matches`` for each pattern; a test compares them.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class TopicTrie:
         node.numbers[number] = None
 
     def remove(self, pattern: str, number: int) -> None:
-        """Forget it again; branches that nobody is left on go with it."""
+        """Remove ``number`` from a pattern, and branches left empty."""
         path = [self._root]
         segments = pattern.split(".")
         for segment in segments:
@@ -112,11 +112,11 @@ class TopicTrie:
         yield from node.numbers if node else ()
 
     def match(self, topic: str) -> Iterator[int]:
-        """Every number whose pattern covers the topic, once."""
+        """Every number whose pattern matches the topic, once."""
         nodes = [self._root]
         for segment in topic.split("."):
             yield from _multi_level_matches(nodes)
-            # a topic may have a * or # of its own: neither is a second way to the same place
+            # a topic may contain a literal * or #: do not follow the same branch twice
             ways = (ANY,) if segment in (ANY, MULTI) else (segment, ANY)
             nodes = [node.children[way] for node in nodes for way in ways if way in node.children]
         yield from _multi_level_matches(nodes)
@@ -133,7 +133,7 @@ class _TrieNode:
 
 
 def _multi_level_matches(nodes: list[_TrieNode]) -> Iterator[int]:
-    """The patterns that take whatever follows, from here on."""
+    """The patterns that match any remaining segments."""
     for node in nodes:
         if MULTI in node.children:
             yield from node.children[MULTI].numbers

@@ -86,7 +86,7 @@ def check_channel_name(name: str) -> None:
 
 
 def check_config(config: ChannelConfig) -> ChannelConfig:
-    """The settings themselves, when every value is one that a channel can have."""
+    """The config itself, if every value is valid for a channel."""
     if not isinstance(config, ChannelConfig):
         raise ValidationFailed("config", f"expected a ChannelConfig, got {config!r}")
     if not isinstance(config.retention, Retention):
@@ -104,7 +104,7 @@ def check_config(config: ChannelConfig) -> ChannelConfig:
 
 
 def fields_of(values: msgspec.Struct) -> dict[str, Any]:
-    """Every field by name, as the type that it has in a file: a number is its enum.
+    """Every field by name, converted to its declared type: a number to its enum.
 
     Errors: ValidationFailed for the first that is of another type.
     """
@@ -121,7 +121,7 @@ def fields_of(values: msgspec.Struct) -> dict[str, Any]:
 
 
 def check_settings(settings: ChannelSettings) -> ChannelSettings:
-    """The settings themselves, when a channel can have them."""
+    """The settings themselves, if they are valid for a channel."""
     most = settings.max_pending
     if most is not None and not (type(most) is int and 1 <= most <= _MOST):
         raise ValidationFailed("max_pending", f"{most!r} is not a number from 1 to {_MOST}")
@@ -148,7 +148,7 @@ def check_words(description: object, tags: object) -> tuple[str | None, tuple[st
 
 
 def check_text(field: str, value: object) -> str:
-    """The text itself, when it is one that UTF-8 can hold."""
+    """The text itself, if UTF-8 can encode it."""
     if not isinstance(value, str):
         raise ValidationFailed(field, f"expected a string, got {value!r}")
     try:
