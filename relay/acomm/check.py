@@ -55,7 +55,7 @@ def verify(data: bytes, path: str) -> FileProblems:
     """Check a file's bytes from the magic to the last index.
 
     A damaged file gives one problem, the fault that ``decode`` met. Of each kind of disorder
-    in a section, the first is told.
+    in a section, the first is reported.
     """
     warnings: list[str] = []
     try:
@@ -68,7 +68,7 @@ def verify(data: bytes, path: str) -> FileProblems:
         *_flags(store, data, path),
         *_indexes(store, data, path),
         *_columns(store, data, path),
-    ) or tuple(_invariants(store))  # what stands there twice has been told
+    ) or tuple(_invariants(store))  # duplicates were reported already
     found = (*map(str, beyond), *(f"{path}: {problem}" for problem in problems))
     return FileProblems(found, tuple(warnings))
 
@@ -155,7 +155,7 @@ def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Messag
 
 
 def _section(data: bytes, path: str, kind: SectionType) -> Reader | None:
-    """That section, when the file has one that is not empty."""
+    """The section of that type; None if missing or empty."""
     header = container.parse_header(data, path, len(data))
     for entry in container.parse_sections(data, path, header):
         if entry.kind == kind and entry.length:
@@ -170,10 +170,10 @@ T = TypeVar("T")
 
 
 def check_invariants(file: StoreFile) -> EngineState:
-    """Check a store that is to be opened; returns its engine state.
+    """Check a store before it is opened; returns its engine state.
 
-    Errors: those of ``check_values`` and ``fitting``; SealedStore for sealed contents: written
-    again, they would pass for plain ones.
+    Errors: those of ``check_values`` and ``without_unknown_ids``; SealedStore for encrypted
+    contents: written again, they would be taken for plain ones.
     """
     if file.encrypted:
         raise SealedStore("the store is encrypted, and was not opened with its key")
@@ -232,8 +232,8 @@ def without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
 
 
 def invariant_problems(file: StoreFile) -> Iterator[str]:
-    """Why no store is opened with a file; else what its section 256 says of nothing that is
-    there, the first of each kind."""
+    """Why a file cannot be opened as a store; else the first entry of each kind in its section
+    256 that refers to nothing in the file."""
     try:
         check_values(file)
         kept = EngineState.decode(file.engine_state)
@@ -252,7 +252,7 @@ def invariant_problems(file: StoreFile) -> Iterator[str]:
 
 
 def _check_channel(channel: Channel) -> None:
-    """The invariants of one channel; who has left may be missing from it."""
+    """Check the invariants of one channel; participants that left may be missing."""
     _check_number(f"the id of channel {channel.name}", channel.id)
     _check_number(f"the message_count of channel {channel.name}", channel.message_count)
     _unique(f"in channel {channel.id} participant", [one.id for one in channel.participants])
@@ -269,7 +269,7 @@ def _check_number(what: str, number: int) -> None:
 
 
 def _of(keys: Set[int], known: Mapping[int, T]) -> dict[int, T]:
-    """The entries of these keys; the very dict where all are."""
+    """The entries of these keys; the same dict if that is all of them."""
     if isinstance(known, dict) and known.keys() <= keys:
         return known
     return {key: value for key, value in known.items() if key in keys}
@@ -289,7 +289,7 @@ Problem = tuple[str, str]  # what was expected, and what was found
 
 
 def check_limits(file: StoreFile, path: str) -> None:
-    """Errors: LimitError for the first value in the file at ``path``, which holds these values."""
+    """Errors: LimitError for the first of these values, those of the file at ``path``."""
     if not exceeds_limits(file):
         return
     for fault in limit_faults(store_file.read_bytes(path), path):
@@ -297,7 +297,7 @@ def check_limits(file: StoreFile, path: str) -> None:
 
 
 def exceeds_limits(file: StoreFile) -> bool:
-    """True when ``faults`` finds something in the bytes that hold these values."""
+    """True when ``limit_faults`` would find a fault in the bytes of these values."""
     messages = (*file.messages, *file.dead_letters, *file.archive)
     most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if file.encrypted else 0)
     topics = {message.topic for message in messages} - {None}
@@ -378,16 +378,16 @@ def _topic(what: str, topic: str | None) -> list[Problem]:
 
 
 def _is_longer(text: str, most: int) -> bool:
-    """True for a text of more bytes; most texts are known by their characters."""
+    """True for a text of more bytes; for most texts the number of characters decides."""
     return 4 * len(text) > most and len(text.encode()) > most
 
 
-# A message without a body has its KIND's word for content; what was signed is the body.
+# A message without a body has its KIND's word as content; the signature is of the body.
 _WORDS = frozenset(EMPTY_BODY_CONTENT.values())
 
 
 def is_signed_by(message: Message, public_key: bytes) -> bool:
-    """True when the message carries a signature of this key over what it says."""
+    """True when the message has a valid signature of this key."""
     metadata = message.metadata or {}
     relay_id, to = metadata.get("relay_id"), metadata.get("to")
     signature = message.signature
@@ -400,9 +400,9 @@ def is_signed_by(message: Message, public_key: bytes) -> bool:
 
 
 def invalid_signatures(file: StoreFile, public_keys: Mapping[str, bytes]) -> Iterator[str]:
-    """A line for each signature that is not its sender's; senders without a key are passed over.
+    """A line for each invalid signature; senders without a key are skipped.
 
-    Contents must be plain.
+    Contents must not be encrypted.
     """
     for section in ("messages", "dead_letters", "archive"):
         for message in getattr(file, section):

@@ -2,9 +2,9 @@
 
     u64 count of messages, then for each block:  tag u32 | length u64 | envelope of its data
 
-Reading a few fields of many messages need not parse every record, and the position of each content
-is known. Like an index it is an aid: made from the messages, compared with them by `relay acomm
-check`, and skipped by readers of values. Equal messages give equal bytes: texts and shapes are in
+With it a few fields of many messages are read without parsing every record, and each content is
+located. Like an index it is redundant: made from the messages, compared with them by `relay acomm
+check`, and ignored when values are read. Equal messages give equal bytes: texts and shapes are in
 the order of their first use.
 Source: docs/formats/acomm.md, "COLUMNS"; docs/decisions/0015-columns.md.
 """
@@ -37,10 +37,10 @@ from relay.acomm.records import encode_message
 from relay.base.errors import FormatError, ValidationFailed
 
 FIRST_METADATA_BLOCK = 32
-# Of a record: what stands before the content, but for the sender's text.
+# Bytes of a record before the content, without the sender's text.
 BEFORE_CONTENT = 25
 U64_MASK = 2**64 - 1
-# So many values are packed at once: other threads wait for no more.
+# Number of values packed at once, which bounds the time other threads wait.
 PACKED = 8_192
 
 TAG_OF: dict[type, int] = {
@@ -76,10 +76,10 @@ class ColumnBlock(IntEnum):
 
 
 class Columns:
-    """The blocks of a section 257, each out of its envelope when it is asked for.
+    """The blocks of a section 257, each unpacked from its envelope on first use.
 
     Errors: FormatError, on opening for blocks that do not fit the section, on ``block`` for an
-    envelope. Whether they are true to the messages is for ``verify`` to say.
+    envelope. ``verify`` compares them with the messages.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Columns:
 
     @classmethod
     def open(cls, reader: Reader) -> Columns:
-        """The section that lies in ``reader``."""
+        """The section in ``reader``."""
         count = reader.u64("count of section 257")
         blocks: dict[int, Callable[[], Reader]] = {}
         while reader.pos < reader.end:
@@ -113,7 +113,7 @@ class Columns:
     def of(
         cls, messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
     ) -> Columns:
-        """Those of messages in memory, whose records have these sizes; each made when asked for."""
+        """The columns of messages in memory with these record sizes; each is made on first use."""
 
         def reader(make: Callable[[], bytes]) -> Callable[[], Reader]:
             return lambda: Reader(make(), "", where=" in columns")
@@ -123,7 +123,7 @@ class Columns:
         return cls(len(messages), blocks, cache(lambda: _metadata(messages)))
 
     def tags(self) -> frozenset[int]:
-        """Of the blocks that are there."""
+        """The tags of the blocks present."""
         return frozenset(self._blocks)
 
     def block(self, tag: int) -> Reader:
@@ -142,8 +142,8 @@ class TextColumn(NamedTuple):
     number: int
     sizes: memoryview  # u32 each
     data: memoryview
-    width: int  # bytes of a code; 0: the texts stand for the rows one by one
-    codes: memoryview  # 0 absent, else the number of the text and 1
+    width: int  # bytes of a code; 0: no codes, one text per row
+    codes: memoryview  # 0 absent, else 1 + the index of the text
 
 
 class MetadataColumn(NamedTuple):
@@ -159,7 +159,7 @@ class MetadataShapes(NamedTuple):
     lanes: tuple[MetadataColumn, ...]
     shapes: tuple[tuple[int, ...], ...]  # lanes, in the order of the keys
     width: int
-    codes: memoryview  # 0 no metadata, else the number of the shape and 1
+    codes: memoryview  # 0 no metadata, else 1 + the index of the shape
 
 
 def encode(messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]) -> bytes:
@@ -291,7 +291,7 @@ def read_metadata_shapes(reader: Reader, rows: int) -> MetadataShapes:
 
 
 def read_channels(reader: Reader) -> tuple[list[int], list[str | None], memoryview]:
-    """Ids and names of the channels in use, and behind them the codes' bytes, width first."""
+    """Ids and names of the channels in use, and the bytes of the codes, width first."""
     count = reader.count("count of channels", 9)
     ids = list(_cut(reader, 8 * count, "channel ids").cast("Q"))
     names = [reader.opt("channel name", reader.text) for _ in range(count)]
@@ -324,7 +324,7 @@ def _coded(codes: Sequence[int], most: int) -> bytes:
 
 
 def _texts(values: Sequence[bytes]) -> bytes:
-    """Texts without an absent one: each once, or as they stand where few come again."""
+    """A text column without absent values: distinct texts, or one per row if few repeat."""
     numbers: dict[bytes, int] = {}
     codes = [numbers.setdefault(value, len(numbers) + 1) for value in values]
     if 2 * len(numbers) > len(values):
@@ -359,7 +359,7 @@ def _metadata(messages: Sequence[Message]) -> dict[int, bytes]:
     """The block of the shapes, and one of values for each lane that has any."""
     lanes: dict[tuple[str, int], list[Any]] = {}
     shapes: dict[tuple[tuple[str, int], ...], int] = {}
-    # Keys and types as they stand in memory: what they come to is found once for each.
+    # Keys and types as in memory: the shape of each combination is computed once.
     known: dict[tuple[object, ...], tuple[int, tuple[Callable[[Any], None], ...]]] = {}
     codes = []
     for message in messages:

@@ -2,7 +2,7 @@
 
     0   header, 96 bytes
     96  section table, 24 bytes an entry
-        sections, where the table says
+        sections, at the offsets in the table
     -40 footer: SHA-256 of every byte before it, magic
 
 The order of the checks is fixed: another format, size, footer magic, SHA-256, header magic,
@@ -65,7 +65,7 @@ class Flag(IntFlag):
 
 
 class SectionType(IntEnum):
-    """Sections that are read here; 7-255 are the format owners', 256 and above ours."""
+    """Known sections; 7-255 are reserved for the format's owners, 256 and above are ours."""
 
     CHANNELS = 1
     MESSAGES = 2
@@ -104,7 +104,7 @@ class SectionEntry(msgspec.Struct, frozen=True):
 def finish(header: FileHeader, sections: Iterable[SectionEntry], bodies: Sequence[bytes]) -> bytes:
     """A whole file: header, table, the bodies, footer.
 
-    The caller has made the offsets and total_size right.
+    Offsets and total_size must be correct.
     """
     head = [HEADER.pack(MAGIC, *msgspec.structs.astuple(header), b"")]
     head += [SECTION.pack(*msgspec.structs.astuple(section)) for section in sections]
@@ -141,7 +141,7 @@ def refuse_other_format(data: bytes, path: str) -> None:
 
 
 def check_size(size: int, path: str) -> None:
-    """Errors: FormatError for a file too small to be one, or larger than any may be."""
+    """Errors: FormatError for a size outside the limits of the format."""
     smallest = HEADER.size + FOOTER.size
     if size < smallest:
         raise FormatError(path, 0, f"at least {smallest} bytes", f"{size} bytes")
@@ -168,7 +168,7 @@ def parse_header(head: bytes, path: str, size: int) -> FileHeader:
 
 
 def parse_sections(head: bytes, path: str, header: FileHeader) -> list[SectionEntry]:
-    """The section table, from the file's first bytes: no type twice, no overlap, all in the file.
+    """The section table, from the file's first bytes: types distinct, no overlap, all in the file.
 
     Errors: FormatError; VersionError instead in a file of a later version.
     """
@@ -204,7 +204,7 @@ def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) 
             raise FormatError(path, at, f"section type {section.kind} once", "it twice")
         seen.add(section.kind)
         if section.length == 0 and section.offset <= end:
-            continue  # an empty section may stand anywhere
+            continue  # an empty section may be anywhere
         if section.offset < first:
             raise FormatError(path, at + 8, f"{name} at {first} or later", section.offset)
         if section.offset + section.length > end:
@@ -220,9 +220,9 @@ def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) 
 
 
 GZIP_LEVEL = 6
-# No DEFLATE stream grows by more: a 258 byte match takes at least two bits.
+# Maximum ratio of a DEFLATE stream: a 258-byte match takes at least two bits.
 MAX_RATIO = 1032
-# Text becomes a tenth; what is larger and becomes less is looked at before it is inflated whole.
+# Text compresses to a tenth; larger streams with a higher ratio are checked before inflating.
 LARGE_BYTES = 64 << 20
 LARGE_RATIO = 32
 FIRST_FEED_BYTES = 4096
@@ -241,12 +241,12 @@ CheckPieces = Callable[[Iterator[bytes], str], None]  # the pieces, and of what 
 
 
 def unpack_envelope(reader: Reader, name: str, check: CheckPieces | None = None) -> Reader:
-    """A reader of what the envelope holds; its faults count offsets in the uncompressed bytes.
+    """A reader of an envelope's content; offsets of faults are in the uncompressed bytes.
 
-    Several gzip members back to back are one stream. ``check`` is given the pieces of a large one
-    that is suspiciously small, before it is inflated whole; what it raises is the answer.
-    Errors: FormatError for a size that the stream cannot have or has not, or that the memory has
-    no room for, and for bytes that are not gzip.
+    Several gzip members in a row are one stream. For a large stream with a suspiciously high ratio
+    ``check`` is called with its pieces before it is inflated whole; its exceptions propagate.
+    Errors: FormatError for an impossible or wrong size, one that does not fit in memory, and for
+    bytes that are not gzip.
     """
     start = reader.pos
     size = reader.u64("uncompressed_size")
@@ -292,14 +292,14 @@ def _pieces(reader: Reader, name: str) -> Iterator[bytes]:
             if part:
                 yield part
         if not stream.eof:
-            return  # whoever inflates it whole says so
+            return  # reported when it is inflated whole
         reader.pos -= len(stream.unused_data)
 
 
 def _gunzip(reader: Reader, size: int, name: str) -> bytes:
     """The output of the gzip members, cut off at ``size`` + 1 bytes."""
     whole = bytearray()
-    # Nearly always there is one member: it is given everything, and its bytes are not copied.
+    # Nearly always there is one member: it gets all input, so its bytes are not copied.
     feed = reader.end - reader.pos
     while reader.pos < reader.end and len(whole) <= size:
         start = reader.pos
@@ -321,7 +321,7 @@ def _gunzip_member(reader: Reader, limit: int, feed: int) -> tuple[bytes, bool]:
     stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
     view = memoryview(reader.data)
     parts: list[bytes] = []
-    # Small pieces: what lies behind a member's end is copied, and members may be many.
+    # Small pieces: the rest after a member's end is copied, and there may be many members.
     while reader.pos < reader.end and limit:
         piece = view[reader.pos : min(reader.pos + feed, reader.end)]
         parts.append(stream.decompress(piece, limit))

@@ -103,7 +103,7 @@ class EngineState(NamedTuple):
     settings: dict[int, ChannelSettings] = {}  # noqa: RUF012 - by channel
     held: tuple[int, ...] = ()  # messages, ascending
     archives: tuple[ArchiveInfo, ...] = ()
-    evicting: tuple[int, ...] = ()  # messages of the last archive that are still in the file
+    evicting: tuple[int, ...] = ()  # messages of the last archive still in the file
     journal: JournalPosition | None = None  # what the file covers, where there is a journal
     owed: dict[int, dict[str, Obligation]] = {}  # noqa: RUF012
     downtimes: tuple[Downtime, ...] = ()  # oldest first
@@ -139,9 +139,9 @@ class EngineState(NamedTuple):
 
     @classmethod
     def decode(cls, blocks: dict[int, bytes]) -> EngineState:
-        """The state in a file's blocks; what is missing has its default.
+        """The state in a file's blocks; missing blocks have their default.
 
-        Errors: FormatError when a block is cut short or names an unknown state.
+        Errors: FormatError when a block is truncated or has an unknown state.
         """
         nothing = _COUNT.pack(0)
         try:
@@ -180,7 +180,7 @@ class StoreSnapshot(NamedTuple):
 
 
 def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
-    """Column by column: nearly all messages stand as one of a few lists says."""
+    """Encode by column: nearly all messages have one of a few distinct lists of deliveries."""
     ids = sorted(deliveries)
     lists: dict[bytes, int] = {}  # in the order of their first use
     seen: dict[int, int] = {}  # messages that came from one file share their lists
@@ -256,14 +256,14 @@ def _text(value: str) -> bytes:
 
 
 class _BlockReader:
-    """Reads one block from its beginning to its very end."""
+    """Reads one block from beginning to end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def deliveries(self) -> dict[int, dict[str, Delivery]]:
-        """By message; those of one list share it, for it is replaced and never changed."""
+        """Deliveries by message; equal ones share a dict, which is replaced, never changed."""
         count = self._number()
         ids = self._unpack(Struct(f"<{count}Q"))
         which = self._unpack(Struct(f"<{count}I"))
@@ -281,7 +281,7 @@ class _BlockReader:
         return records
 
     def position(self) -> JournalPosition:
-        """Where the file stands in its journal."""
+        """The file's position in its journal."""
         stream_id, offset = self._unpack(_JOURNAL)
         found = JournalPosition(stream_id, offset, self._text())
         self._end()

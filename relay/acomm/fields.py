@@ -28,7 +28,7 @@ E = TypeVar("E", bound=IntEnum)
 
 
 def shown(data: bytes) -> str:
-    """Bytes for an error line: as text where they are printable ASCII, else in hex."""
+    """Bytes for an error message: as text if they are printable ASCII, else in hex."""
     if not data:
         return "nothing"
     if all(0x20 < byte < 0x7F for byte in data):
@@ -68,7 +68,7 @@ class Reader:
         return FormatError(self.path, self.base + pos, f"{expected}{self.where}", found)
 
     def skip(self, size: int, field: str) -> int:
-        """Pass over ``size`` bytes and give the position of the first.
+        """Skip ``size`` bytes; returns the position of the first.
 
         Errors: FormatError when fewer are left.
         """
@@ -113,16 +113,16 @@ class Reader:
         return kind(value)
 
     def blob(self, field: str) -> bytes:
-        """Bytes behind their u32 length."""
+        """Bytes prefixed by their u32 length."""
         size = self.u32(f"length of {field}")
         start = self.skip(size, field)
         return self.data[start : self.pos]
 
     def text(self, field: str) -> str:
-        """UTF-8 text behind its u32 byte length; the fault's offset is the first bad byte's."""
+        """UTF-8 text prefixed by its u32 byte length; a fault has the first bad byte's offset."""
         size = self.u32(f"length of {field}")
         start = self.skip(size, field)
-        try:  # a view: a long text is not there twice
+        try:  # a view, to avoid a second copy of a long text
             return str(memoryview(self.data)[start : self.pos], "utf-8")
         except UnicodeDecodeError as exc:
             bad = self.data[start + exc.start : start + exc.end]
@@ -136,7 +136,7 @@ class Reader:
         return read(field) if tag else None
 
     def count(self, field: str, smallest: int, *, wide: bool = False) -> int:
-        """A count of items of at least ``smallest`` bytes each, which fit what is left.
+        """A count of items of at least ``smallest`` bytes each, checked against the bytes left.
 
         It is a u32, or a u64 when ``wide``.
         """
@@ -181,7 +181,7 @@ def u64(field: str, value: int) -> bytes:
 
 
 def text(field: str, value: str, limit: int = U32_MAX) -> bytes:
-    """UTF-8 text behind its u32 byte length, of ``limit`` bytes at most."""
+    """UTF-8 text prefixed by its u32 byte length, at most ``limit`` bytes."""
     try:
         raw = value.encode()
     except UnicodeEncodeError:
@@ -214,7 +214,7 @@ def items(values: Collection[T], write: Callable[[T], bytes]) -> bytes:
     return U32.pack(len(values)) + b"".join(map(write, values))
 
 
-# A longer text is rare, and may be a length that lies: it is read field by field.
+# A longer text is rare, and its length may be wrong: it is read field by field.
 MAX_FAST_TEXT = 1024
 BOOLEANS = (False, True)
 MIN_METADATA_ENTRY = 5
@@ -281,7 +281,7 @@ def _read_metadata_value(reader: Reader) -> MetadataValue:
 
 
 def read_metadata_fast(data: bytes, pos: int) -> tuple[Metadata, int]:
-    """Metadata at ``pos``, and its end; on any exception use ``read_metadata``."""
+    """Metadata at ``pos`` and its end; on any exception call ``read_metadata`` instead."""
     metadata: Metadata = {}
     (count,) = U32.unpack_from(data, pos)
     pos += 4
@@ -313,7 +313,7 @@ def read_metadata_fast(data: bytes, pos: int) -> tuple[Metadata, int]:
     return metadata, pos
 
 
-# A store has few keys, and each stands in nearly every message.
+# A store has few keys, each of them in nearly every message.
 @lru_cache(maxsize=4096)
 def _key_and_tag(head: bytes) -> tuple[str, int]:
     """Key and tag of an entry whose key is shorter than 256 bytes."""

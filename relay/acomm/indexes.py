@@ -4,8 +4,8 @@
     data of channel, topic, sender, correlation:  u64 count, then  key | u64 count | ids u64...
     data of timestamp:                            u64 count, then  created_at u64 | id u64
 
-An index is an aid. It is made from the messages, can always be made again, and never decides
-what a file holds. Keys ascend (numbers by value, texts by their bytes), ids ascend.
+An index is redundant: it is made from the messages, and never determines the content of a file.
+Keys ascend (numbers by value, texts by their bytes), ids ascend.
 Source: FORMATS section 2, "Section 4"; acomm-file-format.txt, "Index Types".
 """
 
@@ -52,7 +52,7 @@ class Indexes(msgspec.Struct, frozen=True):
 
 
 def build(messages: Iterable[Message]) -> Indexes:
-    """The indexes of these messages, in whatever order they come."""
+    """The indexes of these messages, given in any order."""
     channel: dict[int, list[int]] = defaultdict(list)
     timestamp: list[tuple[int, int]] = []
     topic: dict[str, list[int]] = defaultdict(list)
@@ -97,8 +97,7 @@ def encode(indexes: Indexes) -> bytes:
 def decode(reader: Reader) -> Indexes:
     """The indexes of a section 4; types that are not known are skipped.
 
-    Errors: FormatError for a section that does not add up; whether it is true to the
-    messages is for ``verify`` to say.
+    Errors: FormatError for an inconsistent section; ``verify`` compares it with the messages.
     """
     found: dict[str, object] = {}
     if reader.pos == reader.end:

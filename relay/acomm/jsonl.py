@@ -1,12 +1,12 @@
-"""A store as JSON lines: one object a line, to be read, compared, and built into a file again.
+"""A store as JSON lines, one object per line, from which the file can be built again.
 
     {"section": "header", "created_at": 1780000000, "modified_at": 1780000009}
     {"section": "channels", "id": 1, "name": "team", "channel_type": "Group", ...}
     {"section": "messages", ...}  then subscriptions, dead_letters, archive, engine_state
 
-Every field of a value is there by its name; enums are the document's words; signatures are
-hex. Content that is not UTF-8 is written as ``content_hex``. A retention is ``"Forever"`` or
-``{"Count": 100}``, a float that JSON has no number for is ``{"Float": "NaN"}``.
+Fields have the names of the values; enums have the document's spelling; signatures are hex.
+Content that is not UTF-8 is written as ``content_hex``. A retention is ``"Forever"`` or
+``{"Count": 100}``; a float that JSON cannot represent is ``{"Float": "NaN"}``.
 ``from_lines(to_lines(store))`` equals ``store``, with its records in the same order.
 """
 
@@ -51,7 +51,7 @@ class InvalidField(Exception):
         self.field = field
 
     def inside(self, outer: str) -> InvalidField:
-        """The same error, with the path from the value that has this one in its field ``outer``."""
+        """The same error with ``outer`` prepended to its path."""
         joint = "" if not self.field or self.field.startswith("[") else "."
         return InvalidField(self.rule, f"{outer}{joint}{self.field}")
 
@@ -167,7 +167,7 @@ def _load_text(value: Any) -> str:
         raise _unexpected("a text", value)
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a pair, UTF-8 cannot
+    except UnicodeEncodeError:  # JSON can hold an unpaired surrogate, UTF-8 cannot
         raise _unexpected("a text without unpaired surrogates", value) from None
     return value
 
@@ -230,7 +230,7 @@ def _load_retention(value: Any) -> Retention:
 
 
 def _dump_message(message: Message) -> dict[str, Any]:
-    """The fields of a message, ``content_hex`` in the place of content that is not text."""
+    """The fields of a message, with ``content_hex`` instead of content that is not text."""
     row: dict[str, Any] = _MESSAGE_FIELDS.dump(message)
     if row["content"] is not None:
         return row
@@ -326,7 +326,7 @@ SECTIONS = tuple(_SECTIONS)
 
 
 def to_lines(store: StoreFile, section: str | None = None) -> Iterator[str]:
-    """The lines of a store without line feeds; of one of SECTIONS alone when it is named."""
+    """The lines of a store without line feeds; only those of ``section`` if given."""
     for name in SECTIONS:
         if section is None or section == name:
             for row in _rows(store, name):
@@ -336,7 +336,7 @@ def to_lines(store: StoreFile, section: str | None = None) -> Iterator[str]:
 def from_lines(lines: Iterable[str]) -> StoreFile:
     """The store that lines describe: the header first, then records of any section.
 
-    Fields that have a default may be left out; empty lines are passed over.
+    Fields that have a default may be omitted; empty lines are skipped.
     Errors: MessageError with the number of the first wrong line, and the field in it.
     """
     header: _HeaderLine | None = None
@@ -385,7 +385,7 @@ def _rows(store: StoreFile, section: str) -> Iterator[dict[str, Any]]:
 def _load(line: str) -> tuple[str, Any]:
     """The section that a line names, and the value in it."""
     try:
-        line.encode()  # bytes that are not UTF-8 come as half surrogate pairs
+        line.encode()  # bytes that are not UTF-8 are read as unpaired surrogates
         row = json.loads(line)
     except UnicodeEncodeError:
         raise InvalidField("not UTF-8") from None

@@ -1,7 +1,7 @@
 """The values of the message engine, as data-structures.txt defines them.
 
 Every value is immutable: a change is a new value in the old one's place, so a snapshot of the
-store is a copy of its lists, and another thread may encode it while the engine goes on.
+store is a copy of its lists, and another thread may encode it while the engine runs.
 
 Numbers of the enums are the ones on disk; ``label`` is the document's spelling (``AtLeastOnce``),
 used in JSON, logs and audits. Times are Unix seconds unless the name says otherwise.
@@ -62,7 +62,7 @@ class MessageType(LabelledEnum):
 
 
 class MessageStatus(LabelledEnum):
-    """The status of a message; it changes on evidence alone."""
+    """The status of a message; it changes only on evidence."""
 
     CREATED = 0
     SENT = 1
@@ -89,7 +89,7 @@ class ChannelType(LabelledEnum):
     DIRECT = 0  # the other one of two
     GROUP = 1  # every participant but the sender
     BROADCAST = 2  # the owner sends, observers and members receive
-    PUB_SUB = 3  # whoever subscribed to a matching topic
+    PUB_SUB = 3  # subscribers of a matching topic
 
 
 class ChannelState(LabelledEnum):
@@ -137,13 +137,13 @@ class RetentionKind(LabelledEnum):
 class DeliveryState(LabelledEnum):
     """The state of one recipient's delivery, in the order in which it advances."""
 
-    SENT = 0  # accepted for it, not there yet
-    STAGED = 1  # an owner that delivers has it ready: from here on only the last step is left
+    SENT = 0  # accepted, not delivered yet
+    STAGED = 1  # an owner that delivers has written its file; only the rename is left
     WAITING = 2  # its acknowledgment is overdue: it waits for the next attempt
-    DELIVERED = 3  # it stands in the recipient's inbox or queue
+    DELIVERED = 3  # in the recipient's inbox or queue
     RECEIVED = 4  # the recipient has taken it
     ACKNOWLEDGED = 5
-    BOUNCED = 6  # the recipient is gone
+    BOUNCED = 6  # the recipient left or no longer exists
     EXPIRED = 7  # its ttl passed first
     DEAD = 8  # its attempts are exhausted
 
@@ -188,7 +188,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def relay_id(self) -> str | None:
-        """The id of the message file that it came by; None where it came by none."""
+        """The id of the message file it was read from; None if there was none."""
         relay_id = self.metadata.get("relay_id") if self.metadata else None
         return relay_id if isinstance(relay_id, str) else None
 
@@ -241,7 +241,7 @@ FLUSH_MODES = (None, "immediate", "batch", "manual")  # by their numbers on disk
 class ChannelSettings(msgspec.Struct, frozen=True):
     """Settings of a channel that version 1 of the file has no field for."""
 
-    max_pending: int | None = None  # messages underway; more are held. None: no limit
+    max_pending: int | None = None  # pending messages; more are held. None: no limit
     flush: str | None = None  # one of FLUSH_MODES; None: as the store
 
 
@@ -294,15 +294,15 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     state: DeliveryState = DeliveryState.SENT
     attempt: int = 1  # 1 for the first delivery
-    due_ms: int = 0  # Unix ms: when its ack is overdue, or its wait is over; 0: never
-    queued: bool = False  # it stands in the recipient's queue, not yet received
+    due_ms: int = 0  # Unix ms: when its ack is overdue, or its wait ends; 0: never
+    queued: bool = False  # in the recipient's queue, not yet received
     spent: int = 0  # attempts that a replayed dead letter had before
 
 
 class Obligation(msgspec.Struct, frozen=True):
     """An answer that a recipient owes: it has the message and has not completed or failed it."""
 
-    due_ms: int = 0  # Unix ms: when it is overdue; 0: attempts go on, and end first
+    due_ms: int = 0  # Unix ms: when it is overdue; 0: no timer while delivery is retried
     reminders: int = 0  # how often it was reminded
     said: str = ""  # its last acknowledgment that did not end it: received, in_progress
     since: int = 0  # Unix seconds: when it said so; else when it got the message
@@ -384,7 +384,7 @@ def read_only_copy(message: Message) -> Message:
 
 
 def with_status(message: Message, status: MessageStatus, at: int) -> Message:
-    """The message with a new status, and with the time that the status speaks of."""
+    """The message with a new status and the time of that status."""
     delivered = message.delivered_at
     if status is not MessageStatus.FAILED and delivered is None:
         delivered = at

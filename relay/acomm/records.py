@@ -251,7 +251,7 @@ MAX_CONTENT_BYTES = 1_048_576
 # AES-256-GCM adds a nonce of 12 and a tag of 16 bytes to the content that it seals.
 ENCRYPTION_BYTES = 28
 
-# Far more than any record that is written here; one that is larger is not a record.
+# Far more than any record written here; anything larger is not a record.
 MOST_RECORD_BYTES = 16 << 20
 
 # The smallest record: texts empty, options absent.
@@ -350,7 +350,7 @@ def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
             message, after = _read_fast(data, pos, known)
         except (IndexError, UnicodeDecodeError, struct.error):
             after = end + 1
-        if after > end:  # something is wrong with it: find out what
+        if after > end:  # invalid: let read_message find the fault
             reader.pos = pos
             message = read_message(reader)
             after = reader.pos
@@ -361,7 +361,7 @@ def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
 
 
 def skip_messages(reader: Reader, most: int) -> int:
-    """Go on behind the messages that are whole, ``most`` at most; how many they were."""
+    """Skip complete messages, ``most`` at most; returns their number."""
     known: dict[bytes, str] = {}
     for number in range(most):
         start = reader.pos
@@ -374,7 +374,7 @@ def skip_messages(reader: Reader, most: int) -> int:
             continue
         try:
             read_message(reader)
-        except FormatError:  # it is cut off here, or wrong
+        except FormatError:  # truncated or invalid
             reader.pos = start
             if reader.end - start > MOST_RECORD_BYTES:
                 raise
@@ -383,10 +383,10 @@ def skip_messages(reader: Reader, most: int) -> int:
 
 
 def _read_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Message, int]:
-    """The message at ``pos``, and where it ends, which may lie behind the reader's end.
+    """The message at ``pos`` and its end, which may be past the reader's end.
 
-    Any exception means that the record is not right, or not read here. ``known`` keeps texts
-    that come again and again, so that each is in memory once.
+    Any exception means that the record is invalid, or not supported here. ``known`` interns
+    repeated texts, so that each is in memory once.
     """
     head = HEADS[data[pos + SENDER_LENGTH_AT]]
     ident, kind, size, raw, channel, length = head.unpack_from(data, pos)

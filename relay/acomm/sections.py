@@ -70,12 +70,12 @@ def check_size(size: int) -> None:
 def encode_sections(
     store: StoreFile, compress: bool, with_columns: bool = False
 ) -> dict[SectionType, bytes]:
-    """Each section's bytes, in the order in which they stand in the file."""
+    """Each section's bytes, in the order of the file."""
     most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if store.encrypted else 0)
 
     def messages(records: list[bytes]) -> bytes:
         raw = _counted(records)
-        check_size(len(raw))  # no reader would inflate more
+        check_size(len(raw))  # a reader would refuse to inflate more
         return container.pack_envelope(raw) if compress else raw
 
     def records(ordered: Iterable[Message]) -> list[bytes]:
@@ -104,9 +104,9 @@ def encode_sections(
 def split(
     data: bytes, path: str, header: FileHeader, table: Iterable[SectionEntry]
 ) -> dict[int, Reader]:
-    """A reader for each section that holds something, out of its envelope.
+    """A reader for each section that is not empty, unpacked from its envelope.
 
-    The bytes of a compressed file are not needed any more once this returns.
+    The bytes of a compressed file are no longer needed once this returns.
     Errors: FormatError for an envelope.
     """
     readers = {}
@@ -125,9 +125,10 @@ def split(
 
 
 def _check_messages(pieces: Iterable[bytes], path: str, name: str, limit: int, where: str) -> None:
-    """Find out whether what comes in pieces is a count and so many messages; none is kept.
+    """Check that the pieces are a count and so many messages, without keeping them.
 
-    Errors: FormatError with the first fault; what is missing at the end is for who reads it all.
+    Errors: FormatError with the first fault, except a truncated end, which ``decode_sections``
+    reports.
     """
     data, base, left = b"", 0, -1
     for piece in pieces:
@@ -151,9 +152,9 @@ def _walk(path: str, name: str) -> container.CheckPieces:
 
 
 def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) -> StoreFile:
-    """The store that the sections hold, with the header's counts found to be true.
+    """The store in the sections, after comparing them with the header's counts.
 
-    What is read of a section is let go. Errors: FormatError.
+    Sections are released as they are read. Errors: FormatError.
     """
 
     def records(
@@ -231,7 +232,7 @@ def read_blocks(reader: Reader | None) -> dict[int, bytes]:
 
 
 def _compare_counts(store: StoreFile, header: FileHeader, path: str) -> None:
-    """Make sure that the header counts what the sections hold."""
+    """Compare the header's counts with the sections."""
     for at, field, count, expected in (
         (16, "channel_count", header.channel_count, len(store.channels)),
         (24, "message_count", header.message_count, len(store.messages) + len(store.archive)),

@@ -118,11 +118,11 @@ def encode(store: StoreFile, compress: bool = True, columns: bool = False) -> by
 
 
 def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFile:
-    """Everything that a file's bytes hold; ``path`` is for errors alone.
+    """All values in a file's bytes; ``path`` is only used in errors.
 
-    Sections 4 and 257 are not read: they are made from the messages, and verify.py compares them.
-    What is skipped, because a later version or another writer added it, goes to ``warn``, a
-    sentence each.
+    Sections 4 and 257 are not read: they are made from the messages, and ``check.verify`` compares
+    them. ``warn`` gets a sentence for each thing skipped, which a later version or another writer
+    added.
     Errors: FormatError with the first fault; IntegrityError when the SHA-256 differs;
     VersionError when a file of a later version does not read as one of this.
     """
@@ -130,7 +130,7 @@ def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFi
     _warn_of_the_unknown(header, table, path, warn)
     try:
         sections = split(data, path, header, table)
-        del data  # held twice, a store would need half as much memory again to open
+        del data  # keeping it would raise the memory for opening by half
         return decode_sections(path, header, sections)
     except FormatError as exc:
         raise container.as_version_error(header, exc) from None
@@ -139,8 +139,7 @@ def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFi
 def read(path: str, *, warn: Warn = _warn) -> StoreFile:
     """The store in a file; the file is not changed in any way.
 
-    Errors: those of ``decode``; OSError as ``open`` gives it; UnsafePath for what is no
-    regular file.
+    Errors: those of ``decode``; OSError from ``open``; UnsafePath if it is not a regular file.
     """
     return decode(read_bytes(path), path, warn=warn)
 
@@ -204,10 +203,10 @@ def read_indexes(path: str) -> tuple[Indexes, dict[int, bytes]]:
 
 
 def write(path: str, store: StoreFile, compress: bool = True, columns: bool = False) -> None:
-    """Replace the file by one that holds ``store``; after the rename inside, it does.
+    """Replace the file by one with the values of ``store``, atomically by a rename.
 
-    A crash before that leaves the old file, and perhaps ``path.tmp``. The previous content of
-    ``path`` is lost: read it first if it may be damaged or another file.
+    A crash before the rename leaves the old file, and possibly ``path.tmp``. The previous content
+    of ``path`` is lost: read it first if it may be damaged or another file.
     Errors: those of ``encode``, before anything is touched; OSError.
     """
     write_atomic(path, encode(store, compress, columns))
@@ -251,7 +250,7 @@ def _open(path: str) -> BinaryIO:
 
 
 NONCE_BYTES = 12
-# Keeps the key that makes nonces apart from the one that encrypts.
+# Separates the key for nonces from the encryption key.
 _NONCE_PURPOSE = b"acomm nonce"
 
 
@@ -359,7 +358,7 @@ def _holder(lock: str) -> str:
 def save(
     path: str, snapshot: StoreSnapshot, compress: bool = True, key: bytes | None = None
 ) -> int:
-    """Replace the store's file, and keep the one that was there; the size of the new one.
+    """Replace the store's file, keeping the previous one; returns the size of the new one.
 
     With a ``key`` every content is sealed.
 
@@ -381,10 +380,10 @@ def load(
     """The result of ``make`` for the file, or for the previous one; None if neither exists.
     ``make`` gets the values and the name of the file.
 
-    ``warn`` is called when the file was damaged or missing, with the consequence. ``keep``:
-    a damaged file is left where it is. ``after``: the fate of later events, for the warning.
+    ``warn`` is called when the file was damaged or missing, with the consequence. ``read_only``:
+    a damaged file is not renamed. ``outcome``: the fate of later events, for the warning.
     Errors: FormatError of the file when both are damaged, or it is of another version or format,
-    or whole and beyond a limit: then nothing is touched; OSError, UnsafePath.
+    or intact but beyond a limit: then nothing is changed; OSError, UnsafePath.
     """
     previous = path + PREVIOUS
     try:
