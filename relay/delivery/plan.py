@@ -48,7 +48,7 @@ from relay.engine.deliveries import SYSTEM
 from relay.engine.retries import DEAD_LETTER_TOPIC
 
 THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
-THROTTLED_RECHECK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
+THROTTLED_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows; checked this often
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
 STICKY = "sent before it joined"
@@ -251,9 +251,9 @@ class Planner:
         """Plan the deliveries of a stored message; the orchestrator may be a recipient."""
         recipients = self._store.recipients(stored.id)
         if not recipients:
-            nobody = self._no_recipients_reason(stored, route)
-            if nobody:
-                self._answer(work, Kind.NACK, nobody, stored)
+            reason = self._no_recipients_reason(stored, route)
+            if reason:
+                self._answer(work, Kind.NACK, reason, stored)
         if ORCHESTRATOR in recipients:
             work.is_control = True
             self._execute_control(work, accepted.original or accepted.message, stored, agents)
@@ -263,12 +263,12 @@ class Planner:
         """The nack for a message without recipients; empty if a sticky channel keeps it."""
         if route.channel_type is not ChannelType.PUB_SUB:
             if route.channel == EVERYONE_CHANNEL:
-                return "nobody received it: there are no other active agents"
-            return f"nobody received it: {route.channel} has no other members"
+                return "no recipients: there are no other active agents"
+            return f"no recipients: {route.channel} has no other members"
         if self._store.get_channel(stored.channel_id).config.sticky_messages:
             return ""  # later subscribers get it
         return (
-            "nobody received it: there are no other subscribers to "
+            "no recipients: there are no other subscribers to "
             f"topic {stored.topic} of #{route.channel}: "
             f"`relay channel show {route.channel}` lists subscriptions"
         )

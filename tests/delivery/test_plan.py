@@ -240,7 +240,7 @@ def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
 def test_a_group_of_one_is_said_so(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     work = table.decide("TO: #team\n\nhi")
-    assert said(work) == "nobody received it: team has no other members\n"
+    assert said(work) == "no recipients: team has no other members\n"
     assert work.failure == ""
 
 
@@ -248,7 +248,7 @@ def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
     (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").outgoing
     assert (
-        "nobody received it: there are no other subscribers to topic build.ok of #ci"
+        "no recipients: there are no other subscribers to topic build.ok of #ci"
         in posting.data.decode()
     )
 

@@ -278,7 +278,7 @@ def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
 def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
     box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     box.send("alice", "TO: #team\n\nanybody?")
-    assert box.nacks("alice") == ["nobody received it: team has no other members\n"]
+    assert box.nacks("alice") == ["no recipients: team has no other members\n"]
 
 
 @pytest.mark.shows("engine 7.11")

@@ -81,7 +81,9 @@ FAILURES: Mapping[str, str] = {
     r"its TTL of ": "expired",
     r" is (terminated|retired)": "recipient_away",
     r"there is no agent|is a reserved name|nobody is Lead|no lead is set|no longer here"
-    r"|is no longer an agent|nobody else takes part|nobody received it": "no_recipient",
+    r"|is no longer an agent|nobody else takes part|nobody received it|^no recipients: ": (
+        "no_recipient"
+    ),
     r"is the sender itself|cannot send a message to itself": "to_itself",
     r"there is no channel|^channel .* does not exist|is (Paused|Draining|Closed)"
     r"|is a (direct channel:|channel between)|is everybody|means every agent": "channel",
