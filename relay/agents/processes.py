@@ -160,7 +160,7 @@ def started_text(row: ProcessRow) -> str:
 
 
 def terminated(row: ProcessRow, reason: str) -> StatusChange:
-    """The status change of an agent whose process is over."""
+    """The status change of an agent whose process has ended."""
     return StatusChange(row.name, AgentStatus.TERMINATED, reason)
 
 
@@ -240,9 +240,9 @@ class ProcessMonitor:
                 self._measure_one(child, seen[child.row.name], usage[child.pid])
             if child.row.state == STUCK != before:
                 stuck.append((child, seen[child.row.name]))
-        told = {child.row.name for child, _ in stuck}
+        newly_stuck = {child.row.name for child, _ in stuck}
         with self._ledger.transaction():
-            self._ledger.processes.put(c.row for c in running if c.row.name not in told)
+            self._ledger.processes.put(c.row for c in running if c.row.name not in newly_stuck)
         return stuck
 
     def _measure_one(self, child: Child, seen: LastSeen, usage: Usage) -> None:

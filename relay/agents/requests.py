@@ -64,7 +64,7 @@ def read_request(
     """Parse a message of KIND spawn or release; returns the reason if it is refused."""
     operation = str(message.kind)
     if not is_allowed(requester, settings):
-        who = ", ".join(settings.allow_from) or "nobody"
+        who = ", ".join(settings.allow_from) or "no agent"
         return (
             f"{operation} is for {who} (spawn.allow_from in config.json), not for {requester.name}"
         )

@@ -62,7 +62,7 @@ class Roster:
         """List ``agents/``, watch new and replaced directories, and drop removed ones.
 
         ``complete`` False: a known agent whose directories are missing is left alone for now, so
-        that they are not created again while somebody removes them.
+        that they are not created again while they are being removed.
         """
         changes = Changes()
         present = self._home.agent_inodes()

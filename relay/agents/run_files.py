@@ -151,7 +151,7 @@ class LogRotator:
     def poll(self, running: Collection[str]) -> list[str]:
         """Start rotating logs that are too long; returns those truncated since the last call.
 
-        ``running``: names of the running processes. The log of one that ended is checked once more.
+        ``running``: names of the running processes. The log of one that ended is checked again.
         """
         rotated = [name for name, copy in list(self._copying.items()) if self._collect(name, copy)]
         now = self._clock.monotonic_ns()
@@ -194,7 +194,7 @@ class LogRotator:
 
 
 def rotate(home: Home, name: str, most_bytes: int, keep_files: int) -> None:
-    """Copy a log to ``{name}.log.1`` and truncate it, while its process may go on writing.
+    """Copy a log to ``{name}.log.1`` and truncate it, while its process may continue writing.
 
     Disk use is bounded: of a log twice too long only the last ``most_bytes`` are copied, and a copy
     ends at twice ``most_bytes``. A line in its place counts the bytes left out.

@@ -85,7 +85,7 @@ def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> Stat
     if _has_ended(facts):
         dead_since = max(silent_since, facts.ended_at)
         if now_ns - dead_since >= settings.dead_after_s * NS_PER_S:
-            reason = f"its process {facts.pid} ended; nothing was heard since {_at(silent_since)}"
+            reason = f"its process {facts.pid} ended; no activity since {_at(silent_since)}"
             return StatusChange(facts.name, AgentStatus.TERMINATED, reason)
     is_there = facts.runs or facts.is_supervised
     is_silent = not is_there and now_ns - silent_since >= settings.inactive_after_s * NS_PER_S

@@ -375,7 +375,7 @@ class Supervisor:
             self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
 
     def _finish_release(self, child: Child) -> None:
-        """Report an end on request, to those who asked for it and to the requester."""
+        """Report a requested end to its requesters and to the requester of the spawn."""
         row, releases = child.row, child.releases
         child.is_over, child.releases, child.is_finished = True, {}, True
         reasons = [f"{one.requested_by}: {one.reason}".rstrip(": ") for one in releases.values()]
@@ -491,7 +491,7 @@ class Supervisor:
             child.pending_notices += 1
 
     def _forget(self, child: Child) -> None:
-        """Remove a process that is over and fully reported, with its secrets."""
+        """Remove a process that has ended and was fully reported, with its secrets."""
         with self._home.dirs() as dirs:
             run_files.remove_spec(dirs, child.row.name, child.row.request_id)
         if self._children.get(child.row.name) is child:

@@ -2,7 +2,7 @@
 
 - Our package goes with the job, as a zip, so they have the version that plans it. What it imports
   (``pip install agent-relay[audit]``) must be installed there, under PYSPARK_PYTHON.
-- Files are read where they lie: the home, the run's private folder (below TMPDIR) and ``--out``
+- Files are read in place: the home, the run's private folder (below TMPDIR) and ``--out``
   must be on a file system that driver and workers share. ``require_shared`` says which is not.
 
 With a master ``local[…]`` none of this happens: its workers are this machine's.
@@ -22,7 +22,7 @@ from relay.base.errors import RelayError
 
 PACKAGE = "agent_relay.zip"
 SHARED_HINT = (
-    "home, TMPDIR and --out must lie where the driver and every worker reach them under one "
+    "home, TMPDIR and --out must be where the driver and every worker reach them under one "
     "path, as a user that may read them; see docs/cluster.md"
 )
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")

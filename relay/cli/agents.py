@@ -157,7 +157,7 @@ def _cells(
 @agents.command(epilog='\b\nExample:\n  relay agents retire bob --reason "its work is done"')
 @control_options
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Reason, told to agents that write to it.")
+@click.option("--reason", metavar="TEXT", help="Reason, shown to agents that write to it.")
 def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) -> None:
     """Take an agent out of service: mail to it bounces, with the reason.
 

@@ -227,7 +227,7 @@ def exit_on_signal(line: str) -> Iterator[None]:
     """End the block on Ctrl-C, SIGTERM or a closed terminal like on any other failure.
 
     So Spark is stopped and copies are removed; ``line`` goes to stderr and the process exits with
-    130, 143 or 129. A process that ignores SIGHUP (nohup) goes on.
+    130, 143 or 129. A process that ignores SIGHUP (nohup) continues.
     """
     # py4j logs a traceback where it was interrupted.
     muted = logging.NullHandler()

@@ -87,7 +87,7 @@ Examples:
   relay release builder --reason "the release is out" --timeout 60""",
 )
 @click.argument("name")
-@click.option("--reason", default="", help="Reason, told to the agent that started it.")
+@click.option("--reason", default="", help="Reason, shown to the agent that started it.")
 @control_options
 def release(ctx: click.Context, /, name: str, reason: str, **caller: Any) -> None:
     """Stop an agent's process: SIGTERM, then SIGKILL after spawn.grace_s.

@@ -31,7 +31,7 @@ RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like be
 
 
 class CheckpointListener(Protocol):
-    """Is told of written store files."""
+    """Called when a store file was written."""
 
     def written(self, offset: int) -> None:
         """A new store file covers the journal up to ``offset``."""

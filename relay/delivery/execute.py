@@ -82,7 +82,7 @@ class BatchWriter:
         return put_off
 
     def record_counts(self, *, include_recent: bool = False) -> None:
-        """Record how many repeated refusals each recorded incident stands for."""
+        """Record how many repeated refusals each recorded incident represents."""
         over = self._counted.take_over(all_of_them=include_recent)
         if over:
             with self._ledger.transaction():

@@ -47,7 +47,7 @@ MOST_NAME_BYTES = 240  # leaves room for a number; the limit is 255
 class DiskFull(RelayError):
     """The disk is full; the message waits in its outbox."""
 
-    hint = "free some space; the relay goes on by itself"
+    hint = "free some space; the relay continues by itself"
 
 
 def render_delivered(
@@ -150,7 +150,7 @@ def archive(
     redacted: bytes | None = None,
     place: tuple[str, ...] = OUTBOX,
 ) -> str | None:
-    """Move an original out of ``place``; returns its new path, or None if it is gone.
+    """Move an original out of ``place``; returns its new path, or None if it is missing.
 
     ``kind``: REJECTED or DUPLICATES for a folder of its own, in which a name that is taken gets a
     number: nothing is overwritten. ``redacted``: archived in place of a file that has secrets,
@@ -252,7 +252,7 @@ def load_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
 def read_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The original; None if it is damaged or has other content.
 
-    Errors: FileNotFoundError when it is gone; OSError, UnsafePath when it cannot be read.
+    Errors: FileNotFoundError when it is missing; OSError, UnsafePath when it cannot be read.
     """
     if row.agent_name == ORCHESTRATOR:
         return None

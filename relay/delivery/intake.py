@@ -445,8 +445,8 @@ class PendingFiles:
 
     def _warn(self, agent: str, name: str, age_ns: int) -> None:
         self._log(
-            f"A file lies in .pending of {agent} for {age_ns // NS_PER_S} s: it is sent when it is "
-            "renamed into the outbox",
+            f"A file has been in .pending of {agent} for {age_ns // NS_PER_S} s; renaming it into "
+            "the outbox sends it",
             action="left_in_pending",
             level="warning",
             agent=agent,

@@ -25,7 +25,7 @@ from relay.engine.commstore import CommStore
 # An agent over its limit is looked at this often: a sync of the journal for each single message
 # would cost more than the messages do.
 SLICES_PER_S = 20
-CALM_NS = 60 * NS_PER_S  # nothing held back for so long: the episode is over
+CALM_NS = 60 * NS_PER_S  # nothing held for so long: the episode has ended
 
 
 class _Bucket:
@@ -34,7 +34,7 @@ class _Bucket:
     def __init__(self, tokens: float, at_ns: int) -> None:
         self.tokens = tokens
         self.at_ns = at_ns  # monotonic, when ``tokens`` was so
-        self.held_ns: int | None = None  # when something was last held back; None: no episode
+        self.held_ns: int | None = None  # when something was last held; None: no episode
 
 
 class RateLimit:
@@ -164,7 +164,7 @@ def _bytes_of(names: list[str], folder: int) -> int:
 
 
 LOOP_WINDOW_NS = 60 * NS_PER_S
-LOOP_CALM_NS = 5 * LOOP_WINDOW_NS  # nothing of a loop was held for so long: it is over
+LOOP_CALM_NS = 5 * LOOP_WINDOW_NS  # nothing of a loop was held for so long: it has ended
 
 
 class ReplyLoop(NamedTuple):

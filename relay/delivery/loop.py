@@ -367,8 +367,8 @@ class Dispatcher:
         except (StoreFull, StoreCapacity) as exc:
             self._log(f"Cannot tell a sender now: {exc}", action="postpone", level="warning")
         put_off = {id(one.work) for one in self._writer.execute(dirs, works + endings)}
-        told = [one for one, work in zip(ended, endings, strict=False) if id(work) not in put_off]
-        self._deferred.postpone([one for one in ended if one not in told])
+        done = [one for one, work in zip(ended, endings, strict=False) if id(work) not in put_off]
+        self._deferred.postpone([one for one in ended if one not in done])
         self._deferred.retry_later([work for work in works if id(work) in put_off])
 
     def _ended_delivery(self, one: FailedDeferral) -> EndedDelivery:

@@ -1,8 +1,8 @@
 """Notifications: messages that the relay sends without being asked, and reminders of owed answers.
 
 About disks and limits, processes, and to an agent that starts again. Reminders: the recipient of an
-overdue command or query is reminded, then given up; its sender is told of each. If a process ends
-with its work begun, the sender is told once. Every notice has an id derived from its occasion, so
+overdue command or query is reminded, then given up; its sender is notified of each. If a process
+ends with work begun, the sender is notified once. Every notice has an id derived from its event, so
 that a crash sends none twice. Source: DESIGN, "Attempts"; docs/states.md, "An answer that is owed".
 """
 
@@ -116,9 +116,9 @@ class Notifier:
         """Report loops to lead and operator, once each; returns those to report later."""
         untold: list[ReplyLoop] = []
         for one in begun:
-            hears = {OPERATOR, self._roster.lead() or OPERATOR}
+            recipients = {OPERATOR, self._roster.lead() or OPERATOR}
             key, detail = f"loop {one.message_id}", one.incident.detail
-            if self.announce(hears, detail, key, one.at_ns, one.incident):
+            if self.announce(recipients, detail, key, one.at_ns, one.incident):
                 kind, agent = str(one.incident.kind), one.incident.agent
                 self._log(detail, action=kind, level="warning", agent=agent)
             else:
@@ -218,20 +218,20 @@ class Reminders:
         """The notices about one message: to its recipients, and to its sender."""
         message = group[0].message
         work = _work_about(message, "overdue")
-        told: list[str] = []
+        lines: list[str] = []
         for one in group:
             name, owed = one.recipient, one.obligation
             gone = self._unavailable.get(name, "" if name in agents else f"{name} is {GONE}")
             count = owed.reminders + 1
             if gone or one.is_exhausted:
                 due_ms, count = 0, owed.reminders
-                told.append(self._given_up(message, one, gone))
+                lines.append(self._given_up(message, one, gone))
             else:
                 due_ms = one.next_due_ms
                 key = f"reminder {count} {owed.since}"
                 text = self._reminder(message, one)
                 self._planner.add_message(work, name, Kind.REMINDER, text, key, count)
-                told.append(self._overdue(message, one))
+                lines.append(self._overdue(message, one))
             mine = Reminder(message.id, work.message_id, name, count, due_ms)
             work.reminders.append(mine)
         if message.sender in agents:
@@ -239,7 +239,7 @@ class Reminders:
                 (one.recipient, one.obligation.since, one.obligation.reminders) for one in group
             ]
             count = max(one.obligation.reminders for one in group) + 1
-            text, key = "\n".join(told), f"overdue {rounds}"
+            text, key = "\n".join(lines), f"overdue {rounds}"
             self._planner.add_message(work, message.sender, Kind.NOTIFICATION, text, key, count)
         return work
 

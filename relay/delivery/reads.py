@@ -205,7 +205,7 @@ COARSE_NS = 50 * NS_PER_MS
 class FileFate(Enum):
     """The fate of a file that was delivered into an inbox."""
 
-    STANDS = auto()  # it is there
+    PRESENT = auto()  # it is still there
     TAKEN = auto()  # it is in .read
     REMOVED = auto()  # it was removed
     VANISHED = auto()  # its inbox went with it
@@ -247,7 +247,7 @@ def file_fates(
         if was_taken(dirs, agent, message_id):
             found[message_id] = FileFate.TAKEN
         elif fsio.exists(message_id + MSG_SUFFIX, inbox):
-            found[message_id] = FileFate.STANDS
+            found[message_id] = FileFate.PRESENT
         elif is_other or changed_at < written_at:
             found[message_id] = FileFate.VANISHED
         elif is_whole:  # else the whole mailbox may be being removed

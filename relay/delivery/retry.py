@@ -89,7 +89,7 @@ class DeferredQueue:
         ended: list[FailedDeferral] = []
         for held in due:
             row = rows.get(held.message_id)
-            if row is None:  # removed by hand: due for ever, it would never let us sleep
+            if row is None:  # removed by hand: it would stay due and keep the loop awake
                 with self._ledger.transaction():
                     self._ledger.deliveries.give_up(
                         held.message_id, held.recipient, "bounced", "its row is gone"

@@ -291,8 +291,8 @@ def _resume_body(
         state = states.read(name, save)
         at = iso_time(save.saved_at)[:19] + "Z"
         lines.append(
-            f"Your last saved state is version {save.version} ({save.size} bytes, {at}); it stands "
-            f"behind the line {LINE}."
+            f"Your last saved state is version {save.version} ({save.size} bytes, {at}); "
+            f"it follows the line {LINE}."
         )
     lines.append(f"Unread in your inbox: {len(unread)}.")
     lines += [_first_words(dirs, name, message_id) for message_id in unread[:MOST_UNREAD]]

@@ -73,7 +73,7 @@ class Validator:
         self._invalid: dict[
             FileKey, tuple[str, AttachmentProblem]
         ] = {}  # of this batch: reference, what it is
-        self._to_set_aside: list[str] = []  # once their senders are told
+        self._to_set_aside: list[str] = []  # once their senders are notified
 
     def validate(self, dirs: Dirs, looks: list[ParseResult]) -> Screened:
         """Register new keys of the senders, and separate files that wait for their attachments."""
@@ -129,7 +129,7 @@ class Validator:
             work.incidents.append(Incident(kind, work.agent, path, reason))
 
     def after_commit(self, dirs: Dirs, batch: Iterable[WorkItem]) -> None:
-        """Set invalid attachments aside and reload changed keys, once the senders are told."""
+        """Set invalid attachments aside and reload changed keys, after notifying the senders."""
         if any(work.key is not None for work in batch):
             self._keys.load()
         aside, self._to_set_aside = self._to_set_aside, []

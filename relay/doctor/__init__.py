@@ -30,7 +30,7 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
     try:
         config = decode(home.read_config(), home.path(CONFIG))
     except (RelayError, OSError) as exc:
-        remedy = "fix it: the relay does not start; the other checks go on"
+        remedy = "fix it: the relay does not start; the other checks still run"
         yield Finding("config", describe_error(exc), remedy, where=CONFIG)
     target = Target(home, config, Clock(), lock_holder(home) is not None, deep)
     position = ledger.ledger_position(home)  # before the journal, which may grow meanwhile

@@ -127,7 +127,7 @@ class SegmentInspector:
                 yield record
 
     def _walk(self) -> Iterator[Record]:
-        """Records, gap records included. An incomplete record is read once more: it may have been
+        """Records, gap records included. An incomplete record is read again: it may have been
         written at that moment."""
         at, base = self.base, self.base
         end = base + (self.footer.durable_bytes if self.footer else self.size) - FIRST_RECORD
@@ -137,7 +137,7 @@ class SegmentInspector:
                     yield record
                     at = record.end
             except IntegrityError:
-                pass  # read once more from there; if it fails again, it is damage
+                pass  # read again from there; if it fails again, it is damaged
             else:
                 return
             for record in read_records(self.source, base, at, end, self._gap):

@@ -77,7 +77,7 @@ class LocalCopies:
         self.manifest.record(kind, entry.segment_id, entry.base_offset, **fields)
 
     def record_failure(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
-        """The same of a failure; where the disk takes not even that, the failure itself is told."""
+        """Record a failure; if even that cannot be written, report the failure itself."""
         with contextlib.suppress(OSError):
             self.record(kind, entry, **fields)
 

@@ -107,7 +107,7 @@ class _Gaps:
         return max(at, to)
 
     def drop(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records without those that stand for a gap, which is reported."""
+        """The records without those that mark a gap, which is reported."""
         for record in records:
             if record.flags & RecordFlag.GAP:
                 self.report(record.offset, record.end, "salvaged")

@@ -140,8 +140,8 @@ class DirectoryObjects:
 
     def _facts(self, path: str, size: int) -> ObjectFacts:
         try:
-            told = json.loads(b"".join(pieces(path + _META)))
-            return ObjectFacts(size, str(told["etag"]), dict(told["metadata"]))
+            meta = json.loads(b"".join(pieces(path + _META)))
+            return ObjectFacts(size, str(meta["etag"]), dict(meta["metadata"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return ObjectFacts(size, "", {})  # so that it does not match any expected object
 

@@ -154,7 +154,7 @@ class WalWatch:
         if self.size.state is WalState.FULL:
             text += "; intake is paused until it ends"
         elif self._reported is WalState.FULL:
-            text += "; intake goes on"
+            text += "; intake continues"
         self._log(
             text, action="wal_long", level="warning", pids=sorted(self.holders.keys() - {UNSEEN})
         )

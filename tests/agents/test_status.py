@@ -61,7 +61,7 @@ def test_whose_process_ended_is_terminated_once_nothing_was_heard_for_a_while(
     assert next_status(dead, NOW + 100 * NS_PER_S, RULES) == StatusChange(
         "bob",
         AgentStatus.TERMINATED,
-        "its process 7 ended; nothing was heard since 2026-01-31T09:30:00Z",
+        "its process 7 ended; no activity since 2026-01-31T09:30:00Z",
     )
 
 

@@ -173,7 +173,7 @@ ADVICE = {
         "owner, and the modes of the folders above with `relay doctor`."
     ),
     "security.linked_directory": (
-        "A link stands in the place of a folder, to have files written elsewhere. It is not "
+        "A link replaces a folder, so that files are written elsewhere. It is not "
         "followed. Check its target, then remove it."
     ),
     "security.not_a_regular_file": (
@@ -201,7 +201,7 @@ ADVICE = {
     ),
     "security.reply_loop": (
         "Agents answered each other endlessly, and were slowed down. Tell one of them when a "
-        "conversation is over; `relay thread` shows it."
+        "conversation has ended; `relay thread` shows it."
     ),
     "security.stray_message": (
         "A file in the inbox was not put there by the relay, whatever its FROM says. Find out who "
@@ -235,7 +235,7 @@ DEFAULT = "docs/audit.md, section {job}, explains the check."
 
 
 def advice(check: str, *, has_message: bool) -> str:
-    """Return the advice on a check; commands stand between backquotes."""
+    """Return the advice on a check; commands are in backquotes."""
     default = DEFAULT.format(job=check.partition(".")[0])
     known = ADVICE.get(check)
     if known:
