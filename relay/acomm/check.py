@@ -224,10 +224,10 @@ def without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
                 raise _fault(expected, attempts)
     ids = {one.id for one in (*file.messages, *file.dead_letters, *file.archive)}
     return kept._replace(
-        deliveries=_of(ids, kept.deliveries),
-        dead=_of(ids, kept.dead),
-        settings=_of({channel.id for channel in file.channels}, kept.settings),
-        owed=_of({one.id for one in file.messages}, kept.owed),
+        deliveries=_subset(ids, kept.deliveries),
+        dead=_subset(ids, kept.dead),
+        settings=_subset({channel.id for channel in file.channels}, kept.settings),
+        owed=_subset({one.id for one in file.messages}, kept.owed),
     )
 
 
@@ -268,7 +268,7 @@ def _check_number(what: str, number: int) -> None:
         raise _fault(f"{what} to be {_LAST_NUMBER} at most", number)
 
 
-def _of(keys: Set[int], known: Mapping[int, T]) -> dict[int, T]:
+def _subset(keys: Set[int], known: Mapping[int, T]) -> dict[int, T]:
     """The entries of these keys; the same dict if that is all of them."""
     if isinstance(known, dict) and known.keys() <= keys:
         return known

@@ -118,7 +118,7 @@ class Columns:
         def reader(make: Callable[[], bytes]) -> Callable[[], Reader]:
             return lambda: Reader(make(), "", where=" in columns")
 
-        makers = _makers(messages, sizes, channels)
+        makers = _block_builders(messages, sizes, channels)
         blocks = {tag: reader(make) for tag, make in makers.items()}
         return cls(len(messages), blocks, cache(lambda: _metadata(messages)))
 
@@ -175,12 +175,12 @@ def build(
     messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
 ) -> dict[int, bytes]:
     """The data of each block, by tag."""
-    made = {tag: make() for tag, make in _makers(messages, sizes, channels).items()}
+    made = {tag: make() for tag, make in _block_builders(messages, sizes, channels).items()}
     made.update(_metadata(messages))
     return {tag: made[tag] for tag in sorted(made)}
 
 
-def _makers(
+def _block_builders(
     messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
 ) -> dict[int, Callable[[], bytes]]:
     """Functions that make the data of each block except metadata."""

@@ -159,7 +159,7 @@ def started_text(row: ProcessRow) -> str:
     return f"completed started {row.name}, pid {row.pid or 'gone already'}"
 
 
-def terminated(row: ProcessRow, reason: str) -> StatusChange:
+def terminated_status(row: ProcessRow, reason: str) -> StatusChange:
     """The status change of an agent whose process has ended."""
     return StatusChange(row.name, AgentStatus.TERMINATED, reason)
 

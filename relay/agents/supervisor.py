@@ -30,7 +30,7 @@ from relay.agents.processes import (
     new_row,
     restarted,
     started_text,
-    terminated,
+    terminated_status,
     time_after_end,
 )
 from relay.agents.requests import Spec
@@ -386,7 +386,7 @@ class Supervisor:
             text = f"completed released {row.name}: it {how}{self._starter.left_over(row.name)}"
             notice = answer_notice(intent, Kind.ACK, text, number)
             self._enqueue_notice(
-                child, notice._replace(process=child.row, status_change=terminated(row, why))
+                child, notice._replace(process=child.row, status_change=terminated_status(row, why))
             )
         askers = {one.requested_by for one in releases.values()}
         if row.requested_by not in askers:
@@ -464,7 +464,7 @@ class Supervisor:
         ``at``: the notice's id is derived from it; the same again after a crash.
         """
         row = child.row
-        gone = terminated(row, why or text.partition("\n")[0]) if child.is_over else None
+        gone = terminated_status(row, why or text.partition("\n")[0]) if child.is_over else None
         notice = ProcessNotice(
             row.requested_by,
             row.request_id,

@@ -66,14 +66,14 @@ def require_shared(context: SparkContext, read: Sequence[str], written: Sequence
     """
     if is_local(context.master):
         return
-    missing = _unreached(context, read, written)
+    missing = _unreachable_folders(context, read, written)
     if missing:
         host, path = missing[0]
         others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RelayError(f"worker {host} does not reach {path}{others}", hint=SHARED_HINT)
 
 
-def _unreached(
+def _unreachable_folders(
     context: SparkContext, read: Sequence[str], written: Sequence[str]
 ) -> list[tuple[str, str]]:
     """List (host, folder) of each that a worker may not read, or not write, as it has to."""

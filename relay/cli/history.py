@@ -244,7 +244,7 @@ def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
         return {}
     deliveries: dict[str, list[wording.Fields]] = {}
     for one in found:
-        deliveries.setdefault(one["message_id"], []).append(wording.fields(one))
+        deliveries.setdefault(one["message_id"], []).append(wording.delivery_fields(one))
     return {
         row["message_id"]: wording.short(row, deliveries.get(row["message_id"], [])) for row in rows
     }

@@ -168,7 +168,7 @@ def _describe_progress(root: str, message_id: str) -> str:
         found = db.execute(query.format("deliveries"), (message_id,)).fetchall()
     finally:
         db.close()
-    deliveries = [wording.fields(one) for one in found]
+    deliveries = [wording.delivery_fields(one) for one in found]
     if row is None:
         return f"the relay has not picked it up yet{stopped}"
     if len(deliveries) > MAX_NAMED:

@@ -145,7 +145,7 @@ class EventCursor:
                 "to": recipient or row["target"],
                 "recipients": self._recipients(row) if new == "completed" else None,
                 "kind": row["message_type"],
-                "detail": row["last_error"] if new == "failed" else self._why(row, new),
+                "detail": row["last_error"] if new == "failed" else self._reason(row, new),
             }
 
     def _recipients(self, row: sqlite3.Row) -> list[str]:
@@ -155,7 +155,7 @@ class EventCursor:
         )
         return [one[0] for one in found]
 
-    def _why(self, row: sqlite3.Row, new: str) -> str | None:
+    def _reason(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
             return f"attempt {row['attempt']}"
         if row["recipient"] is None or new not in WITH_REASON:
@@ -166,7 +166,7 @@ class EventCursor:
         ).fetchone()
         if found is None:
             return None
-        facts = wording.fields(found)
+        facts = wording.delivery_fields(found)
         if new == "read":
             return "removed, not seen in .read" if facts["read_how"] == REMOVED else None
         if new == "acked" and facts["answer_text"]:

@@ -111,7 +111,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         return _rejected(db, message_id)
     identity = row["message_id"]
     query = "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient"
-    deliveries = [wording.fields(one) for one in db.execute(query, (identity,))]
+    deliveries = [wording.delivery_fields(one) for one in db.execute(query, (identity,))]
     log = audit_rows(db, identity, row["discovered_at"])
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:

@@ -49,7 +49,7 @@ def check_ledger(target: Target, position: int) -> Iterator[Finding]:
     yield from recheck(target, lambda: {f.where: f for f in _files(target)})
     with contextlib.suppress(LedgerError):  # damage was reported above
         yield from recheck(target, lambda: _inboxes(target))
-    yield from recheck(target, lambda: _store(target, position))
+    yield from recheck(target, lambda: _compare_with_store(target, position))
 
 
 def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
@@ -262,7 +262,7 @@ def _was_delivered(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
 # -- store and journal ---------------------------------------------------------------------------
 
 
-def _store(target: Target, position: int) -> dict[str, Finding]:
+def _compare_with_store(target: Target, position: int) -> dict[str, Finding]:
     """Compare deliveries in the ledger with the store (its checkpoint and the journal after it)."""
     with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         have = {

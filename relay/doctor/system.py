@@ -44,7 +44,7 @@ def check_process(target: Target) -> Iterator[Finding]:
     yield from _socket(target)
     answer = ask(home) if target.is_running else StatusReply(None)
     yield from _silence(target, answer)
-    yield from _waiting(answer)
+    yield from _check_tier_retries(answer)
     yield from recheck(target, lambda: {f.where: f for f in _processes(target)})
     yield from _logs(target)
     yield from _units(target)
@@ -78,7 +78,7 @@ def _silence(target: Target, answer: StatusReply) -> Iterator[Finding]:
         yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
 
 
-def _waiting(answer: StatusReply) -> Iterator[Finding]:
+def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
     """Check for tier operations that a running relay retries.
 
     Those that need the operator are in the manifest and are found there.

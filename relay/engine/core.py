@@ -350,7 +350,7 @@ class StoreCore:
                 f"and the last {limits.reserve_bytes} are reserved for answers"
             )
         if len(state.messages) >= limits.active_messages and not is_answer:
-            self._relieve()
+            self._free_memory()
         near = used >= limits.warn_bytes
         is_news = near and not self._warned
         self._warned = near
@@ -360,7 +360,7 @@ class StoreCore:
         self._roomy_until = state.bytes_sent + room - RECORD_BYTES
         return is_news
 
-    def _relieve(self) -> None:
+    def _free_memory(self) -> None:
         """Archive final messages after a flush. Errors: StoreFull when that frees too little.
 
         For a store with archive files the ``Roller`` does this in the background.

@@ -188,31 +188,33 @@ class MessageIndex:
         for message in messages:
             number = message.id >> CHUNK_BITS
             chunk = self._chunks[number]
-            chunk.gone.add(message.id)
-            if len(chunk.gone) == chunk.held:
+            chunk.removed.add(message.id)
+            if len(chunk.removed) == chunk.added:
                 del self._chunks[number]
 
     def channel(self, channel_id: int) -> Iterator[int]:
         """Ids of the messages in this channel, produced lazily."""
         for chunk in self._settled():
-            yield from chunk.left(chunk.channel.get(channel_id))
+            yield from chunk.without_removed(chunk.channel.get(channel_id))
 
     def thread(self, correlation_id: str) -> list[int]:
         """Ids of the messages with this correlation id."""
         return [
-            n for chunk in self._settled() for n in chunk.left(chunk.thread.get(correlation_id))
+            n
+            for chunk in self._settled()
+            for n in chunk.without_removed(chunk.thread.get(correlation_id))
         ]
 
     def candidates(self, wanted: MessageFilter) -> Iterator[int]:
         """Ids that include every match: the shortest index list of each chunk."""
         for chunk in self._settled():
-            yield from chunk.left(chunk.candidates(wanted))
+            yield from chunk.without_removed(chunk.candidates(wanted))
 
     def _settled(self) -> Iterator[_Chunk]:
         self._distribute()
         for number in sorted(self._chunks):
             chunk = self._chunks[number]
-            chunk.settle()
+            chunk.index_new()
             yield chunk
 
     def _distribute(self) -> None:
@@ -230,7 +232,7 @@ class MessageIndex:
 class _Chunk:
     """The index of up to 4,096 neighbours."""
 
-    __slots__ = ("channel", "gone", "held", "new", "sender", "thread", "time", "topic")
+    __slots__ = ("added", "channel", "new", "removed", "sender", "thread", "time", "topic")
 
     def __init__(self) -> None:
         self.channel: dict[int, list[int]] = {}
@@ -239,21 +241,21 @@ class _Chunk:
         self.thread: dict[str, list[int]] = {}
         self.time: list[tuple[int, int]] = []  # (created_at, id)
         self.new: list[Message] = []  # not indexed yet
-        self.gone: set[int] = set()  # removed, but still in the lists
-        self.held = 0  # messages ever added, including removed ones
+        self.removed: set[int] = set()  # removed, but still in the lists
+        self.added = 0  # messages ever added, including removed ones
 
     def add(self, message: Message) -> None:
-        if message.id in self.gone:  # added again, and still in the lists unchanged
-            self.gone.discard(message.id)
+        if message.id in self.removed:  # added again, and still in the lists unchanged
+            self.removed.discard(message.id)
             return
         self.new.append(message)
-        self.held += 1
+        self.added += 1
 
-    def left(self, ids: Sequence[int] | None) -> Iterable[int]:
+    def without_removed(self, ids: Sequence[int] | None) -> Iterable[int]:
         """Those of ``ids`` that were not removed."""
-        if not ids or not self.gone:
+        if not ids or not self.removed:
             return ids or ()
-        gone = self.gone
+        gone = self.removed
         return [number for number in ids if number not in gone]
 
     def candidates(self, wanted: MessageFilter) -> Sequence[int]:
@@ -280,7 +282,7 @@ class _Chunk:
             end = bisect_left(self.time, (wanted.before, 0))
         return first, max(first, end)
 
-    def settle(self) -> None:
+    def index_new(self) -> None:
         """Index the new messages, a column at a time."""
         if not self.new:
             return

@@ -62,10 +62,10 @@ class State(Tables):
         self._note_retention(event.channel_id)
         self._set_settings(event.channel_id, event.settings)
         if channel.state is ChannelState.PAUSED and event.state is not ChannelState.PAUSED:
-            self._let_replays_go(event.channel_id, event.at)
+            self._release_replays(event.channel_id, event.at)
         self.modified_at = event.at
 
-    def _let_replays_go(self, channel_id: int, at: int) -> None:
+    def _release_replays(self, channel_id: int, at: int) -> None:
         """Make replays that a paused channel held due now."""
         for message_id in self.index.channel(channel_id):
             known = self.deliveries.get(message_id, {})
@@ -171,14 +171,14 @@ class State(Tables):
         }
         self._set_deliveries(event.message_id, known, moved)
         if event.state is DeliveryState.ACKNOWLEDGED and event.message_id in self.dead:
-            self._answered_after_all(event.message_id, event.recipients)
+            self._revive_acknowledged(event.message_id, event.recipients)
         if event.state in _HOPELESS and event.message_id in self.owed:
-            self._set_owed(event.message_id, dict.fromkeys(event.recipients))
+            self._set_obligations(event.message_id, dict.fromkeys(event.recipients))
         self._set_status(event.message_id, event.at)
         if event.attempt:
             self._note_retries(event.message_id, moved[event.recipients[0]])
         if event.message_id in self.dead:
-            self._note_end(event.message_id)
+            self._note_dead_delivery(event.message_id)
 
     def _deliveries_staged(self, event: events.DeliveriesStaged) -> None:
         for message_id, recipient, attempt in event.deliveries:
@@ -224,17 +224,17 @@ class State(Tables):
         }
         self._set_deliveries(event.message_id, known, dead)
         if event.message_id in self.owed:
-            self._set_owed(event.message_id, dict.fromkeys(event.recipients))
+            self._set_obligations(event.message_id, dict.fromkeys(event.recipients))
         earlier = self.dead.get(event.message_id, DeadLetterInfo(event.at, "", ()))
         self.dead[event.message_id] = DeadLetterInfo(
             event.at, event.last_error, (*earlier.recipients, *event.recipients)
         )
         self.modified_at = event.at
-        self._note_end(event.message_id)
+        self._note_dead_delivery(event.message_id)
 
     def _dead_letter_replayed(self, event: events.DeadLetterReplayed) -> None:
         note = self.dead.pop(event.message_id)
-        self._return_to_life(event.message_id)
+        self._revive(event.message_id)
         message = self.messages[event.message_id]
         self.messages[message.id] = msgspec.structs.replace(
             message, status=MessageStatus.SENT, retry_count=0, acknowledged_at=None
@@ -298,17 +298,17 @@ class State(Tables):
             )
             for recipient in event.recipients
         }
-        self._set_owed(event.message_id, moved)
+        self._set_obligations(event.message_id, moved)
         self.modified_at = event.at
 
     def _reminded(self, event: events.Reminded) -> None:
         before = self.owed[event.message_id][event.recipient]
         after = msgspec.structs.replace(before, due_ms=event.due_ms, reminders=event.reminders)
-        self._set_owed(event.message_id, {event.recipient: after})
+        self._set_obligations(event.message_id, {event.recipient: after})
         self.modified_at = event.at
 
     def _owed_no_more(self, event: events.OwedNoMore) -> None:
-        self._set_owed(event.message_id, dict.fromkeys(event.recipients))
+        self._set_obligations(event.message_id, dict.fromkeys(event.recipients))
         self.modified_at = event.at
 
     def _time_lost(self, event: events.TimeLost) -> None:
@@ -348,7 +348,7 @@ class State(Tables):
         self.duplicates = {k: at for k, at in self.duplicates.items() if at > event.at_ms}
         self.next_forget_ms = min(self.duplicates.values(), default=None)
 
-    def _note_end(self, message_id: int) -> None:
+    def _note_dead_delivery(self, message_id: int) -> None:
         """Make a message with dead deliveries a dead letter once none of the others is open."""
         states = [one.state for one in self.deliveries[message_id].values()]
         if message_id in self.messages and min(states) in _HOPELESS:
@@ -357,7 +357,7 @@ class State(Tables):
             self.dead_letters[message_id] = dead
             self.dead_index.add(dead)
 
-    def _return_to_life(self, message_id: int) -> None:
+    def _revive(self, message_id: int) -> None:
         """Make a dead letter live again, in its former place."""
         message = self.dead_letters.pop(message_id, None)
         if message is not None:
@@ -365,13 +365,13 @@ class State(Tables):
             self._add_message(message)
             self._live_is_sorted = False
 
-    def _answered_after_all(self, message_id: int, recipients: tuple[str, ...]) -> None:
+    def _revive_acknowledged(self, message_id: int, recipients: tuple[str, ...]) -> None:
         """Acknowledge deliveries that were given up: they are no longer dead."""
         note = self.dead.pop(message_id)
         left = tuple(name for name in note.recipients if name not in recipients)
         if left:
             self.dead[message_id] = note._replace(recipients=left)
-        self._return_to_life(message_id)
+        self._revive(message_id)
 
     def _note_retries(self, message_id: int, delivery: Delivery) -> None:
         """Update the number of retries of a message, over all recipients."""

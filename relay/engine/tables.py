@@ -298,7 +298,7 @@ class Tables:
         one = self.owed.get(message_id, {}).get(recipient)
         return one is not None and one.due_ms == due_ms and message_id in self.messages
 
-    def _set_owed(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
+    def _set_obligations(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
         """Store changed obligations; None: it ended."""
         both = self.owed.get(message_id, {}) | moved
         left = {recipient: one for recipient, one in both.items() if one is not None}

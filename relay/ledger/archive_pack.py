@@ -170,7 +170,7 @@ def _write(dirs: Dirs, target: str, files: list[str]) -> Iterator[None]:
                 with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar:
                     yield from _fill(dirs, tar, target, files)
         fsio.sync_data(fd, temp)
-        yield from _compare(dirs, temp, files)
+        yield from _verify_pack(dirs, temp, files)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temp)
@@ -204,7 +204,7 @@ def add(tar: tarfile.TarFile, name: str, data: bytes, at_s: int) -> None:
     tar.addfile(facts, io.BytesIO(data))
 
 
-def _compare(dirs: Dirs, temp: str, files: list[str]) -> Iterator[None]:
+def _verify_pack(dirs: Dirs, temp: str, files: list[str]) -> Iterator[None]:
     """Verify that every file is in the pack. Errors: FormatError."""
     same = yield from _same(dirs, temp, files)
     missing = set(files) - same

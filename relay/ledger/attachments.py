@@ -58,7 +58,7 @@ class _LargeFile:
         self.total = hashlib.sha256()
         self.offset = 0
 
-    def go_on(self) -> bool:
+    def read_slice(self) -> bool:
         """Read for one turn; True at the end of the file. Hashing releases the GIL."""
         for _ in range(TURN_PIECES):
             piece = os.pread(self.fd, PIECE_BYTES, self.offset)
@@ -166,7 +166,7 @@ class AttachmentVerifier:
                 reading = self._reading[key]
             found = ""
             try:
-                if not reading.go_on():
+                if not reading.read_slice():
                     continue
                 found = reading.total.hexdigest()
             except OSError:

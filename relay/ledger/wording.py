@@ -77,7 +77,7 @@ _SINCE_SCHEMA_3: Fields = dict.fromkeys(
 )
 
 
-def fields(row: sqlite3.Row) -> Fields:
+def delivery_fields(row: sqlite3.Row) -> Fields:
     """A delivery's row by column name; columns that an earlier schema lacks are None."""
     return {**_SINCE_SCHEMA_3, **dict(zip(row.keys(), row, strict=True))}
 

@@ -112,7 +112,7 @@ def test_links_and_large_files_stay_where_they_are(
 def test_a_pack_that_cannot_be_read_back_removes_nothing(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = archive_pack._compare
+    compare = archive_pack._verify_pack
 
     def spoiled(dirs, temp, files):  # type: ignore[no-untyped-def]
         data = bytearray(Path(temp).read_bytes())
@@ -120,7 +120,7 @@ def test_a_pack_that_cannot_be_read_back_removes_nothing(
         Path(temp).write_bytes(data)
         return compare(dirs, temp, files)
 
-    monkeypatch.setattr(archive_pack, "_compare", spoiled)
+    monkeypatch.setattr(archive_pack, "_verify_pack", spoiled)
     with pytest.raises(FormatError):
         pack(home)
     assert os.listdir(home.path("archive")) == [DAY]

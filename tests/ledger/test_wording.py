@@ -148,5 +148,5 @@ def test_of_an_earlier_schema_what_it_lacks_is_not_known() -> None:
     db = sqlite3.connect(":memory:")
     db.row_factory = sqlite3.Row
     row = db.execute("SELECT 'bob' AS recipient, 'read' AS state, 5 AS read_at").fetchone()
-    assert wording.phrase(wording.fields(row), "message", NOW) == "read by bob"
+    assert wording.phrase(wording.delivery_fields(row), "message", NOW) == "read by bob"
     db.close()

@@ -87,7 +87,9 @@ def make(inputs: Inputs) -> Tables:
     )
     done = activity(messages, deliveries)
     return {
-        NAME: lives(registered, processes, done, inputs.observed_until_ns, inputs.recent_since_ns),
+        NAME: agent_lives(
+            registered, processes, done, inputs.observed_until_ns, inputs.recent_since_ns
+        ),
         SPAWNS: spawns(messages, deliveries, processes),
     }
 
@@ -136,7 +138,7 @@ def _silences(hours: DataFrame) -> DataFrame:
     return longest.select("agent", F.when(is_long, F.col("gap_s")).alias("longest_silence_s"))
 
 
-def lives(
+def agent_lives(
     registered: DataFrame,
     processes: DataFrame,
     done: DataFrame,
