@@ -165,7 +165,7 @@ class EngineState(NamedTuple):
                 _BlockReader(blocks.get(DOWNTIMES, nothing)).downtimes(),
             )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
-            raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
+            raise FormatError("section 256", 0, "complete blocks of ENGINE_STATE", exc) from exc
 
 
 class StoreSnapshot(NamedTuple):

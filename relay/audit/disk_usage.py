@@ -178,7 +178,7 @@ def _limits(config: Config) -> tuple[RetentionLimit, ...]:
 
 
 def _limit(part: str, days: int, mib: int) -> RetentionLimit:
-    """Make a limit; 0 in config.json stands for unlimited."""
+    """Make a limit; 0 in config.json means unlimited."""
     return RetentionLimit(part, days or None, mib * _MIB or None)
 
 

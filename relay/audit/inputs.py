@@ -1,6 +1,6 @@
 """The inputs of the jobs: DataFrames over the frozen files of one run.
 
-A table is read from its files when it is first asked for, and kept as Parquet in the run's folder.
+A table is read from its files on first use, and kept as Parquet in the run's folder.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PASSED_OVER = ("store", "archive", "journal", "segment", "object")  # kinds of 
 class Inputs:
     """DataFrames over the frozen files, for all jobs of a run.
 
-    A table is read from its files when it is first asked for, and kept as Parquet in the run's
+    A table is read from its files on first use, and kept as Parquet in the run's
     folder. ``shared``: several jobs read, so of each table all columns are kept at once. Content,
     metadata and signatures are not among what is kept. ``permissive``: of store and journal what
     is damaged is passed over.
@@ -109,7 +109,7 @@ class Inputs:
 
     @property
     def disk_usage(self) -> HomeUsage:
-        """Disk usage, measured once, when it is first asked for.
+        """Disk usage, measured once, on first use.
 
         Errors: ConfigError; RelayError when the disk cannot be queried.
         """
@@ -141,7 +141,7 @@ class Inputs:
             if not os.path.isdir(path):
                 raise RelayError(
                     f"there is no {path} to compare with",
-                    hint="--compare takes what --out was of a run with the job integrity",
+                    hint="--compare expects the --out folder of a run with the job integrity",
                 )
             rows = self._spark.read.parquet(path).select(*schema.names).collect()
         return self._spark.createDataFrame(rows, schema)
@@ -218,7 +218,7 @@ class Inputs:
     def originals(self, *columns: str) -> DataFrame:
         """Read columns of the archived originals.
 
-        The folders are listed once, when they are first asked for. Errors: RelayError.
+        The folders are listed once, on first use. Errors: RelayError.
         """
         home = self.snapshot.home
         planned = self._cached("plan of originals", lambda: originals_source.plan(home))

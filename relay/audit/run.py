@@ -54,7 +54,7 @@ class ProgressListener:
         """Note that a job has its verdict."""
 
     def run_finished(self) -> None:
-        """Note that the run is over, whatever its outcome."""
+        """Note that the run has ended, whatever its outcome."""
 
 
 class RunRequest(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ def _require_comparable(folder: str | None, wanted: list[AuditJob]) -> None:
     if not os.path.isdir(path):
         raise RelayError(
             f"there is no {path} to compare with",
-            hint=f"--compare takes what --out was of a run with the job {integrity.NAME}",
+            hint=f"--compare expects the --out folder of a run with the job {integrity.NAME}",
         )
 
 

@@ -51,7 +51,7 @@ NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
 NICE = 19  # of 19: a relay that delivers comes first, and the audit has the rest
 
 MAX_LOG_BYTES = 1 << 20  # of the end of the JVM's log
-END_TIMEOUT_S = 10  # of a JVM that was told to end
+END_TIMEOUT_S = 10  # for a JVM to exit after the request
 LAST_WORDS_S = 2  # of a JVM that may be about to end
 
 # The first compiler alone has 48 MB for its code, less than the jobs of a run need: what is thrown
@@ -243,7 +243,7 @@ _jvm = _Jvm()
 
 
 def end_jvm() -> None:
-    """End the JVM that this process started, if there is one, and wait until it is gone.
+    """End the JVM that this process started, if there is one, and wait until it has exited.
 
     What it has on disk can then be removed.
     """

@@ -39,7 +39,7 @@ from relay.daemon.opening import open_store_readonly, store_key
 ARCHIVES = "store/archive/**/*.acomm"
 DAY_NS = 86_400 * NS_PER_S
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
-DEFAULT_RECENT_DAYS = 7.0  # a long weekend is within it, and what was mended is soon forgotten
+DEFAULT_RECENT_DAYS = 7.0  # covers a long weekend; repaired findings soon drop out
 _LAST_ACTIVITY = (
     "SELECT discovered_at FROM messages ORDER BY id DESC LIMIT 1",
     "SELECT at FROM audit_log ORDER BY id DESC LIMIT 1",
@@ -139,7 +139,7 @@ def _freeze_journal(home: str) -> FrozenJournal:
 
 
 def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
-    """Write the live store as it stands now; where that fails, copy its file for the jobs."""
+    """Write the live store in its present state; if that fails, copy its file for the jobs."""
     if not os.path.isdir(os.path.join(home, JOURNAL)) or not os.path.exists(
         os.path.join(home, CONFIG)
     ):

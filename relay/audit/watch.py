@@ -48,7 +48,7 @@ STATE_VARIABLE = "XDG_STATE_HOME"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # unless ignored, as below nohup
 _KEPT_TOTALS = 10
 _POLL_S = 0.3
-_STOP_S = 10.0  # so long a batch may go on when the watch is to end
+_STOP_S = 10.0  # time for a running batch when the watch ends
 
 
 class WatchRequest(msgspec.Struct, frozen=True):

@@ -105,7 +105,7 @@ class Intake:
 
     @property
     def throttled(self) -> ThrottleStatus:
-        """Agents over a limit, and counts of such episodes."""
+        """The agents over a limit, and how often limits were exceeded."""
         limit, quota = self.rate_limit, self._quota
         return ThrottleStatus(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
 
@@ -435,7 +435,7 @@ class PendingFiles:
                 yield found_of(agent, name, status, IN_PENDING), data
 
     def reason(self, agent: str) -> str:
-        """The nack for such a file."""
+        """The text of the nack for a file left in .pending."""
         kept = f"archive/{iso_date(self._clock.now_ns())}/{agent}/{REJECTED}/"
         return (
             f"found in .pending, untouched for {_span(self._over_ns // NS_PER_S)}: a message is "

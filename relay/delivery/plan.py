@@ -122,7 +122,7 @@ class Planner:
     def reply(
         self, agent: str, message_id: str, at_ns: int, key: str, text: str, kind: Kind = Kind.NACK
     ) -> WorkItem:
-        """Work that tells an agent the outcome of its message, once for each ``key``.
+        """Work that sends an agent the outcome of its message, once for each ``key``.
 
         Without a key it is the answer to a control message that was not answered at once.
         Nothing is sent if ``agent`` is empty.

@@ -123,7 +123,7 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
     if max(covered, base) < first:
         yield Finding(
             "journal",
-            f"it begins at {first}, but no store file covers the pruned part before",
+            f"it begins at {first}, but no store file covers the pruned records before it",
             f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup",
         )
     elif base < first:

@@ -90,7 +90,7 @@ def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
 
 
 def _processes(target: Target) -> Iterator[Finding]:
-    """Check for rows of processes that are gone, and files of processes without a row."""
+    """Check for rows of processes that no longer exist, and files of processes without a row."""
     try:
         with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
             rows = db.execute("SELECT name, state, pid FROM processes").fetchall()

@@ -120,7 +120,7 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader:
     fields = _head(data, path, SEGMENT_HEADER, SEGMENT_MAGIC, SEGMENT_VERSION)
     stream_id, segment_id, created, *reserved = fields[2:]
     if reserved != [0, 0]:
-        raise FormatError(path, 36, "reserved fields of zero", reserved)
+        raise FormatError(path, 36, "reserved fields 0", reserved)
     return SegmentHeader(stream_id, segment_id, created)
 
 

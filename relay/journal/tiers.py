@@ -129,7 +129,7 @@ class Tiers:
         self.wake()
 
     def enqueue(self, command: Iterator[JobResult]) -> None:
-        """Run a command before anything else, one segment a step, in the thread of the steps."""
+        """Queue a command, run before other steps and in their thread, one segment per step."""
         self._commands.append(command)
 
     def due_ns(self) -> int:

@@ -170,7 +170,7 @@ class AgentTable:
         return found.fetchone() is not None
 
     def remove_references(self, digests: Iterable[str]) -> None:
-        """Remove the references to these attachments, which are gone."""
+        """Remove the references to these deleted attachments."""
         self._db.executemany(
             "DELETE FROM attachment_refs WHERE sha256 = ?", [(one,) for one in digests]
         )

@@ -4,7 +4,7 @@
     archive/{date}.tar.zst       renamed into place, durable; only then
     archive/{date}/              removed in slices, each file compared with its copy
 
-Killed anywhere, every file is in the folder or in the pack, and the next run goes on. Files that
+Killed anywhere, every file is in the folder or in the pack, and the next run continues. Files that
 enter the folder of a packed day later are added to the pack. The ledger keeps the path a file had:
 ``read`` finds it in either place. Any tar with zstd reads a pack: `tar --zstd -tf`.
 """

@@ -203,7 +203,7 @@ def remove_unreferenced(
 
     These were last written, and last referred to, before ``older_than_ns`` (Unix ns); a sender
     that attaches an existing file updates its mtime. Attachments of undelivered or unread messages
-    stay. After a kill the next call goes on. ``dry_run``: nothing is removed. Errors: OSError.
+    stay. After a kill the next call continues. ``dry_run``: nothing is removed. Errors: OSError.
     """
     needed = ledger.agents.needs_attachment
     kept: set[str] = set()

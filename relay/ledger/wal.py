@@ -168,7 +168,7 @@ class WalWatch:
 
 
 def _checkpoint(path: str, find_readers: bool) -> tuple[bool, dict[int, str] | None]:
-    """Checkpoint the WAL as far as possible: (complete?, the readers if asked for).
+    """Checkpoint the WAL as far as possible: (complete?, the readers if requested).
 
     A passive checkpoint neither waits nor blocks a reader or the writer.
     """

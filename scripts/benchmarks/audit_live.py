@@ -1,7 +1,7 @@
 """``audit live``: latency of deliveries while an audit of the home runs.
 
 One message every 10 ms, rename in the outbox -> visible in the inbox, in short windows that take
-turns: `relay audit run` beside it goes on in every other one, and stands still (SIGSTOP) in those
+turns: `relay audit run` beside it goes on in every other one, and is stopped (SIGSTOP) in those
 between. So both kinds have the same share of whatever else the machine does meanwhile. The home
 has a history; the audit is a process of its own in a session of its own, as one from another
 terminal, with its own priority. ``audit_cpu`` says how many cores it had: with none it would

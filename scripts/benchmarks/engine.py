@@ -1,6 +1,6 @@
 """``engine``: the message engine on 100,000 messages of 200 bytes, over 10 channels.
 
-Each case stands beside a floor of the same run:
+Each case is compared with a floor of the same run:
 
     send     Message objects appended to a list and put into a dict
     write    libdeflate's gzip at level 6 of the same bytes, SHA-256, and the same atomic write
@@ -9,7 +9,7 @@ Each case stands beside a floor of the same run:
     publish  10,000 subscriptions against 100
 
 What is timed is done three times; the best counts, for ours and for the floor. The first
-question after opening builds the indexes, so it is told apart. Memory is the rise of the
+question after opening builds the indexes, so it is measured separately. Memory is the rise of the
 resident high-water mark (VmHWM) of a fresh process while it opens the file.
 """
 

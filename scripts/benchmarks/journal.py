@@ -57,7 +57,7 @@ def _journal(root: Path, name: str, policy: SegmentPolicy | None = None) -> Jour
 
 def _commit(root: Path, batch: int, commits: int) -> None:
     total = commits * batch * RECORD_BYTES
-    # All the zeros at once, as the slices of idle moments would have left them; told apart.
+    # All the zeros at once, as the slices of idle moments would have left them; kept separate.
     began = time.perf_counter()
     journal = _journal(root, f"commit-{batch}", SegmentPolicy(slice_bytes=total))
     prepared = time.perf_counter() - began

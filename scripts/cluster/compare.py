@@ -2,7 +2,7 @@
 
 Percentiles are approximate in Spark, and depend on how rows were divided: numbers with a point
 may differ by one in a hundred. How full the disk is, each run saw at a time of its own. Everything
-else is equal, or it is told.
+else is equal, or it is reported.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from relay.base.errors import RelayError
 
 
 class StandingClock(Clock):
-    """A clock whose wall time stands still."""
+    """A clock whose wall time does not advance."""
 
     def __init__(self, at_ns: int) -> None:
         self._at_ns = at_ns

@@ -1,7 +1,7 @@
 """A standalone Spark cluster on loopback: a master and workers, from the pip package.
 
 Each is a process of its own with a port that the system chose; all of them and whatever they
-started are gone when the block ends, by their pids. What they say goes to files in ``folder``.
+started are ended when the block ends, by their pids. What they say goes to files in ``folder``.
 """
 
 from __future__ import annotations

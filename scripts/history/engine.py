@@ -2,7 +2,7 @@
 a clock that runs through it. Nothing here encodes anything.
 
 Events go into the journal with the time of each; they are synced some thousands at once, since
-nobody waits for a message of the past.
+no message of the past is still awaited.
 """
 
 from __future__ import annotations

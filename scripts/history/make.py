@@ -1,5 +1,5 @@
 """A history from its first day to its last: posts are found, delivered, read and answered in
-order of time, and engine, ledger and archive hear of each step as the relay's would.
+order of time, and engine, ledger and archive get each step as from the relay.
 
 Memory holds what is underway, one hour's posts and what the engine keeps live.
 """

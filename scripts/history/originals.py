@@ -38,7 +38,7 @@ class Originals:
     def _write(self, path: str, data: bytes, at_ns: int) -> None:
         folder, name = os.path.split(self._home.path(path))
         if folder not in self._made:
-            parts = path.split("/")[:-1]  # a refused one lies a folder deeper
+            parts = path.split("/")[:-1]  # a refused one is a folder deeper
             for depth in range(2, len(parts) + 1):
                 fsio.ensure_dir(self._home.path(*parts[:depth]))
             self._made.add(folder)

@@ -55,7 +55,7 @@ def _messages(home: Path, books: Path, db: sqlite3.Connection) -> Iterator[str]:
             yield f"{message_id} of {sender} to {to}: its deliveries are {states}"
         is_bad = status == "failed" or any(state in ENDED_BADLY for state in states.values())
         if is_bad and (sender, message_id) not in nacked:
-            yield f"{message_id} of {sender} to {to}: {states or status}, and nobody told {sender}"
+            yield f"{message_id} of {sender} to {to}: {states or status}, sender not notified"
     for message_id, states in ends.items():
         for recipient, state in states.items():
             fault = _place(home, message_id, recipient, state)
@@ -71,7 +71,7 @@ def _place(home: Path, message_id: str, recipient: str, state: str) -> str:
         return ""
     is_new, is_read = (inbox / name).exists(), (inbox / ".read" / name).exists()
     if is_new == is_read or is_new != (state == "written"):
-        # an answer may be given before the file is moved, by whoever reads it in place
+        # an answer may be given before the file is moved, by an agent that reads it in place
         return (
             f"{name} for {recipient} is {state}: in the inbox {is_new}, among those read {is_read}"
         )

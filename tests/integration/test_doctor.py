@@ -231,7 +231,7 @@ def test_a_pruned_journal(box: Box) -> None:
         cut(box.path(name))
     lines = doctor(box)
     assert lines[0].endswith("the relay does not start: restore it from a backup")
-    assert any("no store file covers the pruned part before" in line for line in lines)
+    assert any("no store file covers the pruned records before it" in line for line in lines)
 
 
 def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:

@@ -10,7 +10,7 @@ of the message and its channel decide.
 | owed | delivered, and not answered; its time has not come | |
 | late | the same, delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
-| unrequested | acknowledged, and it never asked for that; or an answer to nothing | warning |
+| unrequested | acknowledged without expecting it; or an answer to nothing | warning |
 
 A relay that is not running does nothing: overdue is judged by its last activity. A delivery that
 was given up for lack of an answer is no longer owed one.
@@ -246,7 +246,7 @@ def _is(name: str) -> Column:
 
 JOB = AuditJob(
     name=NAME,
-    description="acknowledgments owed, overdue, never asked for; time to each",
+    description="acknowledgments owed, overdue, unrequested; time to each",
     tables={NAME: results.ACKS, OWED: results.OWED},
     make=make,
     counts=counts,

@@ -9,7 +9,7 @@
 | finding | means | severity |
 |---|---|---|
 | repeated | three or more deliveries to one recipient died for the same reason | warning |
-| again | it was replayed, and died once more | warning |
+| again | it was replayed, and died again | warning |
 | forgotten | waiting for a week: it was neither replayed nor discarded | warning |
 
 A new dead letter is not a finding: its sender was notified, and `relay dead list` shows it.

@@ -49,7 +49,7 @@ WRONG_DAYS = ("changed", "shrunk")
 WANTED = ("held", "staged", "written")  # a delivery that is still unread
 LOGS = ("audit_log", "security_events")
 _TRIGGER = re.compile(r"^CREATE TRIGGER (\w+)", re.MULTILINE)
-_UNPRUNED = "archive"  # archives of the store are kept for ever
+_UNPRUNED = "archive"  # archives of the store are never pruned
 
 
 def make(inputs: Inputs) -> Tables:
@@ -116,7 +116,7 @@ def _log_problems(snapshot: str) -> list[str]:
 
     audit_log and security_events are append-only, by triggers. Retention takes the first rows
     alone, and a rollback leaves no gap, so ids follow one another: a row that is missing in the
-    middle was taken out by somebody who removed a trigger for it. Rows that are missing at the
+    middle was deleted after removing a trigger. Rows that are missing at the
     end cannot be seen. Errors: LedgerError when the snapshot cannot be read.
     """
     try:

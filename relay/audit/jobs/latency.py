@@ -175,7 +175,7 @@ def shown(tables: Tables) -> DataFrame:
 
 
 def _measured(at: str) -> Column:
-    """Return the time, unless it is of whole seconds: a measured one is so once in a million."""
+    """Return the time; NULL for whole seconds, which are almost always rounded, not measured."""
     return F.when(F.unix_micros(at) % _US_PER_S != 0, F.col(at))
 
 

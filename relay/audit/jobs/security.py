@@ -52,7 +52,7 @@ EVENTS: Mapping[str, str | None] = {
     "linked_directory": ERROR,  # an attempt to make the relay write elsewhere
     "not_a_regular_file": ERROR,  # an attempt to make it read elsewhere
     "hard_link": WARNING,  # the same, or a backup by hard links
-    "key_changed": WARNING,  # a new key, or somebody else's
+    "key_changed": WARNING,  # a new key, or another agent's
     "mode_repaired": WARNING,  # it was readable by others for a while
     "quota_exceeded": WARNING,  # an agent that loops
     "rate_limited": WARNING,  # likewise

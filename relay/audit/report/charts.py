@@ -26,7 +26,7 @@ MOST_AGENTS = 20  # a side; the others are one row and one column
 MOST_NUMBERED = 12  # with more columns than this a square has no room for its number
 MOST_LABEL = 16  # characters
 OTHERS = "(others)"
-LINKED = 100  # pairs whose rows stand in the page, the busiest
+LINKED = 100  # pairs whose rows are in the page, the busiest
 _CELL = 0.36  # inches
 
 

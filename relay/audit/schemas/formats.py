@@ -42,7 +42,7 @@ STORED_MESSAGE = StructType(
         maybe("metadata", TEXTS, "values other than text are written as JSON"),
         maybe("relay_id", TEXT, "metadata relay_id: message_id of the ledger"),
         maybe("to", TEXT, "metadata to: the TO header"),
-        maybe("kind", TEXT, "the KIND header: metadata kind, or what message_type stands for"),
+        maybe("kind", TEXT, "the KIND header: metadata kind, or the one of message_type"),
         maybe("created_ns", NUMBER, "metadata created_ns: discovery, Unix nanoseconds"),
         maybe("created_at", TIME, "the engine's clock, whole seconds"),
         maybe("delivered_at", TIME, "written for every recipient, whole seconds"),

@@ -142,7 +142,7 @@ ACKS = StructType(
 
 OWED = StructType(
     [
-        always("class", TEXT, "owed, late or overdue; unrequested: not asked for"),
+        always("class", TEXT, "owed, late or overdue; unrequested: none expected"),
         _ID,
         _AGENT,
         _ROUTE,

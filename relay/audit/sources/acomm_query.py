@@ -2,11 +2,11 @@
 
 A condition decides three times: whether a file has any such message (by the texts that its
 columns or indexes name, once its checksum was verified), which rows are sent to Spark, and,
-where it came from a query, once more in Spark itself. An option is decided here alone.
+where it came from a query, again in Spark itself. An option is decided here alone.
 
 Objects are named ``s3://bucket/key``: listed by the driver, read by workers. Credentials, region
 and endpoint are those of the reader's environment (``AWS_REGION``, ``AWS_ENDPOINT_URL``, a
-machine's role …); none stands in an option, an argument or a plan.
+machine's role …); none appears in an option, an argument or a plan.
 """
 
 from __future__ import annotations
@@ -307,9 +307,9 @@ def schema_of(section: str) -> StructType:
 
 
 def find_files(paths: Iterable[str]) -> list[str]:
-    """List the store files that the paths stand for, each once, in order.
+    """List the store files that the paths name, each once, in order.
 
-    A folder stands for every ``*.acomm`` below it. Errors: RelayError for a path or glob that
+    A folder means every ``*.acomm`` below it. Errors: RelayError for a path or glob that
     matches nothing; an empty folder is allowed.
     """
     found: list[str] = []
@@ -340,7 +340,7 @@ def is_remote(path: str) -> bool:
 
 
 def list_objects(path: str) -> list[str]:
-    """List the store files of an object store that a path stands for, in order.
+    """List the store files of an object store that a path names, in order.
 
     It names an object, ``….acomm``; or a folder, for those below it; or a glob, whose ``*`` goes
     over slashes. Errors: RelayError for an object or a glob that matches nothing,

@@ -152,7 +152,7 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
         self._permissive = permissive
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note the filters that can be applied here; Spark applies all of them once more."""
+        """Note the filters that can be applied here; Spark applies all of them again."""
         if self._wanted.sections[0] in MESSAGE_SECTIONS:
             pushed = tuple(filter(None, map(filter_condition, filters)))
             self._wanted = FileQuery(self._wanted.sections, self._wanted.conditions + pushed)

@@ -1,7 +1,7 @@
 """The files of a journal as a job reads them: streams, segments, and records as Arrow batches.
 
     plan           on the driver: which segments, from which offset to which
-    read_segment   in a worker: the records, in whatever tier the segment lies by then
+    read_segment   in a worker: the records, in whatever tier the segment is by then
 
 Reads only. A segment that is compressed, uploaded or evicted between the two is found in the
 other tier; one that was pruned meanwhile is an error that says so. Damage is an error, or a row of
@@ -93,7 +93,7 @@ class StreamPlan(NamedTuple):
 
 
 def find_streams(paths: Iterable[str]) -> list[str]:
-    """The folders of the streams that paths stand for: a stream, a journal, a home, or a glob.
+    """The folders of the streams that paths name: a stream, a journal, a home, or a glob.
 
     A journal without streams gives none. Errors: RelayError for what is nothing of it.
     """
@@ -113,7 +113,7 @@ def _streams_of(path: str) -> list[str]:
     if _is_stream(path):
         return [path]
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, CONFIG)):
-        raise RelayError(f"{path}: expected a journal, a stream of one, or a home with a journal")
+        raise RelayError(f"{path}: expected a journal, a stream of it, or a home with one")
     below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
     return [folder for folder in below if _is_stream(folder)]
 
@@ -142,7 +142,7 @@ def home_of(stream: str) -> str:
 
 
 def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> StreamPlan:
-    """The segments of a stream with records of [start, end), as it stands now.
+    """The segments of a stream with records of [start, end), in its present state.
 
     Without ``end`` up to the last whole record. Errors, when ``strict``: FormatError for a
     damaged manifest, and for damage in the segment that is written to; else they are in the

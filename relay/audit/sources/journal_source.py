@@ -16,7 +16,7 @@ As a stream (``spark.readStream``) it follows the journal:
 - ``start``: first (the default: from the first record that is left) or end.
 - ``max_records``: in one batch at most.
 
-Segments are read in whatever tier they lie; nothing is written or hydrated. The end of the
+Segments are read in whatever tier they are; nothing is written or hydrated. The end of the
 journal is where it is when the query is planned. A schema given to ``read.schema`` chooses
 columns, and only those are decoded.
 

@@ -12,7 +12,7 @@ A ledger in use is never read in pieces: two partitions would see two states, an
 of SQLite in one process breaks the locks of the first. ``VACUUM INTO`` gives one consistent
 state, made by a reader that blocks no writer. It is made once for a Spark application, a ledger
 and a word, when the first query is planned, so all tables that a job joins are of the same
-instant; another word takes another one. It lies in Spark's own folder and goes with it. Workers
+instant; another word takes another one. It is in Spark's own folder, and removed with it. Workers
 on other machines need one on a file system that they share: ``take_snapshot``.
 """
 
@@ -61,7 +61,7 @@ class LedgerSnapshot(NamedTuple):
 def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
     """Copy a ledger, as it is at one instant, into the new file ``target``.
 
-    The relay may go on writing. Errors: LedgerError when there is none, it is damaged or of an
+    The relay may continue writing. Errors: LedgerError when there is none, it is damaged or of an
     earlier schema, or ``target`` cannot be written; VersionError when a newer relay wrote it.
     """
     taken_ns = clock.now_ns()  # before it begins: what is committed meanwhile may be in it

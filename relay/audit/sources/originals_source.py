@@ -276,7 +276,7 @@ def _from_path(path: str, day: str, pack: str | None) -> Original:
     """Make a row from the path alone."""
     parts = path.split("/")
     kind = _KINDS.get(parts[3], "original") if len(parts) > 4 else "original"
-    stem, suffix, _ = parts[-1].rpartition(MSG_SUFFIX)  # a number may stand behind it
+    stem, suffix, _ = parts[-1].rpartition(MSG_SUFFIX)  # a number may follow it
     agent = parts[2] if len(parts) > 3 else ""
     message_id = _text(stem) if suffix else None
     return Original(_text(path), message_id, kind, day, _text(agent) or None, pack)
@@ -317,7 +317,7 @@ def checksum_of(data: bytes) -> str | None:
     if body:
         return sha256_hex(body)
     try:
-        return sha256_hex(parse(data).content)  # the KIND's word stands for an empty body
+        return sha256_hex(parse(data).content)  # the KIND's word replaces an empty body
     except MessageError:
         return None
 
