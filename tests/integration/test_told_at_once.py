@@ -131,7 +131,5 @@ def test_m05_who_waits_for_an_answer_hears_it_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     done = relay("send", "--await", "30s", "#ci", "--topic", "test.red", "anybody?", home=home)
     assert time.monotonic() - began < 15 and done.returncode != 0
-    assert (
-        "no recipients: there are no other subscribers to topic test.red of #ci" in done.stderr
-    )
+    assert "no recipients: there are no other subscribers to topic test.red of #ci" in done.stderr
     assert running.stop() == 0

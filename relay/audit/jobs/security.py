@@ -81,7 +81,7 @@ FAILURES: Mapping[str, str] = {
     r"its TTL of ": "expired",
     r" is (terminated|retired)": "recipient_away",
     r"there is no agent|is a reserved name|nobody is Lead|no lead is set|no longer here"
-    r"|is no longer an agent|nobody else takes part|nobody received it|^no recipients: ": (
+    r"|is no longer an agent|nobody else takes part|nobody received it|no recipients: ": (
         "no_recipient"
     ),
     r"is the sender itself|cannot send a message to itself": "to_itself",
