@@ -51,7 +51,10 @@ COMMANDS = {
     "dead": ("relay.cli.dead", "Show dead letters, replay or discard them."),
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
-    "journal": ("relay.cli.journal", "Show the journal's segments, and move them between the tiers."),
+    "journal": (
+        "relay.cli.journal",
+        "Show the journal's segments, and move them between the tiers.",
+    ),
     "service": ("relay.cli.service", "Install the relay as a service: systemd or launchd."),
     "ledger": (
         "relay.cli.ledger",

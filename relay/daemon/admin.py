@@ -92,15 +92,15 @@ class Admin:
 
     def _serve(self, name: str, server: _Threads) -> None:
         """Serve until stopped; errors of the system are logged once and do not end it."""
-        said_at = float(-QUIET_S)
+        logged_at = float(-QUIET_S)
         while not server.is_ended.is_set():
             try:
                 server.serve_forever(STOP_POLL_S)
             except Exception as exc:
-                if time.monotonic() - said_at > QUIET_S:
+                if time.monotonic() - logged_at > QUIET_S:
                     text = f"Health and metrics: error on {name}, still serving: {exc}"
                     self._log(text, action="admin", level="warning")
-                said_at = time.monotonic()
+                logged_at = time.monotonic()
                 server.is_ended.wait(STOP_POLL_S)
 
     def _socket_path(self) -> str:
@@ -138,7 +138,7 @@ class BaseHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a page."""
-        if not self._is_asked_by_name():
+        if not self._is_allowed_host():
             self.send_error(403, f"ask by one of {', '.join(LOOPBACK_NAMES)}, or admin.listen")
             return
         pages = {
@@ -153,7 +153,7 @@ class BaseHandler(BaseHTTPRequestHandler):
             return
         page()
 
-    def _is_asked_by_name(self) -> bool:
+    def _is_allowed_host(self) -> bool:
         """False for a Host header with a foreign name (DNS rebinding in a browser)."""
         if self.server.address_family == socket.AF_UNIX:  # type: ignore[attr-defined]
             return True

@@ -61,19 +61,19 @@ def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
     path = home.path(LEDGER)
     if not os.path.isfile(source):
         raise LedgerError(f"there is no file {source}", hint="name a ledger's backup")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(fsio.locked(home.path(LOCK)))
+            stack.enter_context(fsio.locked(home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(f"a relay runs for {home.root}") from exc
-        temp, content = held.enter_context(ledger_file.temporary_copy(source, path))
+        temp, content = stack.enter_context(ledger_file.temporary_copy(source, path))
         if content.version > SCHEMA_VERSION:
             expected = f"user_version <= {SCHEMA_VERSION}"
             raise VersionError(source, 60, expected, content.version)
         if not force:
             _check_home(path, temp, source)
         check_unused(path)
-        _count_on(path, temp)
+        _keep_epoch(path, temp)
         aside = set_aside(path, BEFORE)
         ledger_file.install_copy(temp, path, replace=True)
     return RestoredLedger(content, aside)
@@ -108,7 +108,7 @@ def check_unused(path: str) -> None:
         raise LedgerBusy(f"{path} is open elsewhere: {who}", hint="end that first")
 
 
-def _count_on(path: str, temp: str) -> None:
+def _keep_epoch(path: str, temp: str) -> None:
     """Starts are counted on from the newer of the two: no two of them have one number."""
     query = "SELECT CAST(value AS INTEGER) FROM orchestrator_state WHERE key = 'epoch'"
     with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:

@@ -31,8 +31,14 @@ from relay.ledger.file import LEFTOVERS, LedgerContent
 BEFORE = ".before-rebuild"
 UNFINISHED = ".rebuilt"
 # What no event of the journal tells. Of orchestrator_state all but what the journal's reader notes.
-ONLY_THERE = ("orchestrator_state", "agents", "processes", "pending_operations", "security_events")
-POSITION = "journal"
+LEDGER_ONLY_TABLES = (
+    "orchestrator_state",
+    "agents",
+    "processes",
+    "pending_operations",
+    "security_events",
+)
+POSITION_KEY = "journal"
 
 
 class Rebuilt(NamedTuple):
@@ -54,16 +60,16 @@ def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]
     path = home.path(LEDGER)
     temp = path + UNFINISHED
     lost: list[str] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(fsio.locked(home.path(LOCK)))
+            stack.enter_context(fsio.locked(home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(f"a relay runs for {home.root}") from exc
         check_unused(path)
         ledger_file.remove(temp, "", *LEFTOVERS)
         fsio.fault("create", temp)
         with contextlib.closing(Ledger.open(temp)) as ledger:
-            kept = _take_over(path, ledger, lost)
+            kept = _copy_rows(path, ledger, lost)
             _recover(home, config, clock, ledger, log, lost)
         content = ledger_file.verify(temp)
         if os.path.exists(path):
@@ -101,11 +107,11 @@ def _recover(
         opened.log.close()
 
 
-def _take_over(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
+def _copy_rows(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
     """Copy what only the old ledger knows, each table up to what cannot be read; how many rows."""
     kept: dict[str, int] = {}
-    for table in ONLY_THERE if os.path.exists(path) else ():
-        rows, why = _readable(path, table)
+    for table in LEDGER_ONLY_TABLES if os.path.exists(path) else ():
+        rows, why = _readable_rows(path, table)
         with ledger.transaction():
             for row in rows:
                 ledger.import_row(table, row)
@@ -126,7 +132,7 @@ _LOST = {
 }
 
 
-def _readable(path: str, table: str) -> tuple[list[dict[str, object]], str]:
+def _readable_rows(path: str, table: str) -> tuple[list[dict[str, object]], str]:
     """The rows of a damaged ledger's table up to the first that cannot be read, and why not."""
     rows: list[dict[str, object]] = []
     why = ""
@@ -138,4 +144,4 @@ def _readable(path: str, table: str) -> tuple[list[dict[str, object]], str]:
                 rows.append(dict(zip(names, row, strict=True)))
     except LedgerError as exc:
         why = str(exc)
-    return [row for row in rows if row.get("key") != POSITION], why
+    return [row for row in rows if row.get("key") != POSITION_KEY], why

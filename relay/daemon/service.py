@@ -62,18 +62,20 @@ def service_of(
     user_home = environ.get("HOME") or os.path.expanduser("~")
     for path in (home, python):
         if not os.path.isabs(path) or not path.isprintable():
-            raise NoService(f"{path!r} is no absolute path in printable characters")
+            raise NoService(f"{path!r} is not an absolute path in printable characters")
     if platform == "darwin":
         folder = os.path.join(user_home, "Library", "LaunchAgents")
-        return _launchd(home, python, _place(home, user_home, os.path.join(folder, LABEL), PLIST))
+        return _launchd(
+            home, python, _unit_path(home, user_home, os.path.join(folder, LABEL), PLIST)
+        )
     if platform.startswith("linux"):
         config = environ.get("XDG_CONFIG_HOME") or os.path.join(user_home, ".config")
         folder = os.path.join(config, "systemd", "user")
-        return _systemd(home, python, _place(home, user_home, os.path.join(folder, NAME), UNIT))
-    raise NoService(f"there is no service for {platform}")
+        return _systemd(home, python, _unit_path(home, user_home, os.path.join(folder, NAME), UNIT))
+    raise NoService(f"services are not supported on {platform}")
 
 
-def _place(home: str, user_home: str, stem: str, suffix: str) -> str:
+def _unit_path(home: str, user_home: str, stem: str, suffix: str) -> str:
     """Where the file of this home is, or is to be."""
     plain, own = stem + suffix, f"{stem}-{tag_of(home)}{suffix}"
     named = home_in(plain)
@@ -114,8 +116,8 @@ def install(service: Service) -> bool:
     os.makedirs(folder, exist_ok=True)
     _refuse_another(service)
     if os.path.islink(service.path):
-        raise NoService(f"{service.path} is a link", hint="remove it, or mend what it leads to")
-    if installed(service) == service.text:
+        raise NoService(f"{service.path} is a link", hint="remove it, or repair its target")
+    if read_installed(service) == service.text:
         return False
     fsio.write_atomic(service.path, service.text)
     return True
@@ -130,7 +132,9 @@ def uninstall(service: Service) -> None:
     try:
         os.unlink(service.path)
     except FileNotFoundError as exc:
-        others = ", ".join(f"{path} is that of {home}" for path, home in _others(service))
+        others = ", ".join(
+            f"{path} is that of {home}" for path, home in _units_of_other_homes(service)
+        )
         raise NotFound(
             f"there is no {service.path}",
             hint=f"nothing was installed for {service.home}{'; ' if others else ''}{others}",
@@ -147,7 +151,7 @@ def _refuse_another(service: Service) -> None:
         )
 
 
-def _others(service: Service) -> list[tuple[str, str]]:
+def _units_of_other_homes(service: Service) -> list[tuple[str, str]]:
     """The files of other homes beside this one's, each with its home."""
     folder, name = os.path.split(service.path)
     stem = LABEL if name.endswith(PLIST) else NAME
@@ -159,8 +163,8 @@ def _others(service: Service) -> list[tuple[str, str]]:
     return [(path, home) for path in paths if (home := home_in(path)) is not None]
 
 
-def installed(service: Service) -> bytes | None:
-    """What stands in the file; None when there is none."""
+def read_installed(service: Service) -> bytes | None:
+    """Content of the installed file; None if it does not exist."""
     try:
         with open(service.path, "rb") as file:
             return file.read()
@@ -183,7 +187,7 @@ ExecStart={words}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=2
-# wrong command line or config.json, no home, another relay: starting again mends none of these
+# wrong command line or config.json, no home, another relay: a restart repairs none of these
 RestartPreventExitStatus=2 5
 # agents that the relay started are left to run
 KillMode=process

@@ -22,7 +22,7 @@ from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes
 
 BEFORE = ".before-restore"
 UNFINISHED = ".restoring"
-_HERE, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
+_AT_FDCWD, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 
 class RestoredHome(NamedTuple):
@@ -40,16 +40,16 @@ def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
     """
     source, root = os.path.abspath(source), os.path.abspath(root)
     manifest = read_backup(source)
-    with _former(root, force=force) as has_former:
+    with _lock_previous(root, force=force) as has_previous:
         temp = root + UNFINISHED
         if os.path.lexists(temp):
             shutil.rmtree(temp)  # of one that was cut short: never the home itself
         os.makedirs(os.path.dirname(root), exist_ok=True)
         try:
-            _fill(source, temp, manifest)
+            _write_home(source, temp, manifest)
             fsio.sync_filesystem(temp)
-            aside = _change_places(temp, root) if has_former else ""
-            if not has_former:
+            aside = _swap_homes(temp, root) if has_previous else ""
+            if not has_previous:
                 fsio.fault("rename", root)
                 os.rename(temp, root)  # an empty directory is replaced
         except Exception:
@@ -60,7 +60,7 @@ def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
 
 
 @contextlib.contextmanager
-def _former(root: str, *, force: bool) -> Iterator[bool]:
+def _lock_previous(root: str, *, force: bool) -> Iterator[bool]:
     """True where there is a home already; no relay runs in it during the block."""
     if not os.path.lexists(root) or (os.path.isdir(root) and not os.listdir(root)):
         yield False
@@ -78,20 +78,20 @@ def _former(root: str, *, force: bool) -> Iterator[bool]:
         yield True
 
 
-def _fill(source: str, temp: str, manifest: BackupManifest) -> None:
+def _write_home(source: str, temp: str, manifest: BackupManifest) -> None:
     """Write the home, and compare each file with what the backup says of it."""
     fsio.fault("create", temp)
     os.mkdir(temp, fsio.DIR_MODE)
     for name in (*TOP_DIRS, *sorted(manifest.dirs)):
-        os.makedirs(os.path.join(temp, _inside(name)), fsio.DIR_MODE, exist_ok=True)
+        os.makedirs(os.path.join(temp, _check_inside(name)), fsio.DIR_MODE, exist_ok=True)
     for entry in manifest.files:
-        _put(source, temp, entry)
+        _copy_file(source, temp, entry)
     for name, mtime_ns in sorted(manifest.dirs.items(), reverse=True):
         os.utime(os.path.join(temp, name), ns=(mtime_ns, mtime_ns))
 
 
-def _put(source: str, temp: str, entry: Entry) -> None:
-    path, target = os.path.join(source, _inside(entry.path)), os.path.join(temp, entry.path)
+def _copy_file(source: str, temp: str, entry: Entry) -> None:
+    path, target = os.path.join(source, _check_inside(entry.path)), os.path.join(temp, entry.path)
     os.makedirs(os.path.dirname(target), fsio.DIR_MODE, exist_ok=True)
     try:
         fd = fsio.open_read(path)
@@ -114,14 +114,14 @@ def _damaged(path: str, offset: int, expected: str, found: str) -> IntegrityErro
     return error
 
 
-def _inside(path: str) -> str:
+def _check_inside(path: str) -> str:
     """A path of the list, which stays below the home. Errors: UnsafePath."""
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         raise UnsafePath(f"{MANIFEST} names {path!r}, which is not a path below the home")
     return path
 
 
-def _change_places(temp: str, root: str) -> str:
+def _swap_homes(temp: str, root: str) -> str:
     """The restored home takes the name of the one before; the name that has now."""
     aside = fsio.free_name(root + BEFORE)
     fsio.fault("rename", aside)
@@ -149,7 +149,7 @@ def _exchange(one: str, other: str) -> None:
     if (swap := getattr(library, "renamex_np", None)) is not None:  # macOS
         failed = swap(*names, _SWAP)
     elif (swap := getattr(library, "renameat2", None)) is not None:
-        failed = swap(_HERE, names[0], _HERE, names[1], _SWAP)
+        failed = swap(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _SWAP)
     else:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), other)
     if failed:
