@@ -20,10 +20,10 @@ def page() -> str:
     codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
     parts = [
         "# Commands\n\nMade from `--help` by `python -m scripts.cli_docs`; a test compares them.\n",
-        "Every command takes `--home DIR` before its name, and those that work on a home take it"
-        "\nbehind it, too; `acomm` and `aof` work on the files that they are given. Without it"
-        "\n`$AGENT_RELAY_DIR` or else `~/.agent-relay` is the home. An error is one line on stderr"
-        " with\nwhat to do.\n",
+        "`--home DIR` goes before the command name; for commands that work on a home it may also"
+        "\nfollow it. `acomm` and `aof` work on the given files. The default home is"
+        "\n`$AGENT_RELAY_DIR` or else `~/.agent-relay`. An error is one line on stderr with what to"
+        " do.\n",
         f"## Exit codes\n\n| code | meaning |\n|---|---|\n{codes}\n",
     ]
     parts += [f"## {path}\n\n```\n{text}\n```\n" for path, text in _helps(cli, "relay", None)]

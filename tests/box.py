@@ -18,7 +18,6 @@ from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, STORE, Home
-from relay.base.jobs import Pack, Prune
 from relay.base.message import MessageFile, parse_delivered
 from relay.base.metrics import Metrics
 from relay.base.watcher import Watcher, WatchEvents, make_watcher
@@ -26,8 +25,8 @@ from relay.daemon import recovery
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import open_store, store_key
 from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
-from relay.delivery.context import Context
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
+from relay.delivery.work import Context, Pack, Prune
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
@@ -84,7 +83,7 @@ class Box:
         )
         roller = make_roller(self.store, self.config, self.clock, InlineExecutor())
         self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(context, self.dispatcher, self.spawner)
+        self.supervisor = make_supervisor(context, self.dispatcher, InlineExecutor(), self.spawner)
         self.dispatcher.requeue(feed)
         self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
 
@@ -117,7 +116,6 @@ class Box:
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
-        self.supervisor.close()
         self.watcher.close()
         self.ledger.close()
         self.events.close()

@@ -1,4 +1,4 @@
-"""Layer 4: agents: directories, status, saved state, and the processes the relay started for them.
+"""Agents: directories, status, and the processes started by the relay.
 
 States: docs/states.md, "An agent" and "A process the relay started".
 """

@@ -1,7 +1,7 @@
-"""What a spawn or a release asks for: read, checked against the configuration, or refused.
+"""Spawn and release requests: parsed, checked against the configuration, or refused.
 
-Pure but for one look at the working directory. A refusal is one line that says what was wrong and
-what to do. Source: relay-file-system.txt 4.3 and 4.4, FORMATS 1.
+Pure except for a check of the working directory. A refusal is one line with the reason and a hint.
+Source: relay-file-system.txt 4.3 and 4.4, FORMATS 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKEN = re.compile(r"\{(prompt|name|cwd)\}")
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """With what a process is started, and started again; run/{name}.{request_id}.json."""
+    """Everything needed to start a process, and start it again; run/{name}.{request_id}.json."""
 
     request_id: str
     requested_by: str
@@ -38,19 +38,19 @@ class Spec(msgspec.Struct, frozen=True):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no text about it may hold."""
+        """Values that must not appear in any text."""
         return tuple(self.env.values())
 
 
 class ProcessRequest(NamedTuple):
-    """A spawn or a release that may be carried out once it is accepted."""
+    """A valid spawn or release, carried out once its message is accepted."""
 
     intent: PendingOperation
     spec: Spec | None  # None: a release
 
 
 class Requester(NamedTuple):
-    """Who asks, and by which message."""
+    """The agent that asks, and its message."""
 
     name: str
     message_id: str
@@ -61,7 +61,7 @@ class Requester(NamedTuple):
 def read_request(
     message: MessageFile, requester: Requester, settings: SpawnSettings
 ) -> ProcessRequest | str:
-    """What a message of KIND spawn or release asks for, or why it is refused."""
+    """Parse a message of KIND spawn or release; returns the reason if it is refused."""
     operation = str(message.kind)
     if not is_allowed(requester, settings):
         who = ", ".join(settings.allow_from) or "nobody"
@@ -71,11 +71,13 @@ def read_request(
     fields = control_fields(message)
     name = fields.get("NAME", "")
     if not name:
-        return f"NAME is missing: say whom to {operation}, as a header or a line `NAME: worker`"
+        return (
+            f"NAME is missing: name the agent to {operation}, as a header or a line `NAME: worker`"
+        )
     if not is_agent_name(name) or name.lower() in TAKEN_NAMES:
         return (
-            f"NAME {shown(name)[:70]!r} is no name to {operation}: 1-63 of A-Z a-z 0-9 _ -, a "
-            + ("letter first, none that is reserved")
+            f"NAME {shown(name)[:70]!r} is not a valid name to {operation}: expected 1-63 of "
+            "A-Z a-z 0-9 _ -, starting with a letter, not reserved"
         )
     intent = PendingOperation(
         operation, requester.message_id, requester.name, requester.asked_at, name
@@ -88,7 +90,7 @@ def read_request(
 
 
 def is_allowed(requester: Requester, settings: SpawnSettings) -> bool:
-    """True for those whom the configuration names; ``lead`` there is whoever has the role."""
+    """True for agents named in the configuration; ``lead`` there means the agent with that role."""
     allowed = set(settings.allow_from)
     if ANY_AGENT in allowed or (LEAD in allowed and requester.name == requester.lead):
         return True
@@ -116,11 +118,11 @@ def _read_spec(
         return env
     prompt = fields.get("PROMPT", "")
     if not prompt and any("{prompt}" in word for word in template):
-        return f"PROMPT is missing: CLI {cli} is told what to do by it"
+        return f"PROMPT is missing: CLI {cli} requires it"
     values = {"prompt": prompt, "name": intent.name, "cwd": cwd}
     argv = tuple(TOKEN.sub(lambda token: values[token[1]], word) for word in template)
     if any("\0" in text for text in (*argv, *env.values())):
-        return "PROMPT and ENV may hold no NUL: no program can be given one"
+        return "PROMPT and ENV must not contain NUL"
     return Spec(
         intent.request_id,
         intent.requested_by,
@@ -134,12 +136,12 @@ def _read_spec(
 
 
 def default_dir(settings: SpawnSettings) -> str:
-    """Where a process starts that is not told where: in the first root, else the user's home."""
+    """The default working directory: the first root, else the user's home."""
     return settings.roots[0] if settings.roots else os.path.expanduser("~")
 
 
 def check_dir(path: str, roots: tuple[str, ...]) -> str | None:
-    """The real path of a directory that may be worked in; None where it may not, or is none."""
+    """The real path of a permitted working directory; None if it is not one."""
     if not os.path.isabs(path) or "\0" in path:
         return None
     real = os.path.realpath(path)
@@ -151,13 +153,13 @@ def check_dir(path: str, roots: tuple[str, ...]) -> str | None:
 
 
 def dir_refusal(path: str, roots: tuple[str, ...]) -> str:
-    """Why ``check_dir`` gave nothing."""
+    """The reason why ``check_dir`` returned None."""
     said = f"WORKING_DIR {shown(path)[:300]}"
     if not os.path.isabs(path):
-        return f"{said} is no absolute path"
+        return f"{said} is not an absolute path"
     if "\0" in path or not os.path.isdir(path):
         return f"{said}: there is no such directory"
-    return f"{said} lies under none of spawn.roots: {', '.join(roots)}"
+    return f"{said} is not under any of spawn.roots: {', '.join(roots)}"
 
 
 def _lies_under(path: str, root: str) -> bool:
@@ -165,11 +167,11 @@ def _lies_under(path: str, root: str) -> bool:
 
 
 def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
-    """The settings of ENV, or why one is refused; no value is in what is said."""
+    """Parse ENV; returns the reason if an entry is refused, without any value."""
     env: dict[str, str] = {}
     for number, (name, value) in enumerate(parse_env(text), 1):
         if not name:
-            return f"ENV: its part {number} is not KEY=value; a comma parts two of them"
+            return f"ENV: entry {number} is not KEY=value; separate entries with commas"
         if name in env:
             return f"ENV: {name} is given twice"
         pattern = next((p for p in settings.env_deny if fnmatchcase(name, p)), None)

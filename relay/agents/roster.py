@@ -1,8 +1,8 @@
-"""Who is an agent: every directory under ``agents/`` with a valid name.
+"""The roster: every directory under ``agents/`` with a valid name is an agent.
 
-The shell script of the source document does ``mkdir -p`` and just works: the watch is added
-first, then the directory is listed, so nothing dropped in between is missed; what is seen
-twice is the ledger's business. Source: DESIGN, "Who is an agent" and "Traps".
+`mkdir -p` is enough to become an agent: the watch is added first, then the directory is listed, so
+no file dropped in between is missed; the ledger recognizes files seen twice.
+Source: DESIGN, "Who is an agent" and "Traps".
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What the relay reads of an agent's meta.json; other keys are the agent's own."""
+    """Fields of an agent's meta.json that the relay reads; other keys belong to the agent."""
 
     pid: int | None = None
     role: str | None = None
     public_key: str | None = None
-    # Anything an agent's own script put there: what is no whole number tells nothing.
+    # Written by agents' own scripts: of any type; ignored unless an integer.
     pid_start_ticks: Any = None
     started_at: Any = None
     unregisters: Any = None  # False: it cannot take itself out when it ends
 
 
 class Changes:
-    """What a refresh found."""
+    """The result of a refresh."""
 
     def __init__(self) -> None:
         self.appeared: list[str] = []  # to be registered and scanned
         self.gone: list[str] = []
-        self.incomplete = False  # somebody is not watched: look again soon
+        self.incomplete = False  # an agent is not watched: refresh again soon
 
 
 class Roster:
-    """The agents there are. Owned by the loop."""
+    """The agents of a home. Owned by the loop."""
 
     def __init__(self, home: Home, watcher: Watcher, lead: str, log: Callable[..., object]) -> None:
         self._home = home
@@ -59,10 +59,10 @@ class Roster:
         self.unwatched: set[str] = set()  # scanned instead: inotify has no watch left
 
     def refresh(self, *, complete: bool = True) -> Changes:
-        """List ``agents/`` and watch what is new or was replaced; leave what is gone.
+        """List ``agents/``, watch new and replaced directories, and drop removed ones.
 
-        ``complete`` False: a known agent whose directories went is left alone for now. Who
-        removes them must not find them made again under its hands.
+        ``complete`` False: a known agent whose directories are missing is left alone for now, so
+        that they are not created again while somebody removes them.
         """
         changes = Changes()
         present = self._home.agent_inodes()
@@ -88,22 +88,22 @@ class Roster:
         self._inodes.pop(name, None)
 
     def _admit(self, name: str) -> bool:
-        """Complete an agent's directories and watch them; False when it is none.
+        """Complete an agent's directories and watch them; False if it is not an agent.
 
-        Where its directory cannot be looked into, or its inbox is broken, it is an agent all the
-        same: its messages wait.
+        An agent with an unreadable directory or a broken inbox is still an agent: its messages
+        wait.
         """
         problems: list[OSError | UnsafePath]
         try:
             problems = self._home.complete_agent(name)
         except (FileNotFoundError, UnsafePath) as exc:
-            self._warn(name, f"Left out agent {name}: {exc}", "refuse_agent")
+            self._warn(name, f"Ignored agent {name}: {exc}", "refuse_agent")
             self.agents.discard(name)
             return False
         except OSError as exc:
             problems = [exc]
         if problems:
-            self._warn(name, f"Agent {name} is not whole: {problems[0]}", "broken_agent")
+            self._warn(name, f"Agent {name} is incomplete: {problems[0]}", "broken_agent")
         self.agents.add(name)
         if self._watcher.add_agent(name):
             self.unwatched.discard(name)
@@ -112,20 +112,19 @@ class Roster:
             self.unwatched.add(name)
             self._warn(
                 name,
-                f"Scanning agent {name} every 100 ms: inotify gives no more watches; "
-                f"{LIMIT_ADVICE}",
+                f"Scanning agent {name} every 100 ms: inotify has no watches left; {LIMIT_ADVICE}",
                 "scan_instead",
             )
         return True
 
     def _warn(self, name: str, text: str, action: str) -> None:
-        """Say it once for an agent, until it is whole again."""
+        """Log once for an agent, until it is complete again."""
         if name not in self._warned:
             self._warned.add(name)
             self._log(text, action=action, agent=name, level="warning")
 
     def lead(self) -> str | None:
-        """The agent that ``Lead`` means: by configuration, else by its role in meta.json."""
+        """The agent addressed as ``Lead``: by configuration, else by its role in meta.json."""
         if self._lead:
             return self._lead if self._lead in self.agents else None
         with self._home.dirs() as dirs:
@@ -137,15 +136,17 @@ class Roster:
         return self._known_lead
 
     def trusted_lead(self) -> str | None:
-        """Whose word counts as the lead's: who that is, or is called so where nothing says who.
+        """The agent with the lead's permissions: the lead, or without one an agent named so.
 
-        A lead that config.json names and that is gone has no heir.
+        A lead named in config.json that is missing has no substitute.
         """
         return self.lead() or (None if self._lead else lead_by_name(self.agents))
 
     def meta(self, dirs: Dirs, name: str) -> Meta:
-        """An agent's meta.json, read again when it changed; empty when there is none, or it says
-        nothing. Where nobody can look it is what it was."""
+        """An agent's meta.json, read again when it changed; empty if it is missing or invalid.
+
+        If it cannot be read now, the previous content is returned.
+        """
         known = self._metas.get(name)
         try:
             folder = dirs.get("agents", name)

@@ -1,8 +1,8 @@
-"""Starting, watching and ending processes of the system: the only module that does.
+"""System processes: the only module that starts, watches and ends them.
 
-A process is known by its pid and by when it started, so that a pid which was given again is never
-taken for it, let alone killed. Each leads a session of its own; what is left of that session when
-it ends is found by the session's number, which no other process gets while one of them lives.
+A process is identified by pid and start time, so that a reused pid is never mistaken for it, let
+alone killed. Each leads a session of its own; what remains of a session after its leader ends is
+found by the session's number, which is not reused while a member lives.
 """
 
 from __future__ import annotations
@@ -29,73 +29,73 @@ SPAWN_VARIABLE = "AGENT_RELAY_SPAWN"  # the request: by it a process is found wh
 
 # What to do where the system's own words say too little.
 ADVICE = {
-    errno.E2BIG: ", a word has 128 KiB at most: put a long prompt into a file that the agent reads",
+    errno.E2BIG: ", an argument has at most 128 KiB: put a long prompt into a file for the agent",
     errno.ENOEXEC: ": a script begins with a line that names its program, as #!/bin/sh does",
     errno.EACCES: ": `chmod +x` makes a script a program",
 }
 
 
 class Pid(NamedTuple):
-    """One process of the system, and no other."""
+    """One process of the system, unambiguous after reuse of its number."""
 
     number: int
     start: str  # boot, and ticks since then
 
 
 class ExitStatus(NamedTuple):
-    """How a process ended. ``code``: negative for a signal, None where nobody can know it."""
+    """The end of a process. ``code``: negative for a signal, None if unknown."""
 
     code: int | None
 
 
 class Usage(NamedTuple):
-    """What a process and its children of the same session use."""
+    """Resources used by a process and its children of the same session."""
 
     cpu_s: float
     rss_bytes: int
 
 
 class CannotStart(Exception):
-    """The system refuses: the text says what, in a line."""
+    """The system refused the start; the text is one line with the reason."""
 
 
 class Spawner(Protocol):
-    """What the supervisor asks of the system."""
+    """The supervisor's interface to the system."""
 
     def start(self, spec: Spec, home: str, lock_fd: int, output_fd: int) -> Pid:
-        """Start it; it holds the lock as long as it lives. Errors: CannotStart."""
+        """Start it; it holds the lock while it lives. Errors: CannotStart."""
 
     def find(self, request_id: str, home: str) -> Pid | None:
-        """The process that was started for a request, when it still runs."""
+        """The process started for a request, if it still runs."""
 
     def exit_status(self, pid: Pid) -> ExitStatus | None:
-        """How it ended; None while it runs. Asking changes nothing."""
+        """The exit status; None while it runs. Does not reap it."""
 
     def is_own(self, pid: Pid) -> bool:
-        """True for a child of this process: its end is told by SIGCHLD."""
+        """True for a child of this process: SIGCHLD announces its end."""
 
     def reap(self, pid: Pid) -> None:
-        """Let go of one that ended: its number may be given to another now."""
+        """Reap an ended process: its number may be reused from now on."""
 
     def others(self, pid: Pid) -> list[int]:
-        """What else lives in its session."""
+        """Other living processes of its session."""
 
     def signal(self, pid: Pid, number: int) -> None:
-        """Send a signal to its group and to all that live in its session; none is fine."""
+        """Send a signal to its group and to every process of its session; there may be none."""
 
     def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
-        """What they use, those that are gone left out; one look at the system for all of them."""
+        """Usage of each running process, with one scan of the system."""
 
 
 class SystemSpawner:
-    """The real one."""
+    """The spawner for real processes."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
         self._boot = boot_id()
 
     def start(self, spec: Spec, home: str, lock_fd: int, output_fd: int) -> Pid:
-        """Start it, in a session of its own, with nothing to read. Errors: CannotStart."""
+        """Start it in a session of its own, with an empty standard input. Errors: CannotStart."""
         names = {
             NAME_VARIABLE: spec.name,
             DIR_VARIABLE: home,
@@ -137,7 +137,7 @@ class SystemSpawner:
         return None
 
     def exit_status(self, pid: Pid) -> ExitStatus | None:
-        """How it ended; of a child that is not ours nobody can know the code."""
+        """The exit status; the code of another process's child is unknown."""
         with contextlib.suppress(ChildProcessError):
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             info = os.waitid(os.P_PID, pid.number, options)
@@ -156,19 +156,19 @@ class SystemSpawner:
         return True
 
     def reap(self, pid: Pid) -> None:
-        """Wait for one that ended; one that is no child of ours is somebody else's to wait for."""
+        """Reap an ended child; another process's child is left to its parent."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid.number, os.WNOHANG)
 
     def others(self, pid: Pid) -> list[int]:
-        """The session's other processes. While one of them lives no process gets its number."""
+        """Other living processes of the session; its number is not reused while one lives."""
         start = self._start_of(pid.number)
         if start is not None and start != pid.start:
             return []  # the number was given again: so the session is empty
         return [one for one in self._session(pid) if one != pid.number]
 
     def signal(self, pid: Pid, number: int) -> None:
-        """To the group at once, then to whoever made a group of its own in the session."""
+        """Signal the group, then session members in other groups."""
         start = self._start_of(pid.number)
         if start is not None and start != pid.start:
             return
@@ -198,14 +198,14 @@ class SystemSpawner:
         return found
 
     def _session(self, pid: Pid) -> Iterator[int]:
-        """The living processes of its session, itself among them."""
+        """The living processes of its session, including itself."""
         for one in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
                 if os.getsid(one) == pid.number and not _is_zombie(psutil.Process(one)):
                     yield one
 
     def _lives(self, pid: Pid) -> bool:
-        """False where it is known to have ended. Errors: OSError when nobody can look."""
+        """False if it is known to have ended. Errors: OSError if that cannot be determined."""
         if self._start_of(pid.number) != pid.start:
             return False
         try:
@@ -216,13 +216,15 @@ class SystemSpawner:
             return True
 
     def _start_of(self, number: int) -> str | None:
-        """When a process started, in words that no later one of its number has; None: there is
-        none. Errors: OSError when nobody can look: it is not taken for ended, nor started twice.
+        """The start time of a process, unique among processes with its number; None if it is gone.
+
+        Errors: OSError if that cannot be determined: it is neither taken for ended nor started
+        twice.
         """
         try:
             with open(f"/proc/{number}/stat", "rb") as file:
                 stat = file.read()
-            # The command's name stands in brackets and may hold anything: field 3 follows it.
+            # The command name is in brackets and may contain anything: field 3 follows it.
             ticks = stat[stat.rindex(b")") + 2 :].split()[22 - 3].decode()
         except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
             if os.path.exists("/proc/self/stat"):
@@ -252,19 +254,19 @@ def _is_zombie(process: psutil.Process) -> bool:
 
 
 def _why_not(spec: Spec, exc: OSError | ValueError) -> str:
-    """What the system refused, without what may be secret: the prompt is in argv."""
+    """The reason of a refused start, without anything secret: argv contains the prompt."""
     program = shown(spec.argv[0])[:200]
     if isinstance(exc, OSError) and exc.filename == spec.cwd != spec.argv[0]:
         return f"WORKING_DIR {shown(spec.cwd)} cannot be entered: {exc.strerror}"
     if isinstance(exc, FileNotFoundError):
         found = shutil.which(spec.argv[0]) or os.path.join(spec.cwd, spec.argv[0])
         if os.path.isfile(found):
-            return f"{program} cannot be run: what its first line names (#!…) is not there"
+            return f"{program} cannot be run: the interpreter in its first line (#!…) is missing"
         return (
-            f"there is no program {program}: put it into the PATH that the relay was started "
+            f"there is no program {program}: add it to the PATH that the relay was started "
             f"with, or its path into spawn.clis of config.json ({spec.cli})"
         )
     if isinstance(exc, OSError):
         advice = ADVICE.get(exc.errno or 0, "")
         return f"{program} cannot be run: {exc.strerror}{advice}"
-    return f"{program} cannot be run: a word or name is not one that the system takes"
+    return f"{program} cannot be run: an argument or name is not accepted by the system"

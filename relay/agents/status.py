@@ -1,44 +1,157 @@
-"""Agents' lives: who is away, who came back, on what evidence. The rules: ``standing``.
+"""Agent status: the rules, the facts they apply to, and the tracker that keeps statuses current.
 
-The ledger has each agent's status; what the router asks of it is kept here beside it, and read
-again when something changed there. Looked at with every scan, and for one agent when mail for it
-would bounce: no wakeup of its own. A status moves in the ledger first.
+    active       gets broadcasts and messages
+    inactive     its directory is gone, or it was silent for ``agents.inactive_after_s``:
+                 no broadcasts; direct messages wait
+    terminated   its process ended and it was silent for ``agents.dead_after_s``: messages bounce
+    retired      retired by the operator or the lead: messages bounce
+
+Writing makes an agent active again, whatever its status, and so does a process of its own started
+since. Reading does, unless it is retired. The ledger holds the statuses; the tracker caches what
+the router needs and checks agents at every scan, and one agent when messages to it would bounce.
+docs/states.md has the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from typing import NamedTuple
 
 from relay.agents.roster import Roster
 from relay.base import process_info
-from relay.base.agent_status import (
-    UNAVAILABLE,
-    AgentFacts,
-    AgentStatus,
-    StatusChange,
-    next_status,
-    unavailable_reason,
-)
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_S, Clock, iso_time
 from relay.base.config import AgentSettings
 from relay.base.home import Dirs
+from relay.base.message import Kind
+from relay.base.names import OPERATOR, answer_id
+from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
 from relay.ledger.agents import AgentRow
-from relay.ledger.processes import ProcessRow
+from relay.ledger.processes import PendingOperation, ProcessRow
+
+RETIRE, REVIVE = "agent.retire", "agent.revive"
+MOST_REASON = 200  # characters; repeated in the nack of every bounced message
+
+
+class AgentStatus(StrEnum):
+    """The values of ``agents.status``."""
+
+    ACTIVE = "active"  # it is there, or may come back any moment
+    INACTIVE = "inactive"  # away, and its mail waits
+    TERMINATED = "terminated"  # its process ended
+    RETIRED = "retired"  # taken out of service
+
+
+UNAVAILABLE = frozenset({AgentStatus.TERMINATED, AgentStatus.RETIRED})  # messages to these bounce
+
+
+class StatusChange(NamedTuple):
+    """An agent's new status and its reason, as taken by ``Registry.set_status``."""
+
+    name: str
+    status: str
+    reason: str | None
+
+
+class AgentFacts(NamedTuple):
+    """Facts about an agent; times are Unix nanoseconds, 0 if unknown."""
+
+    name: str
+    status: str
+    changed_at: int  # of the status
+    seen_at: int  # last activity; else its registration
+    seen_pid: int | None = None  # the process that was last seen to run
+    pid: int | None = None  # of the process that registered itself
+    runs: bool = False  # that very process is there
+    started_at: int = 0  # when it became this agent
+    ended_at: int = 0  # when it was first found ended
+    unregisters: bool = True  # it takes itself out when it ends: gone is not the same as dead else
+    is_supervised: bool = False  # the relay started a process of it, which runs or is started again
+
+
+def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> StatusChange | None:
+    """The status change due by now; None if there is none."""
+    if facts.status in UNAVAILABLE:
+        came_back = facts.runs and (
+            facts.status == AgentStatus.TERMINATED or facts.started_at > facts.changed_at
+        )
+        return StatusChange(facts.name, AgentStatus.ACTIVE, None) if came_back else None
+    if facts.name == OPERATOR:  # a person may be away for as long as they like
+        return None
+    silent_since = max(facts.seen_at, facts.started_at)
+    if facts.status == AgentStatus.ACTIVE:
+        silent_since = max(silent_since, facts.changed_at)
+    if _has_ended(facts):
+        dead_since = max(silent_since, facts.ended_at)
+        if now_ns - dead_since >= settings.dead_after_s * NS_PER_S:
+            reason = f"its process {facts.pid} ended; nothing was heard since {_at(silent_since)}"
+            return StatusChange(facts.name, AgentStatus.TERMINATED, reason)
+    is_there = facts.runs or facts.is_supervised
+    is_silent = not is_there and now_ns - silent_since >= settings.inactive_after_s * NS_PER_S
+    if is_silent and facts.status == AgentStatus.ACTIVE:
+        return StatusChange(facts.name, AgentStatus.INACTIVE, f"silent since {_at(silent_since)}")
+    if is_there and facts.status == AgentStatus.INACTIVE:
+        return StatusChange(facts.name, AgentStatus.ACTIVE, None)
+    return None
+
+
+def _has_ended(facts: AgentFacts) -> bool:
+    """True if the agent's process died, after the agent was last made active.
+
+    The end of a shell does not count: it cannot unregister before it exits. Nor does a process that
+    the agent has outlived, by its own message or the operator's command.
+    """
+    is_its_own = facts.pid == facts.seen_pid or facts.started_at > facts.changed_at
+    is_gone = facts.pid is not None and not (facts.runs or facts.is_supervised)
+    return is_gone and facts.unregisters and is_its_own
+
+
+def parse_status_command(
+    action: str, fields: Mapping[str, str], sender: str
+) -> StatusChange | None:
+    """The status change requested by a command, without a permission check; None if there is none.
+
+    The same command gives the same change, so that it can be recorded again after a crash.
+    """
+    if action == RETIRE:
+        reason = fields.get("REASON") or f"{sender} retired it"
+        return StatusChange(fields["NAME"], AgentStatus.RETIRED, reason[:MOST_REASON])
+    if action == REVIVE:
+        return StatusChange(fields["NAME"], AgentStatus.ACTIVE, None)
+    return None
+
+
+def unavailable_reason(name: str, status: str, reason: str | None, changed_at: int | None) -> str:
+    """The text for senders to an unavailable agent: why, since when, what to do."""
+    since = f" since {_at(changed_at)}" if changed_at else ""
+    why = f": {reason}" if reason else ""
+    if status == AgentStatus.RETIRED:
+        what = f"`relay agents revive {name}` brings it back"
+    else:
+        what = (
+            "start it again; it becomes active as soon as it writes a message or registers its "
+            "process"
+        )
+    return f"{name} is {status}{since}{why}; {what}"
+
+
+def _at(at_ns: int) -> str:
+    return iso_time(at_ns)[:19] + "Z"
 
 
 class Reactivation(NamedTuple):
-    """A process of an agent that was away: it is active once it has been greeted."""
+    """A new process of an unavailable agent, active once its resume message is sent."""
 
     name: str
     key: str  # tells this process from every other one
 
 
 class AgentStatusTracker:
-    """Keeps agents' statuses true. Owned by the loop.
+    """Keeps agent statuses current. Owned by the loop.
 
-    ``away`` and ``silent`` are the same objects for ever: who is given them sees every change.
+    ``unavailable`` and ``inactive`` are updated in place: holders of these objects see every
+    change.
     """
 
     def __init__(
@@ -54,9 +167,7 @@ class AgentStatusTracker:
         self._settings = settings
         self._clock = clock
         self._log = log
-        self.unavailable: dict[
-            str, str
-        ] = {}  # terminated, retired: what who writes to them is told
+        self.unavailable: dict[str, str] = {}  # terminated or retired -> the nack for senders
         self.inactive: set[str] = set()  # inactive
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1
@@ -64,7 +175,7 @@ class AgentStatusTracker:
         self._ended: dict[str, tuple[int, int, int]] = {}
 
     def refresh(self) -> None:
-        """Read again what the ledger says, if anything changed there."""
+        """Reload the statuses if the ledger has changed."""
         if self._ledger.agents.changes == self._changes:
             return
         self._changes = self._ledger.agents.changes
@@ -84,16 +195,14 @@ class AgentStatusTracker:
 
     @property
     def retired(self) -> list[str]:
-        """Names of the agents that were taken out of service."""
+        """Names of retired agents."""
         return [name for name, status in self._statuses.items() if status == AgentStatus.RETIRED]
 
     def mark_seen(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
-        """These agents wrote something, or read it, at these times (Unix ns): that makes them
-        active again.
+        """Mark agents active that wrote something, or read it, at these times (Unix ns).
 
-        Who is retired is not brought back by reading what it still has; nor is anybody by what
-        the process that the relay saw end did before its end, though it is found only now; nor
-        whose directory is gone, for what was in its inbox went with it.
+        Reading does not reactivate a retired agent. Activity from before a process's recorded exit,
+        and inbox removals caused by a deleted agent directory, are ignored.
         """
         back = sorted(when.keys() & self._statuses.keys() & self._roster.agents)
         if by_reading:
@@ -102,7 +211,7 @@ class AgentStatusTracker:
         self._set_statuses([StatusChange(name, AgentStatus.ACTIVE, None) for name in back])
 
     def _predates_exit(self, name: str, at: int) -> bool:
-        """True for what the process that ended left; a clock that was set back tells nothing."""
+        """True for activity of the ended process; a clock that was set back proves nothing."""
         if self._statuses[name] != AgentStatus.TERMINATED:
             return False
         ended_at = self._ledger.processes.ended_at(name)
@@ -111,8 +220,8 @@ class AgentStatusTracker:
     def process_endings(self) -> Callable[[str, int], str]:
         """A function that tells how the process ended that an agent had in a given second.
 
-        Empty: it has not, or left in good order. One that the relay started has ended, too, when
-        it was started again since. One look at the ledger, however many are asked about.
+        It returns an empty text if the process runs or left in good order. A process started again
+        since counts as ended. The ledger is read once, however many agents are looked up.
         """
         rows = self._ledger.processes.rows()
         return lambda name, since: self._ended_of(name, since, rows.get(name))
@@ -129,10 +238,10 @@ class AgentStatusTracker:
         return ""
 
     def check(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Reactivation]:
-        """Judge every agent by what is known now, or those of ``names``.
+        """Update the status of every agent, or of those in ``names``.
 
-        Those whom a process of their own brings back are returned, to be greeted first and then
-        given to ``come_back``; killed in between, the next look finds them again.
+        Returns unavailable agents that have a new process: they get a resume message first and are
+        then given to ``reactivate``; after a crash in between the next check finds them again.
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
@@ -163,7 +272,7 @@ class AgentStatusTracker:
         return comebacks
 
     def reactivate(self, comebacks: Iterable[Reactivation]) -> None:
-        """They have been greeted, and are active."""
+        """Make agents active whose resume message was sent."""
         self._set_statuses([StatusChange(one.name, AgentStatus.ACTIVE, None) for one in comebacks])
 
     def _facts(self, dirs: Dirs, one: AgentRow, now: int) -> AgentFacts:
@@ -205,7 +314,7 @@ class AgentStatusTracker:
                 self._ledger.agents.set_pid(name, pid)
 
     def _set_statuses(self, changes: list[StatusChange]) -> None:
-        """Statuses, in the ledger and here; each is logged."""
+        """Set statuses in the ledger and here, and log each."""
         if not changes:
             return
         now = self._clock.now_ns()
@@ -224,7 +333,55 @@ class AgentStatusTracker:
 
 
 def _int_or_none(value: object) -> int | None:
-    """A whole number of an agent's own file, as far as it is one."""
+    """A valid non-negative integer from an agent's own file, or None."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value
     return None
+
+
+class LastSeen(NamedTuple):
+    """The last activity of an agent; Unix nanoseconds."""
+
+    seen_at: int | None  # it wrote or read; None: never
+    owes_since: int | None  # the oldest thing that it owes; None: nothing
+
+
+class Activity:
+    """Activity of agents, from ledger and store. Read-only. Used from the loop's thread.
+
+    An agent owes an unread message in its inbox, and an answer to a message that requires one.
+    """
+
+    def __init__(self, ledger: Ledger, store: CommStore) -> None:
+        self._ledger = ledger
+        self._store = store
+
+    def last_seen(self, names: Iterable[str]) -> dict[str, LastSeen]:
+        """The last activity of these agents, with one pass over the pending answers."""
+        wanted = set(names)
+        heard = self._ledger.processes.last_seen(wanted)
+        owes = self._ledger.processes.unread_since(wanted)
+        state = self._store.state
+        for timer in state.timers:
+            _, number, recipient = timer
+            if recipient not in wanted or not state.is_current(timer):
+                continue
+            message = state.messages.get(number)
+            if message is not None and message.delivered_at:
+                since = message.delivered_at * NS_PER_S
+                owes[recipient] = min(since, owes.get(recipient, since))
+        for known in state.owed.values():
+            for recipient in wanted.intersection(known):
+                if not known[recipient].said:  # what has begun takes the time that it takes
+                    since = known[recipient].since * NS_PER_S
+                    owes[recipient] = min(since, owes.get(recipient, since))
+        return {name: LastSeen(heard.get(name), owes.get(name)) for name in wanted}
+
+    def previous_answer(self, intent: PendingOperation) -> tuple[Kind, str] | None:
+        """The answer given to a request before a crash; an id is never used twice."""
+        for kind in (Kind.ACK, Kind.NACK):
+            at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
+            said = self._store.find_by_relay_id(answer_id(at, agent, message_id, kind))
+            if said is not None:
+                return kind, said.content.decode().removesuffix("\n")
+        return None

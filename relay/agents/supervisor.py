@@ -1,13 +1,14 @@
-"""The supervisor: starts processes that are asked for, looks after them, and ends them.
+"""The supervisor: starts processes on request, monitors them and ends them.
 
-Used from the loop's thread, once a turn: ``poll`` does what is due, ``notices`` is what somebody
-must hear of it, ``told`` says which of them are journalled. A process goes no step further before
-what it gave cause to say is said, so that after a crash each step is found and said once.
+Used from the loop's thread, once a turn: ``poll`` does all due work, ``notices`` is what to send
+about it, ``mark_sent`` says which notices are in the journal. A process makes no further step
+before the notices of its last step are sent, so that after a crash each step is found and
+reported once.
 
-    intent noted -> locked, started -> answered, row and intent noted with it
-    ended seen -> rest of its session ended -> end noted -> said, row noted with it -> again or over
+    intent recorded -> locked, started -> answered; row and intent recorded with it
+    end seen -> rest of its session ended -> end recorded -> reported -> started again, or over
 
-Never two of a name: the process holds run/{name}.lock as long as it lives, whoever else is gone.
+A name never has two processes: the process holds run/{name}.lock while it lives.
 States: docs/states.md, "A process the relay started". Source: relay-file-system.txt 4.3, 4.4.
 """
 
@@ -15,16 +16,26 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor
 
-from relay.agents import runfiles
-from relay.agents.activity import Activity
-from relay.agents.child import Child
-from relay.agents.monitor import ProcessMonitor
+from relay.agents import run_files
+from relay.agents.processes import (
+    Child,
+    ProcessMonitor,
+    ProcessNotice,
+    Starter,
+    answer_notice,
+    decide_restart,
+    lock_held_text,
+    new_row,
+    restarted,
+    started_text,
+    terminated,
+    time_after_end,
+)
 from relay.agents.requests import Spec
-from relay.agents.rules import ProcessNotice, decide_restart, new_row, restarted
 from relay.agents.spawner import CannotStart, Pid, Spawner, describe_exit
-from relay.agents.starting import Starter, lock_held_text
-from relay.base.agent_status import AgentStatus, StatusChange
+from relay.agents.status import Activity, AgentStatus, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import SpawnSettings
 from relay.base.home import Home
@@ -43,14 +54,14 @@ from relay.ledger.processes import (
 )
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
-ADOPTED_NS = NS_PER_S  # the end of somebody else's child is not told by a signal
-ENDING_NS = 50 * NS_PER_MS  # between SIGTERM and SIGKILL, and behind them
+ADOPTED_NS = NS_PER_S  # no signal announces the end of an adopted process
+ENDING_NS = 50 * NS_PER_MS  # polling between SIGTERM and SIGKILL, and after
 MOST_AT_ONCE = 4  # requests in one turn: each start takes milliseconds, and messages wait meanwhile
-AGAIN_NS = NS_PER_S  # what could not be said, or begun, now
+AGAIN_NS = NS_PER_S  # after a notice or start that failed
 
 
 class Supervisor:
-    """Owns the processes that the relay started."""
+    """Owns the processes started by the relay."""
 
     def __init__(
         self,
@@ -59,6 +70,7 @@ class Supervisor:
         ledger: Ledger,
         store: CommStore,
         spawner: Spawner,
+        executor: Executor,
         clock: Clock,
         log: LogCall,
         before_start: Callable[[str, str], object],
@@ -71,19 +83,21 @@ class Supervisor:
         self._clock = clock
         self._log = log
         self._starter = Starter(settings, home, spawner, clock, log, before_start)
-        self._monitor = ProcessMonitor(settings, home, ledger, self._activity, spawner, clock, log)
+        self._monitor = ProcessMonitor(
+            settings, home, ledger, self._activity, spawner, executor, clock, log
+        )
         self._children: dict[str, Child] = {}
         self._in_hand: set[int] = set()  # intents that are being carried out
         self._out: list[tuple[Child | None, ProcessNotice]] = []
         self._refused_at: int | None = None  # monotonic; the notices could not be carried
         self._next_look = 0
-        self._ask_again = False  # an intent waits for what is being said of its name
+        self._ask_again = False  # an intent waits for the last notice about its name
         self._resume()
 
     # -- the loop's side ---------------------------------------------------------------------
 
     def poll(self, *, has_requests: bool) -> None:
-        """Do what is due. ``asked``: intents were noted since the last time."""
+        """Do all due work. ``has_requests``: intents were recorded since the last call."""
         if has_requests or self._ask_again:
             self._ask_again = False
             self._take_intents()
@@ -95,17 +109,17 @@ class Supervisor:
         self._monitor.rotate_logs(self._children.values())
 
     def notices(self) -> list[ProcessNotice]:
-        """What is to be journalled and delivered now; the same again until it is told."""
+        """Notices to be sent now; returned again until they are marked as sent."""
         return [notice for _, notice in self._out]
 
     @property
     def can_notify(self) -> bool:
-        """False for a while after notices could not be carried."""
+        """False for a while after notices could not be sent."""
         at = self._refused_at
         return at is None or self._clock.monotonic_ns() >= at + AGAIN_NS
 
     def mark_sent(self, done: Collection[int]) -> None:
-        """Which of ``notices``, by their places, are said and noted; the rest is tried again."""
+        """Mark notices, by index in ``notices``, as sent and recorded; the rest is sent again."""
         left: list[tuple[Child | None, ProcessNotice]] = []
         for place, (child, notice) in enumerate(self._out):
             if place not in done:
@@ -114,7 +128,7 @@ class Supervisor:
             self._in_hand -= set(notice.closed_intents)
             if notice.forget is not None:
                 with self._home.dirs() as dirs:
-                    runfiles.forget(dirs, *notice.forget)
+                    run_files.remove_spec(dirs, *notice.forget)
             if child is not None:
                 child.pending_notices -= 1
                 if child.is_over and not child.pending_notices:
@@ -123,7 +137,7 @@ class Supervisor:
         self._refused_at = self._clock.monotonic_ns() if left else None
 
     def due_ns(self) -> int | None:
-        """When ``poll`` has something to do next (monotonic)."""
+        """Time at which ``poll`` has work to do (monotonic)."""
         logs_due = self._monitor.due_ns()
         due = [] if logs_due is None else [logs_due]
         if self._out:
@@ -143,30 +157,26 @@ class Supervisor:
                 due.append(child.check_at)
         return min(due, default=None)
 
-    def close(self) -> None:
-        """Let go of the logs that are being copied; processes go on."""
-        self._monitor.close()
-
     # -- what was asked ----------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """What the last session, or a relay that was killed, left: taken over, never doubled."""
+        """Adopt the processes of the last session, or of a relay that was killed."""
         with self._home.dirs() as dirs:
             rows = self._ledger.processes.rows()
             for row in rows.values():
                 if row.state not in ENDS:
-                    child = Child(row, runfiles.read(dirs, row.name, row.request_id))
+                    child = Child(row, run_files.read_spec(dirs, row.name, row.request_id))
                     self._children[row.name] = child
                     self._adopt(child)
             intents = {i.request_id for i in self._ledger.processes.open_operations().values()}
-            for name, request_id in runfiles.specs(dirs):
+            for name, request_id in run_files.list_specs(dirs):
                 known = self._children.get(name)
                 if request_id not in intents and not (known and known.row.request_id == request_id):
                     self._find_lost(name, request_id)
         self._take_intents(resumed=True)
 
     def _adopt(self, child: Child) -> None:
-        """Take it over; one that was started again, and whose pid was not noted, is found."""
+        """Adopt a process; one started again whose pid was not recorded is found."""
         row, pid = child.row, child.pid
         if pid is None and child.spec is not None:
             pid = self._starter.find(child.spec)
@@ -179,12 +189,12 @@ class Supervisor:
             self._log(f"Looks after {row.name} again, pid {pid.number}", **facts)
 
     def _find_lost(self, name: str, request_id: str) -> None:
-        """A spec that neither row nor intent names: of a process when the ledger was lost."""
+        """Find the process of a spec without row or intent: the ledger was lost."""
         with self._home.dirs() as dirs:
-            spec = runfiles.read(dirs, name, request_id)
+            spec = run_files.read_spec(dirs, name, request_id)
             found = self._starter.find(spec) if spec and name not in self._children else None
             if found is None or spec is None:
-                runfiles.forget(dirs, name, request_id)
+                run_files.remove_spec(dirs, name, request_id)
                 return
         child = self._children[name] = Child(new_row(spec, self._clock.now_ns()), spec)
         self._starter.note(child, found)
@@ -208,15 +218,17 @@ class Supervisor:
 
     def _spawn(self, number: int, intent: PendingOperation, *, resumed: bool) -> None:
         known = self._children.get(intent.name)
-        if known is not None and known.is_over:  # its end is being said: then the name is free
+        if known is not None and known.is_over:  # the name is free once its end is reported
             self._in_hand.discard(number)
             return
         said = self._activity.previous_answer(intent) if resumed else None
         if known is not None and known.row.request_id == intent.request_id:
-            self._enqueue_notice(known, _answer(intent, Kind.ACK, _started(known.row), number))
+            self._enqueue_notice(
+                known, answer_notice(intent, Kind.ACK, started_text(known.row), number)
+            )
             return
         with self._home.dirs() as dirs:
-            spec = runfiles.read(dirs, intent.name, intent.request_id)
+            spec = run_files.read_spec(dirs, intent.name, intent.request_id)
         if said is not None and said[0] is Kind.NACK:  # a crash came before that was noted
             row = None
             if spec is not None and intent.name not in self._ledger.processes.rows():
@@ -226,14 +238,14 @@ class Supervisor:
         elif known is not None:
             self._refuse(intent, number, known.busy_text)
         elif spec is None:
-            self._refuse(intent, number, "a crash took what it was to start with: send it again")
+            self._refuse(intent, number, "its spec was lost in a crash: send it again")
         else:
             self._begin(number, intent, spec, resumed=resumed, is_done=said is not None)
 
     def _begin(
         self, number: int, intent: PendingOperation, spec: Spec, *, resumed: bool, is_done: bool
     ) -> None:
-        """Start it for the first time; or take over what was started before a crash."""
+        """Start a process for the first time, or adopt it if it was started before a crash."""
         child = Child(new_row(spec, self._clock.now_ns()), spec)
         try:
             if not resumed:
@@ -245,19 +257,19 @@ class Supervisor:
             self._refuse(intent, number, str(exc), row)
             return
         self._children[spec.name] = child
-        if not runs:  # it was started, that was said, and it has ended since
+        if not runs:  # it was started and answered, and has ended since
             at = child.row.changed_at
             child.row = child.row._replace(started_at=at, ended_at=self._clock.now_ns())
         self._measure_soon()
-        notice = _answer(intent, Kind.ACK, _started(child.row), number)
+        notice = answer_notice(intent, Kind.ACK, started_text(child.row), number)
         active = StatusChange(spec.name, AgentStatus.ACTIVE, None)
         self._enqueue_notice(child, notice._replace(process=child.row, status_change=active))
 
     def _refuse(
         self, intent: PendingOperation, number: int, reason: str, row: ProcessRow | None = None
     ) -> None:
-        """Nothing is started: the requester hears why, and what was kept for it goes."""
-        notice = _answer(intent, Kind.NACK, reason, number)
+        """Refuse a request: the requester gets the reason, and the spec is removed."""
+        notice = answer_notice(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
         self._enqueue_notice(None, notice._replace(process=row, forget=spec))
         self._log(
@@ -275,16 +287,15 @@ class Supervisor:
             return
         row = child.row if child else self._ledger.processes.rows().get(intent.name)
         if row is None:
-            text = f"the relay started no process {intent.name}: `relay ps` lists those it did"
-            self._enqueue_notice(None, _answer(intent, Kind.NACK, text, number))
+            text = f"the relay has no process {intent.name}: `relay ps` lists its processes"
+            self._enqueue_notice(None, answer_notice(intent, Kind.NACK, text, number))
         else:
-            text = f"{intent.name} does not run: it is {row.state}"
-            self._enqueue_notice(None, _answer(intent, Kind.ACK, f"completed {text}", number))
+            text = f"{intent.name} is not running (it is {row.state})"
+            self._enqueue_notice(None, answer_notice(intent, Kind.ACK, f"completed {text}", number))
 
     # -- one process -------------------------------------------------------------------------
 
     def _step(self, child: Child) -> None:
-        """Its next step, if there is one now."""
         pid, now = child.pid, self._clock.monotonic_ns()
         if pid is None:
             if not child.is_finished:
@@ -303,7 +314,7 @@ class Supervisor:
             if child.releases:
                 self._end(child, pid)
             return
-        if self._spawner.others(pid):  # while it is not waited for, nobody gets its number
+        if self._spawner.others(pid):  # until it is reaped, its number is not reused
             self._end(child, pid)
             return
         at = self._clock.now_ns()
@@ -315,7 +326,7 @@ class Supervisor:
         self._finish(child)
 
     def _end(self, child: Child, pid: Pid) -> None:
-        """SIGTERM to all of it, and after the grace SIGKILL."""
+        """Send SIGTERM to the session, and after the grace period SIGKILL."""
         now = self._clock.monotonic_ns()
         if child.term_at is None:
             child.term_at = now
@@ -332,7 +343,7 @@ class Supervisor:
             self._spawner.signal(pid, signal.SIGKILL)
 
     def _finish(self, child: Child) -> None:
-        """It has ended, and that is noted: say it, and what follows."""
+        """Report a recorded end, and restart the process if its policy says so."""
         if child.releases:
             self._finish_release(child)
             return
@@ -344,11 +355,11 @@ class Supervisor:
         text = error = f"{row.name} {describe_exit(row.exit_code)}"
         if again_s is not None and child.spec is None:
             again_s, is_lost = None, True
-            text += "; what it was started with is lost, so it is not started again"
+            text += "; its spec was lost, so it is not restarted"
         if again_s is not None:
             child.start_at = self._clock.monotonic_ns() + again_s * NS_PER_S
             child.row = row.moved(STARTING, now, last_error=error)
-            text += f"; it is started again in {again_s} s"
+            text += f"; it will be restarted in {again_s} s"
         else:
             child.is_over = True
             state = FAILED if verdict.gave_up or is_lost else EXITED
@@ -360,11 +371,11 @@ class Supervisor:
         self._notify(child, f"exited {begun_at}", "\n".join([text, *self._tail(child)]))
         if verdict.gave_up:
             times, window_s = settings.restart_times, settings.restart_window_s
-            text = f"{row.name} is given up: it was started again {times} times in {window_s} s"
+            text = f"{row.name} is given up: it was restarted {times} times in {window_s} s"
             self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
 
     def _finish_release(self, child: Child) -> None:
-        """It has ended because somebody asked for it: they hear it, and who had it started."""
+        """Report an end on request, to those who asked for it and to the requester."""
         row, releases = child.row, child.releases
         child.is_over, child.releases, child.is_finished = True, {}, True
         reasons = [f"{one.requested_by}: {one.reason}".rstrip(": ") for one in releases.values()]
@@ -373,9 +384,9 @@ class Supervisor:
         how = describe_exit(row.exit_code)
         for number, intent in releases.items():
             text = f"completed released {row.name}: it {how}{self._starter.left_over(row.name)}"
-            notice = _answer(intent, Kind.ACK, text, number)
+            notice = answer_notice(intent, Kind.ACK, text, number)
             self._enqueue_notice(
-                child, notice._replace(process=child.row, status_change=_gone(row, why))
+                child, notice._replace(process=child.row, status_change=terminated(row, why))
             )
         askers = {one.requested_by for one in releases.values()}
         if row.requested_by not in askers:
@@ -383,7 +394,7 @@ class Supervisor:
             self._notify(child, f"released {row.started_at or 0}", text, why=why)
 
     def _restart(self, child: Child) -> None:
-        """Start it again; what cannot be started now is not going to be later."""
+        """Start it again, or give it up if it cannot be started now."""
         assert child.spec is not None
         before, now = child.row, self._clock.now_ns()
         child.row = restarted(before, self._settings, now)
@@ -401,7 +412,7 @@ class Supervisor:
         self._notify_restarted(child, before)
 
     def _wait_for_lock(self, child: Child, before: ProcessRow) -> None:
-        """Something of it has left its session and may end yet: it is given the grace, too."""
+        """Wait for the grace period: a process that left its session may still hold the lock."""
         now = self._clock.monotonic_ns()
         if child.waits_since is None:
             child.waits_since = now
@@ -413,21 +424,19 @@ class Supervisor:
         before = child.row
         child.is_over = True
         child.row = before.moved(FAILED, self._clock.now_ns(), last_error=reason)
-        text = f"{before.name} is given up: it cannot be started again: {reason}"
-        self._notify(child, f"given up {before.started_at}", text, _after(before))
+        text = f"{before.name} is given up: it cannot be restarted: {reason}"
+        self._notify(child, f"given up {before.started_at}", text, time_after_end(before))
 
     def _notify_restarted(self, child: Child, before: ProcessRow) -> None:
         row = child.row
-        text = f"{row.name} was started again, pid {row.pid}"
-        self._notify(child, f"restarted {row.restarts}", text, _after(before))
-
-    # -- looks -------------------------------------------------------------------------------
+        text = f"{row.name} was restarted, pid {row.pid}"
+        self._notify(child, f"restarted {row.restarts}", text, time_after_end(before))
 
     def _measure_soon(self) -> None:
         self._next_look = min(self._next_look, self._clock.monotonic_ns() + LOOK_NS)
 
     def _measure(self) -> None:
-        """A look at all that run; whoever asked for one that is stuck hears it, once."""
+        """Measure all running processes; report those that have become stuck, once."""
         self._next_look = self._clock.monotonic_ns() + LOOK_NS
         running = [
             c for c in self._children.values() if c.row.pid is not None and not c.pending_notices
@@ -445,19 +454,17 @@ class Supervisor:
     def _tail(self, child: Child) -> list[str]:
         secrets = child.spec.secrets if child.spec else ()
         try:
-            return runfiles.last_lines(self._home, child.row.name, child.output_from, secrets)
+            return run_files.last_lines(self._home, child.row.name, child.output_from, secrets)
         except OSError:
             return []
 
-    # -- words -------------------------------------------------------------------------------
-
     def _notify(self, child: Child, key: str, text: str, at: int = 0, why: str = "") -> None:
-        """Tell who asked for it what became of it; the ledger says so with the same commit.
+        """Notify the requester of a process; the ledger is updated with the same commit.
 
-        ``at``: what the notice's id is derived from, and sorts by; known again after a crash.
+        ``at``: the notice's id is derived from it; the same again after a crash.
         """
         row = child.row
-        gone = _gone(row, why or text.partition("\n")[0]) if child.is_over else None
+        gone = terminated(row, why or text.partition("\n")[0]) if child.is_over else None
         notice = ProcessNotice(
             row.requested_by,
             row.request_id,
@@ -484,33 +491,9 @@ class Supervisor:
             child.pending_notices += 1
 
     def _forget(self, child: Child) -> None:
-        """It has ended for good, and everybody knows: its secrets go."""
+        """Remove a process that is over and fully reported, with its secrets."""
         with self._home.dirs() as dirs:
-            runfiles.forget(dirs, child.row.name, child.row.request_id)
+            run_files.remove_spec(dirs, child.row.name, child.row.request_id)
         if self._children.get(child.row.name) is child:
             del self._children[child.row.name]
         self._ask_again = True
-
-
-def _answer(intent: PendingOperation, kind: Kind, text: str, number: int) -> ProcessNotice:
-    return ProcessNotice(
-        intent.requested_by,
-        intent.request_id,
-        intent.asked_at,
-        kind,
-        text,
-        closed_intents=(number,),
-    )
-
-
-def _after(row: ProcessRow) -> int:
-    """A time for what follows an end."""
-    return (row.ended_at or row.started_at or 0) + 3
-
-
-def _started(row: ProcessRow) -> str:
-    return f"completed started {row.name}, pid {row.pid or 'gone already'}"
-
-
-def _gone(row: ProcessRow, reason: str) -> StatusChange:
-    return StatusChange(row.name, AgentStatus.TERMINATED, reason)

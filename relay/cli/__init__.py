@@ -48,7 +48,7 @@ COMMANDS = {
     "search": ("relay.cli.history", "Find messages by a regular expression."),
     "channel": ("relay.cli.channel", "Show, create and change channels."),
     "acks": ("relay.cli.acks", "Show pending answers and acknowledgments."),
-    "dead": ("relay.cli.dead", "Show dead letters, replay or discard them."),
+    "dead": ("relay.cli.acks", "Show dead letters, replay or discard them."),
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": (
@@ -70,7 +70,7 @@ COMMANDS = {
     ),
     "prune": ("relay.cli.prune", "Remove data that has expired by the `retention` settings."),
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
-    "key": ("relay.cli.key", "Create and confirm the keys that agents sign with."),
+    "key": ("relay.cli.agents", "Create and confirm the keys that agents sign with."),
     "doctor": ("relay.cli.doctor", "Check the home for problems."),
     "audit": ("relay.cli.audit", "Account for every message, with Spark jobs."),
     "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),

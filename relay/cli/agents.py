@@ -1,4 +1,4 @@
-"""``relay agents`` with ``retire`` and ``revive``, ``register``, and warnings about agents."""
+"""``relay agents``, ``register`` and ``key``: agents, their status, warnings, signing keys."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.home import Home
+import os
+
 from relay.base import process_info
-from relay.base.home import Home
+from relay.base.errors import NotFound
+from relay.base.home import KEY, Home
 
 SILENT_S = 60  # shorter pauses are normal
 PRESENT = ("active", "inactive")  # for the others, the reason of the status says it
@@ -295,3 +298,91 @@ def _supervised(db: sqlite3.Connection) -> set[str]:
     """Return the agents whose processes the relay supervises, shown by `relay ps`."""
     tended = "SELECT name FROM processes WHERE state NOT IN ('exited', 'failed', 'released')"
     return {row[0] for row in db.execute(tended)}
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  relay key make alice
+  relay key show alice
+  relay key trust alice 4f0c…   # 64 hex digits""",
+)
+def key() -> None:
+    """Create and confirm the keys that agents sign with.
+
+    An agent with a key signs its messages; the SDK and `relay send` do it automatically. The relay
+    registers the first public key in an agent's meta.json and ignores others until confirmed.
+    """
+
+
+@key.command("make", epilog="\b\nExamples:\n  relay key make alice\n  relay key make operator")
+@home_option
+@click.argument("name")
+@json_option
+@click.pass_context
+def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Create an agent's key, and write the public key to its meta.json.
+
+    The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
+    the file, create a new one and confirm it with `relay key trust`.
+    """
+    from relay.base import fsio
+    from relay.base.crypto import create_key, load_key, public_key
+
+    check_agent_name(name)
+    with open_home(ctx, home) as opened:
+        opened.make_agent(name)
+        meta = read_agent_meta(opened, name)
+        path = opened.path("agents", name, KEY)
+        private = load_key(path) if os.path.lexists(path) else create_key(path)
+        public = public_key(private).hex()
+        if meta.get("public_key") != public:
+            data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
+            fsio.write_atomic(opened.path("agents", name, META), data)
+    _print_key(name, public, as_json)
+
+
+@key.command("show", epilog="\b\nExample:\n  relay key show alice --json")
+@home_option
+@click.argument("name")
+@json_option
+@click.pass_context
+def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Show the public key used to check an agent's signatures.
+
+    If none is registered, the one in its meta.json, which is registered with its next message.
+    """
+    from relay.ledger import open_readonly
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+        row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
+        db.close()
+        public = row["public_key"] if row else None
+        if public is None and name in opened.agent_inodes():
+            public = read_agent_meta(opened, name).get("public_key")
+    if not isinstance(public, str):
+        raise NotFound(f"{name!a} has no key", hint=f"create one with `relay key make {name}`")
+    _print_key(name, public, as_json)
+
+
+@key.command(
+    "trust", epilog="\b\nExamples:\n  relay key trust alice 4f0c…\n  relay key trust alice none"
+)
+@control_options
+@click.argument("name")
+@click.argument("public_key", metavar="HEX")
+def trust_key(ctx: click.Context, /, name: str, public_key: str, **caller: Any) -> None:
+    """Change the key used to check an agent's signatures.
+
+    HEX is 64 hex digits as printed by `relay key show`, or none: then the key in its meta.json is
+    registered with its next message. Only the operator and the lead may do this.
+    """
+    send_command(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
+
+
+def _print_key(name: str, public: str, as_json: bool) -> None:
+    if as_json:
+        echo_json({"name": name, "public_key": public})
+    else:
+        click.echo(sanitize(public))

@@ -49,7 +49,7 @@ Examples:
 
 @click.group(epilog="\b\nExamples:\n  relay audit list\n  relay audit run")
 def audit() -> None:
-    """Account for every message, with Spark jobs.
+    """Account for every message, on Spark.
 
     They read a snapshot of ledger and store; see docs/audit.md.
     """

@@ -21,7 +21,6 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import NotFound, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
-from relay.base.outbox_file import untouched_since
 from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
 from relay.ledger import wording
 from relay.ledger.deliveries import REMOVED
@@ -425,6 +424,8 @@ def describe_unrecorded(facts: dict[str, Any], is_running: bool) -> str:
 
 def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
     """Return the seconds since a file was written or renamed; 0 if it has just been removed."""
+    from relay.delivery.intake import untouched_since
+
     now = time.time_ns()
     with home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
         folder = dirs.get("agents", agent, *place.split("/"))

@@ -17,8 +17,8 @@ from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
-from relay.delivery.context import Context
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
+from relay.delivery.work import Context
 from relay.ledger import Ledger
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty

@@ -32,7 +32,7 @@ from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import Projection
-from relay.delivery import mailbox
+from relay.delivery import reads
 from relay.engine.commstore import CommStore
 from relay.journal.replay import read_manifest
 from relay.ledger import Ledger
@@ -283,7 +283,7 @@ def _clear_mailbox_ids(copy: _Copy, home: Home) -> None:
         same: list[tuple[str, None]] = []
         for agent, known in ledger.agents.mailboxes().items():
             with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
-                if mailbox.identity(dirs, agent) == known:
+                if reads.mailbox_identity(dirs, agent) == known:
                     same.append((agent, None))  # not known: the next start's first scan sees it
         with ledger.transaction():
             ledger.agents.set_mailboxes(same)

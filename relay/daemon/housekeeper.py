@@ -18,9 +18,9 @@ from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.errors import LedgerDamaged, RelayError
 from relay.base.home import LEDGER, Home
-from relay.base.jobs import Pack, Prune
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
+from relay.delivery.work import Pack, Prune
 from relay.ledger import Ledger, archive_pack, open_readonly
 from relay.ledger import file as ledger_file
 from relay.ledger.archive_pack import PackedDay

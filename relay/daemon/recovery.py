@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Message
-from relay.base import agent_status, fsio
+from relay.agents import status
+from relay.base import fsio
 from relay.base.checksums import sha256_hex
 from relay.base.clock import iso_date
 from relay.base.errors import MessageError, UnsafePath
@@ -40,9 +41,9 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.projection import Projection, deliveries_of, facts_of
-from relay.delivery import file_ops, lost_time
-from relay.delivery.context import Context
-from relay.delivery.redelivery import read_original, reconstruct
+from relay.delivery import downtime, file_ops
+from relay.delivery.file_ops import read_original, reconstruct
+from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, MessageRow
 
@@ -62,7 +63,7 @@ def recover(
     """
     _, home, ledger, store, events, clock, log, _ = context
     now = clock.now_ns()
-    lost_time.extend_deadlines(context)
+    downtime.extend_deadlines(context)
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
@@ -89,7 +90,7 @@ def recover(
         log(
             f"Could not check the files of {len(files.faults)} messages, a scan or the next "
             f"start will: {next(iter(files.faults.values()))}",
-            action="look_failed",
+            action="read_failed",
             level="warning",
             first_ids=list(files.faults)[:SHOWN_IDS],
         )
@@ -262,7 +263,7 @@ def _restore_unfinished_rows(ledger: Ledger, store: CommStore) -> int:
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
                 ledger.deliveries.restore_obligations(
-                    lost_time.obligations_of(relay_id, store.state.owed.get(message.id, {}))
+                    downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 restored += 1
     return restored
@@ -277,7 +278,7 @@ def _reconcile_obligations(ledger: Ledger, store: CommStore) -> None:
                 ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
                 store.restore_obligation(message, recipient, said)
-        ledger.deliveries.restore_obligations(lost_time.open_obligations(store))
+        ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
 def _defer_unstaged(ledger: Ledger, store: CommStore, now: int) -> None:
@@ -423,12 +424,10 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
     ``rows``: messages after the ledger's position, in the journal's order. A message that an agent
     sent afterwards made it active again. Within the caller's transaction.
     """
-    last: dict[str, tuple[agent_status.StatusChange, int]] = {}
+    last: dict[str, tuple[status.StatusChange, int]] = {}
     for facts in rows:
         if facts.agent_name in last:
-            active = agent_status.StatusChange(
-                facts.agent_name, agent_status.AgentStatus.ACTIVE, None
-            )
+            active = status.StatusChange(facts.agent_name, status.AgentStatus.ACTIVE, None)
             last[facts.agent_name] = (active, facts.discovered_at)
         if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
             change = _status_asked(store, facts)
@@ -439,7 +438,7 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
         ledger.agents.set_status(*change, at)
 
 
-def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChange | None:
+def _status_asked(store: CommStore, facts: FileFacts) -> status.StatusChange | None:
     """The change requested by a command, if it was acknowledged."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
@@ -450,6 +449,4 @@ def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChan
         fields = command_fields(reconstruct(message))
     except MessageError:
         return None
-    return agent_status.parse_status_command(
-        fields.get("ACTION", "").lower(), fields, facts.agent_name
-    )
+    return status.parse_status_command(fields.get("ACTION", "").lower(), fields, facts.agent_name)

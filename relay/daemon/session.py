@@ -31,8 +31,8 @@ from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import OpenedStore, open_store, store_key
 from relay.daemon.status import SharedStatus, StatusPublisher
-from relay.delivery.context import Context
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
+from relay.delivery.work import Context
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.engine.commstore import CommStore
@@ -129,9 +129,8 @@ class Session:
         self._start_watcher(stack)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
-        self._supervisor = make_supervisor(self._context, self._dispatcher)
-        stack.callback(self._supervisor.close)
-        self._start_housekeeper(stack)
+        executor = self._start_housekeeper(stack)
+        self._supervisor = make_supervisor(self._context, self._dispatcher, executor)
         self._dispatcher.requeue(requeued)
         self._start_disk_monitor()
         self._deadline = self._dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
@@ -215,16 +214,18 @@ class Session:
         )
         self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
 
-    def _start_housekeeper(self, stack: contextlib.ExitStack) -> None:
+    def _start_housekeeper(self, stack: contextlib.ExitStack) -> Executor:
         thread = stack.enter_context(
-            # Two: the WAL is not to wait for a long run over the archive. Not nice: who is put off
-            # while it has the interpreter puts the loop off, too; it pauses by itself.
-            ThreadPoolExecutor(2, thread_name_prefix="keeper")
+            # Three: neither the WAL nor the log of a process waits for a long run over the archive.
+            # Not nice: who is put off while it has the interpreter puts the loop off, too; it
+            # pauses by itself.
+            ThreadPoolExecutor(3, thread_name_prefix="keeper")
         )
         self._housekeeper = Housekeeper(
             self._home, self._ledger, self._config, self._clock, thread, self._log
         )
         stack.callback(self._housekeeper.stop)  # before the thread is waited for
+        return thread
 
     def _poll_background(self) -> int:
         """Poll background work; returns when to poll next (monotonic ns)."""
@@ -258,21 +259,22 @@ class Session:
 
 
 def make_supervisor(
-    context: Context, dispatcher: Dispatcher, spawner: Spawner | None = None
+    context: Context,
+    dispatcher: Dispatcher,
+    executor: Executor,
+    spawner: Spawner | None = None,
 ) -> Supervisor:
     """The supervisor of a home's processes; it has adopted the running ones."""
-    send_resume = (
-        dispatcher.notifier.send_resume_message
-    )  # what it left and what waits, before it is started
     return Supervisor(
         context.config.spawn,
         context.home,
         context.ledger,
         context.store,
         spawner or SystemSpawner(),
+        executor,
         context.clock,
         context.log,
-        send_resume,
+        dispatcher.notifier.send_resume_message,
     )
 
 

@@ -31,7 +31,7 @@ from relay.base.disk import DiskState, DiskUsage
 from relay.base.home import LEDGER
 from relay.base.metrics import START, STOP, WAIT, Buckets, Metrics
 from relay.base.watcher import Watcher
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
 from relay.engine.commstore import CommStore
 
 EVERY_NS = NS_PER_S

@@ -1,10 +1,9 @@
-"""What a command to the orchestrator does: channels made and changed, dead letters sent again,
-the journal's segments moved, agents retired.
+"""Commands to the orchestrator: channels, dead letters, the journal, agents and keys.
 
-Each ACTION is done whole, or refused with nothing changed and one line that says why; done again
-it changes nothing. Who may: anybody for itself; for others and on a channel its owner, the
-operator and the lead; on dead letters, the journal and agents the operator and the lead. Fields:
-docs/formats/msg.md. Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
+Each ACTION is done completely, or refused with nothing changed and one line with the reason;
+repeating it changes nothing. Permissions: an agent for itself; the owner of a channel for that
+channel; the operator and the lead for everything. Fields: docs/formats/msg.md.
+Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
-from relay.base.agent_status import RETIRE, REVIVE, StatusChange, parse_status_command
+from relay.agents.status import RETIRE, REVIVE, StatusChange, parse_status_command
 from relay.base.errors import Refused
-from relay.base.jobs import Pack, Prune
 from relay.base.message import DELIVERY_MODES, DIGITS
 from relay.base.names import (
     DIRECT_PREFIX,
@@ -36,7 +34,7 @@ from relay.base.names import (
     is_channel_name,
 )
 from relay.delivery.filters import filter_of, where
-from relay.delivery.key_registration import KeyRegistration, parse_key_registration
+from relay.delivery.work import PUBLIC_KEY, KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
@@ -53,8 +51,9 @@ STATES = {
     "channel.drain": ChannelState.DRAINING,
     "channel.close": ChannelState.CLOSED,
 }
-# Those behind the fields of ChannelConfig are kept elsewhere; the engine says which it takes.
+# Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
+NO_KEY = "none"
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
@@ -62,8 +61,8 @@ RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusChange
 
 
-class Command(NamedTuple):
-    """One command: what is asked, with which fields, by whom."""
+class ControlCommand(NamedTuple):
+    """One command: its action, its fields and its sender."""
 
     action: str
     fields: dict[str, str]  # by upper-case name, ACTION left out
@@ -72,20 +71,20 @@ class Command(NamedTuple):
 
     @property
     def is_privileged(self) -> bool:
-        """True for those who may change what is not their own."""
+        """True for senders with permission for everything."""
         return self.sender in (OPERATOR, self.lead)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The fields that no action knows by name: settings of a channel."""
+        """Channel settings: the fields that the action itself does not define."""
         known = {*ACTIONS[self.action].needs, *ACTIONS[self.action].takes}
         return {name.lower(): v for name, v in self.fields.items() if name not in known}
 
 
 class Action(NamedTuple):
-    """What one ACTION needs, may have besides, and does."""
+    """One ACTION: its function, its required and its optional fields."""
 
-    do: Callable[[Command, CommStore], ActionResult]
+    do: Callable[[ControlCommand, CommStore], ActionResult]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
@@ -94,12 +93,11 @@ class Action(NamedTuple):
 def execute(
     fields: dict[str, str], sender: str, lead: str | None, store: CommStore
 ) -> ActionResult:
-    """Do what a command asks; says in a line what is so now, or gives what others are to do: the
-    order that is carried out beside the loop; the key or an agent's new status for the ledger,
-    with the answer.
+    """Execute a command; returns the result in a line, or what the caller is left to do.
 
-    ``lead`` is the agent that has the role, where that is known.
-    Errors: Refused and CommError, with nothing changed.
+    That is a journal command or job for the background, or a key or status change for the ledger.
+    ``lead``: the agent with that role, if known. Errors: Refused and CommError, with nothing
+    changed.
     """
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
@@ -113,14 +111,16 @@ def execute(
     unknown = sorted(given.keys() - {*action.needs, *action.takes})
     if unknown and not action.has_settings:
         there_are = _list((*action.needs, *action.takes))
-        raise Refused(f"{name} takes no {unknown[0]}: its lines are {there_are or 'ACTION alone'}")
-    return action.do(Command(name, given, sender, lead), store)
+        raise Refused(
+            f"{name} does not accept {unknown[0]}: expected {there_are or 'ACTION alone'}"
+        )
+    return action.do(ControlCommand(name, given, sender, lead), store)
 
 
 # -- channels --------------------------------------------------------------------------------
 
 
-def _create(command: Command, store: CommStore) -> str:
+def _create(command: ControlCommand, store: CommStore) -> str:
     name = _open_name(command)
     word = command.fields["TYPE"].lower()
     if word not in TYPES:
@@ -128,7 +128,8 @@ def _create(command: Command, store: CommStore) -> str:
     owner = command.fields.get("OWNER") or command.sender
     if owner != command.sender and not command.is_privileged:
         raise Refused(
-            f"only {OPERATOR} and the lead make a channel for somebody else, not {command.sender}"
+            f"only {OPERATOR} and the lead can create a channel for another agent, "
+            f"not {command.sender}"
         )
     _check_agent("OWNER", owner)
     settings = _settings(command)
@@ -137,16 +138,16 @@ def _create(command: Command, store: CommStore) -> str:
     known = store.get_channel_by_name(name)
     if known is None:
         _make(store, name, TYPES[word], owner, settings)
-        return f"made the {trial.channel_type.label} channel {name}, its owner is {owner}"
+        return f"created the {trial.channel_type.label} channel {name}, its owner is {owner}"
     same = (known.channel_type, known.owner) == (trial.channel_type, owner)
     if settings:
         same = same and _shape(known, store) == _shape(trial, trials)
     if not same or known.state is ChannelState.CLOSED:
         raise Refused(
-            f"there is a channel {name} already: {known.channel_type.label}, "
+            f"channel {name} already exists: {known.channel_type.label}, "
             f"{known.state.label}, its owner is {known.owner}"
         )
-    return f"the {trial.channel_type.label} channel {name} is there already, just so"
+    return f"the {trial.channel_type.label} channel {name} already exists with these settings"
 
 
 def _make(
@@ -160,22 +161,22 @@ def _shape(channel: Channel, store: CommStore) -> tuple[object, ...]:
     return channel.config, channel.description, channel.tags, store.get_settings(channel.id)
 
 
-def _join(command: Command, store: CommStore) -> str:
+def _join(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     store.join_channel(channel.id, agent)
-    return f"{agent} takes part in {channel.name}, a {channel.channel_type.label} channel"
+    return f"{agent} is a member of {channel.name}, a {channel.channel_type.label} channel"
 
 
-def _leave(command: Command, store: CommStore) -> str:
+def _leave(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     if store.is_participant(channel.id, agent):
         store.leave_channel(channel.id, agent)
-    return f"{agent} takes no part in {channel.name}"
+    return f"{agent} is not a member of {channel.name}"
 
 
-def _subscribe(command: Command, store: CommStore) -> str:
+def _subscribe(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     wanted = filter_of(command.fields.get("FILTER", ""))
@@ -183,70 +184,69 @@ def _subscribe(command: Command, store: CommStore) -> str:
     return f"{agent} receives {command.fields['PATTERN']} from {channel.name}{where(wanted)}"
 
 
-def _unsubscribe(command: Command, store: CommStore) -> str:
+def _unsubscribe(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     pattern = command.fields.get("PATTERN") or None
     if pattern is not None:
-        topics.match_mode(pattern)  # a pattern that is none ends nothing, and says so
+        topics.match_mode(pattern)  # refuse an invalid pattern
     ended = store.unsubscribe(channel.id, agent, pattern)
     return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
 
 
-def _configure(command: Command, store: CommStore) -> str:
+def _configure(command: ControlCommand, store: CommStore) -> str:
     channel = _own_channel(command, store)
     settings = _settings(command)
     if not settings:
-        raise Refused(f"no setting is given: there are {_list(SETTINGS)}")
+        raise Refused(f"no setting is given: expected any of {_list(SETTINGS)}")
     store.configure_channel(channel.id, **settings)
     said = ", ".join(f"{name} {value}" for name, value in command.settings.items())
     return f"channel {channel.name} has {said}"
 
 
-def _set_state(command: Command, store: CommStore) -> str:
+def _set_state(command: ControlCommand, store: CommStore) -> str:
     channel = _own_channel(command, store)
     state = STATES[command.action]
     if state is ChannelState.CLOSED and channel.name.startswith(DIRECT_PREFIX):
-        raise Refused(
-            f"{channel.name} is the way between two agents, and closed is final: pause it"
-        )
+        raise Refused(f"{channel.name} is a direct channel, and closing is final: pause it instead")
     store.set_channel_state(channel.id, state)
     return f"channel {channel.name} is {state.label}"
 
 
-def _channel(command: Command, store: CommStore) -> Channel:
+def _channel(command: ControlCommand, store: CommStore) -> Channel:
     name = command.fields["CHANNEL"].removeprefix("#")
     channel = store.get_channel_by_name(name)
     if channel is None:
         if not is_channel_name(name):
-            raise Refused(f"{name[:60]!r} is no name of a channel")
+            raise Refused(f"{name[:60]!r} is not a valid channel name")
         raise Refused(f"there is no channel {name}: `relay channel create {name}` makes one")
     return channel
 
 
-def _open_name(command: Command) -> str:
-    """The name of a channel that anybody may make or join."""
+def _open_name(command: ControlCommand) -> str:
+    """The name of a channel that any agent may create or join."""
     name = command.fields["CHANNEL"].removeprefix("#")
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         raise Refused(
-            f"{name[:130]!r} is no channel for {command.action}: letters, digits, _ and -, parts "
-            f"joined by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…"
+            f"{name[:130]!r} is not a valid channel name for {command.action}: expected letters, "
+            f"digits, _ and -, parts joined by /, at most 128 bytes, neither "
+            f"{EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…"
         )
     return name
 
 
-def _open_channel(command: Command, store: CommStore) -> Channel:
+def _open_channel(command: ControlCommand, store: CommStore) -> Channel:
     _open_name(command)
     return _channel(command, store)
 
 
-def _own_channel(command: Command, store: CommStore) -> Channel:
-    """The channel, when the sender may change it."""
+def _own_channel(command: ControlCommand, store: CommStore) -> Channel:
+    """The channel, if the sender may change it."""
     channel = _channel(command, store)
     # Where these take nothing, the orchestrator could not even answer.
     if channel.name == EVERYONE_CHANNEL or store.is_participant(channel.id, ORCHESTRATOR):
-        raise Refused(f"{channel.name} is the relay's own: it stays as it is")
-    is_between_two = channel.name.startswith(DIRECT_PREFIX)  # made by whoever wrote first
+        raise Refused(f"{channel.name} belongs to the relay and cannot be changed")
+    is_between_two = channel.name.startswith(DIRECT_PREFIX)  # created by the first message
     if not command.is_privileged and (is_between_two or command.sender != channel.owner):
         who = "" if is_between_two else f"its owner {channel.owner}, "
         raise Refused(
@@ -256,8 +256,8 @@ def _own_channel(command: Command, store: CommStore) -> Channel:
     return channel
 
 
-def _agent(command: Command, channel: Channel) -> str:
-    """Whom the command speaks of: the sender, or the AGENT that it may speak for."""
+def _agent(command: ControlCommand, channel: Channel) -> str:
+    """The agent that the command is about: AGENT, or the sender."""
     agent = command.fields.get("AGENT") or command.sender
     _check_agent("AGENT", agent)
     if agent != command.sender and not command.is_privileged and command.sender != channel.owner:
@@ -270,14 +270,14 @@ def _agent(command: Command, channel: Channel) -> str:
 
 def _check_agent(field: str, name: str) -> None:
     if not is_agent_name(name):
-        raise Refused(f"{field} {name[:70]!r} is no name of an agent")
+        raise Refused(f"{field} {name[:70]!r} is not a valid agent name")
 
 
-def _settings(command: Command) -> dict[str, object]:
-    """The settings in a command, as the engine takes them; it checks the values."""
+def _settings(command: ControlCommand) -> dict[str, object]:
+    """The settings of a command, as the engine takes them; the engine checks the values."""
     unknown = [name for name in command.settings if name not in SETTINGS]
     if unknown:
-        raise Refused(f"there is no setting {unknown[0]}: there are {_list(SETTINGS)}")
+        raise Refused(f"there is no setting {unknown[0]}: expected one of {_list(SETTINGS)}")
     return {name: _value(name, text) for name, text in command.settings.items()}
 
 
@@ -296,7 +296,7 @@ def _value(name: str, text: str) -> object:
     if DIGITS.fullmatch(text):
         return int(text)
     if name != "flush" and text.lower() not in words:
-        raise Refused(f"{name}: {text[:60]!r} is no whole number, true, false or none")
+        raise Refused(f"{name}: expected an integer, true, false or none, got {text[:60]!r}")
     return words.get(text.lower(), text[:60])
 
 
@@ -315,7 +315,7 @@ def _retention(text: str) -> Retention:
 # -- dead letters ----------------------------------------------------------------------------
 
 
-def _replay(command: Command, store: CommStore) -> str:
+def _replay(command: ControlCommand, store: CommStore) -> str:
     letter = _dead_letter(command, store)
     store.replay_dead_letter(letter.message.id)
     name, recipients = command.fields["ID"], ", ".join(letter.recipients)
@@ -328,64 +328,71 @@ def _replay(command: Command, store: CommStore) -> str:
     return f"dead letter {name} is sent again to {recipients}"
 
 
-def _discard(command: Command, store: CommStore) -> str:
+def _discard(command: ControlCommand, store: CommStore) -> str:
     letter = _dead_letter(command, store)
     store.discard_dead_letter(letter.message.id)
     return f"dead letter {command.fields['ID']} is discarded"
 
 
-def _purge(command: Command, store: CommStore) -> str:
+def _purge(command: ControlCommand, store: CommStore) -> str:
     _require_privileged(command)
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
-        raise Refused(f"OLDER_THAN {age[:60]!r} is no number of seconds")
+        raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
     gone = store.purge_dead_letters(int(age))
     return f"{gone} dead letter{'s' * (gone != 1)} discarded"
 
 
-def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
-    """The dead letter of that relay message id, or number in the store."""
+def _dead_letter(command: ControlCommand, store: CommStore) -> DeadLetter:
+    """The dead letter with that relay message id, or number in the store."""
     _require_privileged(command)
     wanted = command.fields["ID"]
     for letter in store.dead_letters():
         message = letter.message
         if wanted in (str(message.id), message.relay_id):
             return letter
-    raise Refused(f"{wanted[:60]!r} is no dead letter: `relay dead list` shows those there are")
+    raise Refused(f"there is no dead letter {wanted[:60]!r}: `relay dead list` lists them")
 
 
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: Command, store: CommStore) -> JournalCommand:
-    """The order that a command is: carried out by who has the journal."""
+def _order(command: ControlCommand, store: CommStore) -> JournalCommand:
+    """The journal command that a command asks for."""
     _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
     words = command.fields.get("SEGMENTS", "").split()
     numbers = {name: command.fields[name] for name in KEEPS if name in command.fields}
     for name, text in [("SEGMENTS", word) for word in words] + list(numbers.items()):
         if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
-            raise Refused(f"{name} {text[:60]!r} is no whole number")
+            raise Refused(f"{name}: expected an integer, got {text[:60]!r}")
     age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
     return JournalCommand(verb, tuple(map(int, words)), age, size)
 
 
-def _register_key(command: Command, store: CommStore) -> KeyRegistration:
-    """The key that is registered for an agent from now on."""
+def _register_key(command: ControlCommand, store: CommStore) -> KeyRegistration:
+    """The key to register for an agent."""
     _require_privileged(command)
-    return parse_key_registration(command.fields["NAME"], command.fields["KEY"])
+    name, key = command.fields["NAME"], command.fields["KEY"]
+    _check_agent("NAME", name)
+    word = key.lower()
+    if word != NO_KEY and not PUBLIC_KEY.fullmatch(word):
+        raise Refused(
+            f"KEY {key[:80]!r} is not a valid public key: expected 64 hex digits, or {NO_KEY}"
+        )
+    return KeyRegistration(name, "" if word == NO_KEY else word)
 
 
 # -- agents ----------------------------------------------------------------------------------
 
 
-def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
-    """The new status of an agent; whether there is one of that name the caller knows."""
+def _set_agent_status(command: ControlCommand, store: CommStore) -> StatusChange:
+    """The new status of an agent; the caller checks that the agent exists."""
     _require_privileged(command)
     name = command.fields["NAME"]
     _check_agent("NAME", name)
     if name == OPERATOR:
-        raise Refused(f"{OPERATOR} is the person at the keyboard: nobody retires it")
+        raise Refused(f"{OPERATOR} is the person at the keyboard and cannot be retired")
     change = parse_status_command(command.action, command.fields, command.sender)
     assert change is not None
     return change
@@ -394,20 +401,20 @@ def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
 # -- retention -------------------------------------------------------------------------------
 
 
-def _prune(command: Command, store: CommStore) -> Prune:
+def _prune(command: ControlCommand, store: CommStore) -> Prune:
     _require_privileged(command)
     return Prune()
 
 
-def _pack(command: Command, store: CommStore) -> Pack:
+def _pack(command: ControlCommand, store: CommStore) -> Pack:
     _require_privileged(command)
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):
-        raise Refused(f"BEFORE {before[:60]!r} is no day like 2026-01-31")
+        raise Refused(f"BEFORE: expected a day such as 2026-01-31, got {before[:60]!r}")
     return Pack(before)
 
 
-def _require_privileged(command: Command) -> None:
+def _require_privileged(command: ControlCommand) -> None:
     if not command.is_privileged:
         raise Refused(
             f"{command.action} is for {OPERATOR} and the lead alone, not for {command.sender}"

@@ -1,8 +1,8 @@
-"""Control messages: what agents ask of the orchestrator itself, and its answers.
+"""Control messages: requests of agents to the orchestrator, and its replies.
 
-Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
-``relay.delivery.actions``, ``continuity`` of ``relay.delivery.resume``; ``spawn`` and
-``release`` are the supervisor's. Source: relay-file-system.txt 4.1, FORMATS 1.
+Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. A ``command`` is executed
+by ``relay.delivery.actions``, ``continuity`` by ``relay.delivery.saved_state``; ``spawn`` and
+``release`` by the supervisor. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
@@ -10,41 +10,39 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.acomm.model import Channel, ChannelType, MessageFilter
-from relay.base.agent_status import StatusChange
+from relay.agents.status import StatusChange
 from relay.base.errors import CommError, MessageError, Refused
-from relay.base.jobs import Pack, Prune
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.delivery import actions
 from relay.delivery.filters import filter_of, where
-from relay.delivery.key_registration import KeyRegistration
+from relay.delivery.work import KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
 
-EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
-JOURNAL_ACCEPTED = "journal.{} is asked for; `relay journal status` shows what became of it"
-JOB_ACCEPTED = "{} is asked for; logs/relay.log shows what became of it"
+EVERYTHING = "#"  # the pattern of a subscription without a topic
+JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
+JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 
 
 class ControlReply(NamedTuple):
-    """What the orchestrator says. ``ok`` None: nothing; it was told, not asked."""
+    """The reply of the orchestrator. ``ok`` None: no reply, the message was a statement."""
 
     ok: bool | None
     text: str = ""
     job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
     key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
     status_change: StatusChange | None = None  # of an agent: noted with the answer
-    attached: bytes = b""  # stands behind the text, byte for byte
+    attached: bytes = b""  # appended to the text
 
 
 def handle(
     message: MessageFile, sender: str, store: CommStore, lead: str | None = None
 ) -> ControlReply:
-    """Do what the message asks, once; doing it again changes nothing.
+    """Execute a control message, once; repeating it changes nothing.
 
-    ``lead``: the agent that has the role, where the caller knows it; it may do what the
-    operator may.
+    ``lead``: the agent with that role, if known; it has the operator's permissions.
     """
     if message.kind is Kind.STATUS:
         return ControlReply(None)
@@ -53,8 +51,8 @@ def handle(
     if message.kind not in CHANNEL_KINDS:
         return ControlReply(
             False,
-            f"the orchestrator takes no {message.kind}: "
-            "it knows join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
+            f"the orchestrator does not accept KIND {message.kind}: "
+            "expected join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
             "and command with an ACTION",
         )
     fields = control_fields(message)
@@ -73,8 +71,9 @@ def handle(
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         return ControlReply(
             False,
-            f"{name!r} is no channel to {message.kind}: letters, digits, _ and -, parts joined "
-            f"by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
+            f"{name!r} is not a valid channel name to {message.kind}: expected letters, "
+            f"digits, _ and -, parts joined by /, at most 128 bytes, neither "
+            f"{EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
         )
     try:
         return _change_channel(message.kind, name, fields, sender, store)
@@ -83,13 +82,13 @@ def handle(
 
 
 def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRegistration | None:
-    """The key that a message registered when it was obeyed, where it is one that does."""
+    """The key registered by a message executed before a crash; None if it registers none."""
     if message.kind is not Kind.COMMAND:
         return None
     fields = command_fields(message)
     if fields.get("ACTION", "").lower() != "agent.key":
         return None
-    done = actions.execute(fields, sender, sender, store)  # who it was has been asked
+    done = actions.execute(fields, sender, sender, store)  # permission was checked before
     return done if isinstance(done, KeyRegistration) else None
 
 
@@ -118,10 +117,10 @@ def _change_channel(
     if kind is Kind.JOIN:
         if channel is None:
             store.create_channel(name, ChannelType.GROUP, sender)
-            return ControlReply(True, f"made the group {name}, you are its owner")
+            return ControlReply(True, f"created the group {name}, you are its owner")
         store.join_channel(channel.id, sender)
         return ControlReply(
-            True, f"you take part in {name}, a {channel.channel_type.label} channel"
+            True, f"you are a member of {name}, a {channel.channel_type.label} channel"
         )
     if kind is Kind.SUBSCRIBE:
         wanted = filter_of(fields.get("FILTER", ""))
@@ -130,9 +129,9 @@ def _change_channel(
         return ControlReply(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
         if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
-            return ControlReply(True, f"you do not take part in {name}")
+            return ControlReply(True, f"you are not a member of {name}")
         store.leave_channel(channel.id, sender)
-        return ControlReply(True, f"you no longer take part in {name}")
+        return ControlReply(True, f"you are no longer a member of {name}")
     ended = store.unsubscribe(channel.id, sender, pattern or None)
     return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
@@ -154,5 +153,5 @@ def _subscribe(
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
         channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
     store.subscribe(channel.id, sender, pattern, wanted)
-    also = f"made the channel {name}; " if made else ""
+    also = f"created the channel {name}; " if made else ""
     return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

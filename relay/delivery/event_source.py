@@ -1,7 +1,7 @@
-"""Step 1: what the watcher tells and scans find becomes hints, reads and agents.
+"""Detection: turns watcher events and scans into file hints, reads and agent changes.
 
-A scan lists what inotify may have missed; it is made at a start, after an overflow, for a new agent
-and every ``detection.scan_interval_s``. What a file that left an inbox shows: ``readings``.
+A scan finds what inotify missed; it runs at a start, after an overflow, for a new agent and every
+``detection.scan_interval_s``. Files that left an inbox are classified by ``reads``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from relay.base.home import READ
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.watcher import WatchEvents
-from relay.delivery import lost_time
-from relay.delivery.context import Context
+from relay.delivery import downtime
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
-from relay.delivery.readings import GRACE_NS, ReadDetector
+from relay.delivery.reads import GRACE_NS, ReadDetector
+from relay.delivery.work import Context
 
 
 class EventSource:
@@ -59,7 +59,7 @@ class EventSource:
         ] = {}  # in inboxes, and not unread as the ledger has it
 
     def poll(self, wake: WatchEvents) -> None:
-        """Take what the watcher tells, and scan when that is due."""
+        """Process watcher events, and scan if due."""
         now = self._clock.monotonic_ns()
         scan = wake.scan or now >= self._next_scan_ns
         appeared: list[str] = []
@@ -72,7 +72,7 @@ class EventSource:
         self._reads.on_removed(wake.left)
         if scan:
             self._ledger.check_file()
-            lost_time.record_alive(self._context)
+            downtime.record_alive(self._context)
             self._intake.rate_limit.sweep()
             self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
@@ -90,7 +90,7 @@ class EventSource:
     def _refresh_agents(self, *, complete: bool) -> list[str]:
         changes = self._roster.refresh(complete=complete)
         self._recheck_ns = None
-        if changes.incomplete and not complete:  # whoever removes something is given a second
+        if changes.incomplete and not complete:  # a removal may be in progress
             self._recheck_ns = self._clock.monotonic_ns() + NS_PER_S
         if changes.appeared or changes.gone:
             now = self._clock.now_ns()
@@ -103,7 +103,7 @@ class EventSource:
         return changes.appeared
 
     def due_ns(self) -> int:
-        """When there is something to scan, or somebody to look at again (monotonic)."""
+        """Time of the next scan or check (monotonic)."""
         due = [self._next_scan_ns]
         if self._recheck_ns is not None:
             due.append(self._recheck_ns)
@@ -115,7 +115,7 @@ class EventSource:
         return min(due)
 
     def check_liveness(self, names: Iterable[str] | None) -> None:
-        """Judge who is away; who was and has a process again is greeted, and then active."""
+        """Update agent statuses; reactivated agents get a resume message first."""
         with self._home.dirs() as dirs:
             comebacks = self._statuses.check(dirs, names)
         self._statuses.reactivate(
@@ -123,7 +123,7 @@ class EventSource:
         )
 
     def _scan(self, agents: Iterable[str]) -> None:
-        """List outboxes for what inotify missed, and inboxes for what was read unseen."""
+        """Scan outboxes for files inotify missed, and inboxes for unseen reads."""
         for agent in sorted(agents):
             try:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
@@ -131,7 +131,7 @@ class EventSource:
                     self._intake.scan(dirs, agent)
                     others = self._reads.scan(dirs, agent)
                 self._record_incidents(self._strays(agent, others), again=True)
-            except FileNotFoundError:  # it has just gone: the roster's next refresh says so
+            except FileNotFoundError:  # it was just removed; see the next refresh
                 self._repair(agent)
                 continue
             except (OSError, UnsafePath) as exc:
@@ -147,7 +147,7 @@ class EventSource:
                 self._reads.return_unread(agent)
 
     def _repair(self, agent: str) -> None:
-        """Where an inbox alone went, and no watch says so, it is made again after a while."""
+        """Create a missing inbox again after a while, since no watch reports its removal."""
         now = self._clock.monotonic_ns()
         if now - self._broken.setdefault(agent, now) >= GRACE_NS and agent in self._roster.agents:
             del self._broken[agent]
@@ -155,7 +155,7 @@ class EventSource:
                 self._home.complete_agent(agent)
 
     def _strays(self, agent: str, others: set[str]) -> list[Incident]:
-        """Messages in an inbox that no delivery names: the relay did not put them there."""
+        """Incidents for messages in an inbox that were not delivered by the relay."""
         fresh = others - self._known_strays.get(agent, set())
         self._known_strays[agent] = others
         ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
@@ -170,14 +170,14 @@ class EventSource:
         return [Incident(IncidentKind.STRAY_MESSAGE, agent, path, text)]
 
     def _was_sent(self, message_id: str, agent: str) -> bool:
-        """True for what the store knows, where the ledger is not whole."""
+        """True if the store knows the delivery, although the ledger does not."""
         with contextlib.suppress(OSError, FormatError):
             stored = self._store.find_by_relay_id(message_id, include_archived=True)
             return stored is not None and agent in self._store.recipients(stored.id)
         return False
 
     def flush_reads(self) -> None:
-        """What was read goes into the ledger, once the journal has it."""
+        """Record reads in the ledger, once the journal has them."""
         read: dict[str, int] = {}
         for message_id, agent, *_ in self._reads.flush():
             if agent in self._statuses.unavailable or agent in self._statuses.inactive:
@@ -186,7 +186,7 @@ class EventSource:
             self._statuses.mark_seen(read, by_reading=True)
 
     def _read_at(self, agent: str, message_id: str) -> int:
-        """When a file left the inbox, or a time that is not before it (Unix ns)."""
+        """The time at which a file left the inbox, or a later one (Unix ns)."""
         with self._home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
             inbox = dirs.get("agents", agent, "inbox")
             with contextlib.suppress(FileNotFoundError):
@@ -196,8 +196,7 @@ class EventSource:
         return self._clock.now_ns()
 
     def _record_incidents(self, found: list[Incident], *, again: bool = False) -> None:
-        """What a look at the home found, said and kept once while it lasts; ``again``: it may be
-        there from before a restart."""
+        """Log and record incidents, once while they last; ``again``: they may predate a restart."""
         repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
         fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
         if not fresh:

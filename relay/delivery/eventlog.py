@@ -1,10 +1,10 @@
-"""The store's events in the journal: ``commit`` is the instant at which messages are accepted.
+"""The event log: store events in the journal; ``commit`` is the instant of acceptance.
 
     with the store's file   everything before its position
-    with the journal        everything else, in the order in which it happened
+    with the journal        everything else, in order
 
-An event is applied in memory first and kept; ``commit`` writes what was kept, with one sync, and
-returns when it is durable. What is not committed yet has had no effect outside the process.
+An event is applied in memory first and kept; ``commit`` writes the kept events with one sync and
+returns when they are durable. Before that they have no effect outside the process.
 Source: DESIGN, "How a message flows", step 8.
 """
 
@@ -26,15 +26,15 @@ from relay.journal.journal import Append, Journal
 from relay.journal.records import Record
 
 STREAM_ID = 1  # a home has one store, and one stream
-LINGER_MS = 20  # so long what nobody waits for may wait for a batch to share its sync
+LINGER_MS = 20  # events without a waiting batch share the sync of the next
 RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
 
 
 class CheckpointListener(Protocol):
-    """Who keeps account of the store's files."""
+    """Is told of written store files."""
 
     def written(self, offset: int) -> None:
-        """A new one covers the journal up to here."""
+        """A new store file covers the journal up to ``offset``."""
 
 
 class EventLog:
@@ -56,16 +56,16 @@ class EventLog:
         self._boot_id = boot_id
         self._checkpoints = checkpoints
         self._epoch = 0
-        self._recorded_boot_id = boot_id  # what the journal says of the machine
+        self._recorded_boot_id = boot_id  # as recorded in the journal
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
         store.fresh_events = []
 
     def begin(self, epoch: int, boot_id: str = "") -> None:
-        """Say that a writer begins; what comes before may lack its end.
+        """Record that a writer begins; the events before may lack their end.
 
-        ``boot_id``: of the last writer, where the machine was switched off since: until ``settle``
-        the next start must find that out, too.
+        ``boot_id``: of the last writer, if the machine was rebooted since. Until ``confirm_boot``
+        the next start must detect the reboot, too.
         """
         self._epoch, self._recorded_boot_id = epoch, boot_id or self._boot_id
         start = Start(self._recorded_boot_id, epoch, self._clock.now_ns())
@@ -73,19 +73,19 @@ class EventLog:
         self.commit()
 
     def confirm_boot(self) -> None:
-        """What the last writer left is put right, durably: now this boot is the one to compare."""
+        """Record this boot as the one to compare with, once recovery is durable."""
         if self._recorded_boot_id != self._boot_id:
             self.begin(self._epoch)
 
     @property
     def is_behind(self) -> bool:
-        """True while events, or a word about a checkpoint, wait for their commit."""
+        """True while events, or a checkpoint record, wait for their commit."""
         return bool(self._store.fresh_events) or self.journal.end > self.journal.durable
 
     def commit(self) -> None:
-        """Make everything that happened durable: one write, one sync.
+        """Make all events durable: one write, one sync.
 
-        Errors: OSError, JournalFailed; then nobody knows what of it is: open everything anew.
+        Errors: OSError, JournalFailed; the written part is then unknown: open everything again.
         """
         fresh = self._store.fresh_events
         if fresh:
@@ -101,7 +101,7 @@ class EventLog:
                 self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))
 
     def _append(self, fresh: list[events.Event]) -> None:
-        """Encode a batch; the numbers of the events end with the store's own."""
+        """Encode and append events; their sequence numbers end with the store's own."""
         sequence, offset = self._store.sequence - len(fresh), self.journal.end
         encode, head_bytes = self._codec.encode_event, RECORD.size
         batch: list[Append] = []
@@ -118,7 +118,7 @@ class EventLog:
         self.journal.append([Append(payload, int(flag))])
 
     def commit_if_due(self) -> None:
-        """Commit what has waited long enough for a batch to take it along; prepare, and roll."""
+        """Commit events that no batch took along in time; preallocate and roll the journal."""
         now = self._clock.monotonic_ns()
         if self.is_behind and self._since is None:
             self._since = now
@@ -129,7 +129,7 @@ class EventLog:
         self.journal.preallocate()  # in a backlog, too: without zeros ahead commits take far longer
 
     def due_ns(self) -> int | None:
-        """When ``linger`` has something to do (monotonic)."""
+        """Time at which ``commit_if_due`` has to commit (monotonic)."""
         return None if self._since is None else self._since + LINGER_MS * NS_PER_MS
 
     def reserve(self, n_bytes: int) -> None:
@@ -139,12 +139,12 @@ class EventLog:
     # -- checkpoints: what the flusher asks ------------------------------------------
 
     def mark(self) -> JournalPosition:
-        """Where the store stands now, durable in the journal. Errors: as ``commit``."""
+        """The position of the store, durable in the journal. Errors: as ``commit``."""
         self.commit()
         return JournalPosition(STREAM_ID, self.journal.end, self._boot_id)
 
     def cover(self, position: JournalPosition) -> None:
-        """The store's file was written; it covers everything before ``position``."""
+        """Record a written store file, which covers everything before ``position``."""
         self.journal.note_checkpoint(position.offset)
         self._checkpoints.written(position.offset)
         frame = EventRecord(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
@@ -156,7 +156,7 @@ class EventLog:
         self.journal.seal()
 
     def close(self) -> None:
-        """Let the files go; what was not committed is lost."""
+        """Close the files; uncommitted events are lost."""
         self._store.fresh_events = None
         self.journal.close()
 
@@ -168,10 +168,10 @@ def replay(
     heard: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:
-    """Apply what the store has not had yet; ``heard`` gets every frame, and its offset.
+    """Apply events that the store does not have; ``heard`` gets every frame and its offset.
 
-    Events that are missing, or do not fit what is there because others are missing, are told to
-    ``warn`` and passed over: the rest counts. Errors: FormatError, VersionError, SealedStore.
+    Missing events, and events that do not apply because of them, are reported to ``warn`` and
+    skipped. Errors: FormatError, VersionError, SealedStore.
     """
     unfit = 0
     for record in records:
@@ -193,7 +193,7 @@ def replay(
 
 
 def _note_of(event: events.Rolled) -> bytes:
-    """What the manifest says of a rolled archive."""
+    """The manifest's record of a rolled archive."""
     return msgspec.msgpack.encode(
         {"name": event.note.name, "messages": event.note.messages, "bytes": event.note.size}
     )

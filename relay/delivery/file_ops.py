@@ -1,35 +1,51 @@
-"""Delivery: files into inboxes, originals into the archive. Every effect is harmless again.
+"""File operations of the pipeline: inboxes, archive, and reading a message again from either.
 
     inbox/.pending/{id}.msg   staged, complete; the ledger says so before the next step
     inbox/{id}.msg            delivered: after the rename the recipient has it
     archive/{date}/{agent}/{id}.msg and …/rejected/
 
-The name in the inbox is the message id, so a second delivery cannot add a second file.
+Every operation may be repeated. The name in the inbox is the message id, so a second delivery
+cannot add a second file. A message is read again from its original, wherever that is now, if it is
+unchanged; otherwise it is reconstructed from the store.
 Source: DESIGN, "How a message flows", steps 7, 9 and 11.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from collections.abc import Iterable
 
+from relay.acomm.model import Message, Priority
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import iso_date, iso_time
-from relay.base.errors import RelayError, UnsafePath
+from relay.base.errors import FormatError, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, Dirs
 from relay.base.home import REJECTED as REJECTED
-from relay.base.message import MessageFile, render
-from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import OUTBOX, OutboxFile, is_same
+from relay.base.message import (
+    DEFAULT_MAX_BODY_BYTES,
+    SIGNATURE_PREFIX,
+    Kind,
+    MessageFile,
+    max_file_bytes,
+    parse,
+    render,
+)
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
+from relay.base.redaction import redact
+from relay.delivery import router
+from relay.delivery.intake import OUTBOX, OutboxFile, is_same
+from relay.engine.commstore import CommStore
+from relay.ledger import MessageRow, archive_pack
 
 DUPLICATES = "duplicates"
-MOST_NAME_BYTES = 240  # a number goes behind, and 255 is the most there can be
+MOST_NAME_BYTES = 240  # leaves room for a number; the limit is 255
 
 
 class DiskFull(RelayError):
-    """The disk takes nothing now; the message waits in its outbox."""
+    """The disk is full; the message waits in its outbox."""
 
     hint = "free some space; the relay goes on by itself"
 
@@ -43,7 +59,7 @@ def render_delivered(
     channel: str | None,
     attempt: int = 1,
 ) -> bytes:
-    """The file as the recipient finds it: the original's headers and the relay's own."""
+    """The file for the recipient: the headers of the original and those of the relay."""
     added = [
         ("ID", message_id),
         ("FROM", sender),
@@ -57,10 +73,10 @@ def render_delivered(
 
 
 def stage(dirs: Dirs, message_id: str, data: bytes, recipients: Iterable[str]) -> dict[str, str]:
-    """Put the complete file into each recipient's ``inbox/.pending``.
+    """Write the complete file into each recipient's ``inbox/.pending``.
 
-    Returns why it could not be done, by recipient; the others have it. Errors: DiskFull when
-    the disk takes nothing: then nothing of this message is left staged.
+    Returns the reasons of failures by recipient; the others have the file. Errors: DiskFull when
+    the disk is full: then nothing of this message is left staged.
     """
     name = message_id + MSG_SUFFIX
     done: list[str] = []
@@ -90,18 +106,18 @@ def _create(dirs: Dirs, recipient: str, name: str, data: bytes) -> None:
 
 
 def unstage(dirs: Dirs, message_id: str, recipients: Iterable[str]) -> None:
-    """Take staged files back; those that are gone are fine, and one out of reach stops no other."""
+    """Remove staged files; missing ones are skipped, and an inaccessible one stops no other."""
     for recipient in recipients:
         with contextlib.suppress(OSError, UnsafePath):
             fsio.remove(message_id + MSG_SUFFIX, dirs.get("agents", recipient, "inbox", PENDING))
 
 
 def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False) -> str:
-    """Rename the staged file into the inbox; returns why it could not be done, or nothing.
+    """Rename the staged file into the inbox; returns the reason of a failure, or nothing.
 
-    Committed at the rename. ``again``: after a crash, when a staged file that is gone was
-    delivered before; otherwise one that is gone is a fault like any other. Errors: with ``again``
-    OSError for want of descriptors or memory: of a file delivered before it would say "not yet".
+    Committed at the rename. ``again``: after a crash, when a missing staged file was already
+    delivered; otherwise a missing file is a failure. Errors: with ``again`` OSError when
+    descriptors or memory run out, because the file may have been delivered.
     """
     name = message_id + MSG_SUFFIX
     try:
@@ -134,11 +150,11 @@ def archive(
     redacted: bytes | None = None,
     place: tuple[str, ...] = OUTBOX,
 ) -> str | None:
-    """Move an original out of ``place``; returns its new path, or None when it is gone.
+    """Move an original out of ``place``; returns its new path, or None if it is gone.
 
-    ``kind``: REJECTED or DUPLICATES for a folder of its own, where a name that is taken gets a
-    number: nothing is written over. ``redacted``: what is kept in the place of a file that has
-    secrets; it is durable before that is removed.
+    ``kind``: REJECTED or DUPLICATES for a folder of its own, in which a name that is taken gets a
+    number: nothing is overwritten. ``redacted``: archived in place of a file that has secrets,
+    durable before that file is removed.
     """
     parts = ["archive", iso_date(at_ns), agent] + ([kind] if kind else [])
     target = dirs.ensure(*parts)
@@ -156,7 +172,7 @@ def archive(
 
 
 def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: bool) -> str:
-    """Write it whole under its name, or find it as a crash left it; the name that it has."""
+    """Write it under its name, unless a crash left it there; returns the name."""
     with contextlib.suppress(OSError, UnsafePath):
         if fsio.read_regular(file_name, target, len(data) + 1)[0] == data:
             return file_name
@@ -169,7 +185,7 @@ def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: boo
 
 
 def is_same_file(dirs: Dirs, found: OutboxFile) -> bool:
-    """False when another file was put in the place of the one read, it changed, or it is gone."""
+    """False if the file was replaced, has changed or is gone."""
     outbox = dirs.get("agents", found.agent, *found.place)
     try:
         status = os.stat(found.file_name, dir_fd=outbox, follow_symlinks=False)
@@ -199,3 +215,90 @@ def inbox_files(dirs: Dirs, agent: str) -> set[str]:
         for name in os.listdir(dirs.get("agents", agent, "inbox"))
         if name.endswith(MSG_SUFFIX)
     }
+
+
+def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) -> bytes:
+    """The delivered file of a message, for its ``attempt``.
+
+    Errors: MessageError when neither a file nor the store has it.
+    """
+    stored = store.find_by_relay_id(row.message_id)
+    message = load_original(dirs, row)
+    if message is None and stored is None:
+        message = _packed(dirs, row)  # last: it is found by reading a whole day
+    if message is None and stored is None:
+        raise MessageError("neither file nor store holds it", file=row.file_path)
+    if message is None:
+        assert stored is not None
+        message = reconstruct(stored)
+    return render_delivered(
+        message,
+        row.message_id,
+        row.agent_name,
+        row.discovered_at,
+        row.checksum or "",
+        None if stored is None else store.channel_label(stored),
+        attempt,
+    )
+
+
+def load_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
+    """The original, if it is readable and unchanged since it was accepted."""
+    with contextlib.suppress(OSError, UnsafePath):
+        return read_original(dirs, row)
+    return None
+
+
+def read_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
+    """The original; None if it is damaged or has other content.
+
+    Errors: FileNotFoundError when it is gone; OSError, UnsafePath when it cannot be read.
+    """
+    if row.agent_name == ORCHESTRATOR:
+        return None
+    *folder, name = row.file_path.split("/")
+    limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+    data, _ = fsio.read_regular(name, dirs.get(*folder), limit, shared=True)
+    with contextlib.suppress(MessageError):
+        return _accepted(data, row)
+    return None
+
+
+def _packed(dirs: Dirs, row: MessageRow) -> MessageFile | None:
+    """The original, from the pack of its day in the archive."""
+    with contextlib.suppress(OSError, UnsafePath, MessageError, FormatError):
+        data = archive_pack.read(dirs, row.file_path)
+        return None if data is None else _accepted(data, row)
+    return None
+
+
+def _accepted(data: bytes, row: MessageRow) -> MessageFile | None:
+    name = row.file_path.rpartition("/")[2]
+    message = parse(data, file=name)
+    clean = redact(data) if message.kind is Kind.SPAWN else None
+    if clean is not None:  # it is still in the outbox, with its secrets
+        message = parse(clean.data, file=name)
+    return message if sha256_hex(message.content) == row.checksum else None
+
+
+def reconstruct(message: Message) -> MessageFile:
+    """A message as a file, reconstructed from the store."""
+    metadata = message.metadata or {}
+    kept = {
+        "THREAD": metadata.get("thread"),
+        "RE": metadata.get("re"),
+        "DELIVERY": metadata.get("delivery"),
+        "TOPIC": message.topic,
+        "TTL": message.ttl,
+        "PRIORITY": None if message.priority is Priority.NORMAL else int(message.priority),
+        "AWAIT": metadata.get("await_ms"),
+    }
+    headers = {name: str(value) for name, value in kept.items() if value is not None}
+    if message.signature is not None:
+        headers["SIGNATURE"] = SIGNATURE_PREFIX + base64.b64encode(message.signature).decode()
+    for key, value in metadata.items():
+        if key.startswith("h."):
+            headers[key[2:]] = str(value)
+    kind = Kind(str(metadata.get("kind", router.KIND_OF[message.message_type])))
+    attachments = tuple(str(metadata.get("attachments", "")).split())
+    return MessageFile(str(metadata["to"]), kind, headers, message.content, attachments)

@@ -1,7 +1,7 @@
-"""The filter of a subscription in words: `sender=ci priority=0,1 type=Command match=REGEX`.
+"""Subscription filters as text: `sender=ci priority=0,1 type=Command match=REGEX`.
 
-Each word narrows what the pattern lets through; all that are given must hold. ``match`` comes last
-and goes to the end of the line. Source: data-structures.txt, "Subscription", "MessageFilter".
+Each term narrows what the pattern matches; all must hold. ``match`` comes last and extends to the
+end of the line. Source: data-structures.txt, "Subscription", "MessageFilter".
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PRIORITIES = {str(int(priority)): priority for priority in Priority}
 
 
 def filter_of(text: str) -> MessageFilter | None:
-    """The filter that a FILTER line asks for; None for an empty one, or `none`.
+    """Parse a FILTER line; None for an empty one, or `none`.
 
-    Errors: Refused with one line that names the word; ValidationFailed for a regular expression
-    that is not one.
+    Errors: Refused with one line that names the term; ValidationFailed for an invalid regular
+    expression.
     """
     rest = text.strip()
     if rest.lower() in ("", "none"):
@@ -53,7 +53,7 @@ def filter_of(text: str) -> MessageFilter | None:
 
 
 def in_words(wanted: MessageFilter | None) -> str:
-    """The same words for a filter; empty for none."""
+    """Format a filter; empty for None."""
     if wanted is None:
         return ""
     types = ",".join(kind.label for kind in wanted.message_types or ())
@@ -68,7 +68,7 @@ def in_words(wanted: MessageFilter | None) -> str:
 
 
 def where(wanted: MessageFilter | None) -> str:
-    """The part of an answer that names a subscription's filter."""
+    """The part of a reply that names a subscription's filter."""
     return "" if wanted is None else f", where {in_words(wanted)}"
 
 

@@ -1,44 +1,40 @@
-"""Intake: from hints to messages. It decides which files are complete, and reads them.
+"""Intake: selects complete files in the outboxes, reads and parses them.
 
-A file renamed into an outbox is complete when seen: a watcher tells of the rename, or its ctime is
-later than its mtime and it parses. One written in place waits until it has been still for
-``settle_ms``; one that does not parse may still be growing and is malformed only when it has
-been still for ``malformed_after_s``. Source: relay-file-system.txt 2.2, 2.3, 6.1; FORMATS 1.
+A file renamed into an outbox is complete when seen: the watcher reports the rename, or its ctime is
+later than its mtime and it parses. A file written in place waits until it is unchanged for
+``settle_ms``. A file that does not parse may still be growing, and is malformed only when unchanged
+for ``malformed_after_s``. Unchanged time is the larger of the file's age by its mtime and the time
+since it was first seen with this size and mtime, so that a clock that was set does not delay it.
 
-Of one sender's files the order is PRIORITY, then the name, within a batch. None overtakes one of
-its own that is still settling; for ``malformed_after_s``, then it has had its time.
+The files of one sender are ordered by PRIORITY, then name, within a batch. None overtakes one that
+is still being written, for up to ``malformed_after_s``.
 
-Time still: the larger of the file's age by its mtime and the time since we first saw it with this
-size and mtime, so that a clock that jumps holds nothing up.
+Files in ``outbox/.pending`` were never renamed into the outbox. Untouched (neither written nor
+renamed) for ``pending_warn_s``: a warning. Untouched for ``orphan_after_s``: a ``*.msg`` is refused
+and kept in ``rejected/``, since its writer may only have been interrupted; others are removed.
+Source: relay-file-system.txt 2.2, 2.3, 6.1; FORMATS 1.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Container
+import stat
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
 from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
-from relay.base.home import PENDING, Dirs
+from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
-from relay.base.names import MSG_SUFFIX, shown
-from relay.base.outbox_file import FileKey, OutboxFile, found_of
+from relay.base.names import MSG_SUFFIX, message_id_of, shown
 from relay.base.redaction import redact
-from relay.delivery.ratelimit import RateLimit
-from relay.delivery.unsent import PendingFiles
-from relay.delivery.waiting import (
-    Hint,
-    IntakeQueue,
-    OutboxQuota,
-    ThrottleStatus,
-    sort_within_agents,
-)
+from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
+from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
@@ -47,7 +43,7 @@ _KIND_OF: dict[type[RelayError], IncidentKind] = {
 
 
 class Parsed(NamedTuple):
-    """A whole, well-formed message."""
+    """A complete, valid message."""
 
     file: OutboxFile
     message: MessageFile
@@ -58,16 +54,16 @@ class Parsed(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """A file that will never be a message, and why."""
+    """A file that is not a valid message, and the reason."""
 
     file: OutboxFile
     reason: str
-    incident: IncidentKind | None = None  # it is none that an agent may put there
+    incident: IncidentKind | None = None  # the kind of a file that is unsafe
     redacted: bytes | None = None  # as of Accepted
 
     @property
     def unsafe(self) -> bool:
-        """True for a link, FIFO, directory, device, and for what is not the agent's alone."""
+        """True for anything but a regular file that the agent alone owns."""
         return self.incident is not None
 
 
@@ -75,7 +71,7 @@ ParseResult = Parsed | Malformed
 
 
 class Intake:
-    """The files that wait to be looked at, in order of discovery. Owned by the loop."""
+    """The files waiting to be read, in order of discovery. Owned by the loop."""
 
     def __init__(
         self,
@@ -99,37 +95,39 @@ class Intake:
 
     @property
     def backlog(self) -> int:
-        """Files known and not yet taken, waiting ones included."""
+        """Known files not yet taken, including deferred ones."""
         return len(self._queue)
 
     @property
     def is_busy(self) -> bool:
-        """True while files wait that can be looked at now."""
+        """True while files wait that can be read now."""
         return self._queue.is_busy or self._pending_files.is_busy
 
     @property
     def throttled(self) -> ThrottleStatus:
-        """Who is over a limit now, and how often that was."""
+        """Agents over a limit, and counts of such episodes."""
         limit, quota = self.rate_limit, self._quota
         return ThrottleStatus(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
 
     def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool = False) -> None:
-        """A hint: look at this file. A rename outranks an earlier hint that it is being written.
+        """Queue a file. A rename supersedes an earlier hint of a write.
 
-        ``paid``: it was taken before, and counts for its agent's rate no second time.
+        ``counted``: it was taken before, and its agent's rate already includes it.
         """
         if not file_name.endswith(MSG_SUFFIX) or file_name.startswith("."):
             return
         self._queue.add(agent, file_name, renamed=renamed, counted=counted)
 
     def retry(self, agent: str, file_name: str, due_ns: int, waited_ns: int = 0) -> None:
-        """Look again at ``due_ns`` (monotonic): a passing error held the message up, for
-        ``waited_ns`` so far."""
+        """Read the file again at ``due_ns`` (monotonic): a transient error has delayed it.
+
+        ``waited_ns``: for how long so far.
+        """
         found_ns = self._clock.monotonic_ns() - waited_ns
         self._queue.defer(Hint(agent, file_name, True, True, due_ns, found_ns=found_ns))
 
     def scan(self, dirs: Dirs, agent: str) -> None:
-        """List an agent's outbox, and what its writers left in ``.pending``."""
+        """List an agent's outbox and its ``.pending``."""
         outbox = dirs.get("agents", agent, "outbox")
         names = sorted(os.listdir(outbox))
         for name in names:
@@ -138,14 +136,14 @@ class Intake:
         self._pending_files.scan(dirs, agent)
 
     def pop_new_alerts(self) -> list[Incident]:
-        """Limits that agents ran into since the last time; each is to be told once."""
+        """Limits exceeded since the last call, each to be reported once."""
         begun = [
             Incident(
                 IncidentKind.RATE_LIMITED,
                 agent,
                 f"agents/{agent}/outbox",
                 f"{agent} sends faster than {self.rate_limit.rate_per_s} messages a second "
-                "(security.rate_per_s): what is over waits in the outbox and goes at that rate, "
+                "(security.rate_per_s): excess messages wait in the outbox, "
                 "nothing is lost",
             )
             for agent in self.rate_limit.pop_new_alerts()
@@ -155,9 +153,9 @@ class Intake:
     def read_batch(
         self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()
     ) -> list[ParseResult]:
-        """Look at up to ``limit`` files; those that must wait stay, those that are gone go.
+        """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped.
 
-        A file ``in_hand`` is being worked on already, and is not looked at.
+        A file ``in_hand`` is being processed already, and is skipped.
         """
         looks: list[ParseResult] = []
         settling: set[str] = set()  # agents that are still writing one
@@ -177,7 +175,7 @@ class Intake:
                 look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
                 self._log(
                     f"Cannot look at a file, trying again in 1 s: {exc}",
-                    action="look_failed",
+                    action="read_failed",
                     level="warning",
                     agent=hint.agent,
                     file=hint.file_name,
@@ -197,23 +195,23 @@ class Intake:
         return looks + [self._refuse_pending(found, data) for found, data in left]
 
     def _refuse_pending(self, found: OutboxFile, data: bytes) -> Malformed:
-        """A message that its writer left in ``.pending``."""
+        """Refuse a message abandoned in ``.pending``."""
         clean = redact(data, loose=True)
         reason = self._pending_files.reason(found.agent)
         return Malformed(found, reason, redacted=clean.data if clean else None)
 
     def oldest_ns(self) -> int | None:
-        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        """Time at which the longest waiting file was seen (monotonic); None if none waits."""
         return self._queue.oldest_ns()
 
     def _rescan(self, dirs: Dirs) -> None:
-        """What did not fit in when an outbox was over its quota, now that there is room."""
+        """List outboxes again that were over their quota and now have room."""
         for agent in self._queue.agents_to_rescan():
-            with contextlib.suppress(OSError, UnsafePath):  # the next scan says what is wrong
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan reports it
                 self.scan(dirs, agent)
 
     def due_ns(self) -> int | None:
-        """When the next file is to be looked at (monotonic); 0: now."""
+        """Time at which the next file is due (monotonic); 0: now."""
         return 0 if self._pending_files.is_busy else self._queue.due_ns()
 
     def _read_file(self, dirs: Dirs, hint: Hint) -> ParseResult | Hint:
@@ -249,7 +247,7 @@ class Intake:
         return self._parse(found_of(agent, name, status), data)
 
     def _parse(self, found: OutboxFile, data: bytes) -> ParseResult:
-        """Parse what was read; every rule that it breaks is a reason."""
+        """Parse file content; the reason names each violated rule."""
         reason, message = self._classify(found, data)
         if reason or message is None:
             clean = redact(data, loose=True)
@@ -269,10 +267,10 @@ class Intake:
         return Parsed(found, message, sha256_hex(message.content))
 
     def _classify(self, found: OutboxFile, data: bytes) -> tuple[str, MessageFile | None]:
-        """Why it is no message, or the message."""
+        """(the reason why it is invalid, None) or ("", the message)."""
         if found.message_id is None:
             return (
-                f"{shown(found.file_name)} is no name of a message: "
+                f"{shown(found.file_name)} is not a valid message name: expected "
                 "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
             ), None
         if found.size > self._max_file:
@@ -287,14 +285,199 @@ class Intake:
 
 
 def _rank(look: ParseResult) -> tuple[int, str]:
-    """The sort key of one agent's files: priority, then name."""
+    """Sort key of one agent's files: priority, then name."""
     priority = look.message.priority if isinstance(look, Parsed) else 2
     return priority, look.file.file_name
 
 
 def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
-    """True while the writer still has a file of this name in ``.pending``."""
+    """True while the writer has a file of this name in ``.pending``."""
     try:
         return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
     except FileNotFoundError:  # no such directory: nothing is pending there
         return False
+
+
+OUTBOX = ("outbox",)
+IN_PENDING = ("outbox", PENDING)  # where a writer left it
+MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
+LATEST_NS = 9 * 10**18  # the year 2255
+
+
+class OutboxFile(NamedTuple):
+    """A file in an outbox, and its facts from fstat."""
+
+    agent: str
+    file_name: str
+    message_id: str | None  # None: the name is not that of a message
+    size: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int = 0  # last changed or renamed: no writer can set it; 0: it has other names
+    place: tuple[str, ...] = OUTBOX  # below the agent's directory
+
+    @property
+    def path(self) -> str:
+        """Relative to the home."""
+        return "/".join(("agents", self.agent, *self.place, self.file_name))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of the file while it waits or is processed."""
+        return (self.agent, "/".join((*self.place[1:], self.file_name)))
+
+
+def found_of(
+    agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
+) -> OutboxFile:
+    """The facts of a file; its writer may set any mtime, SQLite takes 63 bits."""
+    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
+    return OutboxFile(
+        agent,
+        name,
+        message_id_of(name),
+        status.st_size,
+        mtime_ns,
+        status.st_ino,
+        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
+        place,
+    )
+
+
+def is_same(found: OutboxFile, status: os.stat_result) -> bool:
+    """True if the file is unchanged and in its place."""
+    now = found_of(found.agent, found.file_name, status, found.place)
+    if 0 in (found.ctime_ns, now.ctime_ns):
+        now = now._replace(ctime_ns=found.ctime_ns)
+    return now == found
+
+
+def sent_at(found: OutboxFile, discovered_at: int) -> int:
+    """Time at which a file was sent (Unix ns), no later than its discovery.
+
+    That is the earlier of the time in its name and its mtime. A time in the name more than a day
+    before the mtime is ignored: the name was copied from an example, or is not a time.
+    """
+    at = min(found.mtime_ns, discovered_at)
+    named = int((found.message_id or "0").partition("-")[0])
+    return named if at - MOST_DRAFTED_NS <= named < at else at
+
+
+def untouched_since(status: os.stat_result, now_ns: int) -> int:
+    """Time at which a file was last written or renamed (Unix ns); future times are ignored."""
+    times = [at for at in (status.st_mtime_ns, status.st_ctime_ns) if at <= now_ns]
+    return max(times, default=now_ns)
+
+
+MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
+
+
+class PendingFiles:
+    """Files that stay in ``.pending`` for long. Owned by the loop."""
+
+    def __init__(
+        self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
+    ) -> None:
+        self._warn_ns = detection.pending_warn_s * NS_PER_S
+        self._over_ns = detection.orphan_after_s * NS_PER_S
+        self._clock = clock
+        self._log = log
+        self._warned: dict[str, set[tuple[str, int]]] = {}  # by agent: name and inode
+        self._over: dict[FileKey, None] = {}  # agent and name, oldest look first
+
+    @property
+    def is_busy(self) -> bool:
+        """True while messages wait to be refused."""
+        return bool(self._over)
+
+    def scan(self, dirs: Dirs, agent: str) -> None:
+        """List an agent's ``.pending``. Errors: OSError, UnsafePath."""
+        pending = dirs.ensure("agents", agent, *IN_PENDING)
+        now = self._clock.now_ns()
+        warned = self._warned.pop(agent, set())
+        still: set[tuple[str, int]] = set()
+        found = 0
+        for name, status in _files(pending):
+            age_ns = now - untouched_since(status, now)
+            if age_ns > self._over_ns and not name.endswith(MSG_SUFFIX):
+                self._remove(agent, name, pending)
+                continue
+            if age_ns > self._over_ns and found < MOST_AT_ONCE:
+                self._over[agent, name] = None
+                found += 1
+            elif age_ns > self._warn_ns:
+                still.add(one := (name, status.st_ino))
+                if one not in warned:
+                    self._warn(agent, name, age_ns)
+        if still:
+            self._warned[agent] = still
+
+    def pop_overdue(
+        self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
+    ) -> Iterator[tuple[OutboxFile, bytes]]:
+        """Up to ``limit`` overdue messages and their content (``max_bytes`` at most).
+
+        Each is checked again: its writer may have continued.
+        """
+        for agent, name in list(self._over)[:limit]:
+            del self._over[agent, name]
+            if (agent, f"{PENDING}/{name}") in in_hand:
+                continue
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan tries again
+                pending = dirs.get("agents", agent, *IN_PENDING)
+                status = os.stat(name, dir_fd=pending, follow_symlinks=False)
+                now = self._clock.now_ns()
+                if now - untouched_since(status, now) <= self._over_ns:
+                    continue
+                data = b""
+                with contextlib.suppress(UnsafePath):  # a link: kept as it is, and not read
+                    data, status = fsio.read_regular(name, pending, max_bytes)
+                yield found_of(agent, name, status, IN_PENDING), data
+
+    def reason(self, agent: str) -> str:
+        """The nack for such a file."""
+        kept = f"archive/{iso_date(self._clock.now_ns())}/{agent}/{REJECTED}/"
+        return (
+            f"found in .pending, untouched for {_span(self._over_ns // NS_PER_S)}: a message is "
+            f"sent by renaming it into the outbox; it is kept in {kept}, move it from there into "
+            "the outbox to send it"
+        )
+
+    def _warn(self, agent: str, name: str, age_ns: int) -> None:
+        self._log(
+            f"A file lies in .pending of {agent} for {age_ns // NS_PER_S} s: it is sent when it is "
+            "renamed into the outbox",
+            action="left_in_pending",
+            level="warning",
+            agent=agent,
+            file=name,
+        )
+
+    def _remove(self, agent: str, name: str, pending: int) -> None:
+        fsio.remove(name, pending)
+        self._log(
+            "Removed a temporary file that its writer left in .pending",
+            action="remove_orphan",
+            level="warning",
+            agent=agent,
+            file=name,
+        )
+
+
+def _files(pending: int) -> Iterator[tuple[str, os.stat_result]]:
+    """The files in ``.pending`` and their stat results, without directories."""
+    with os.scandir(pending) as entries:
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # its writer has renamed it
+            if not stat.S_ISDIR(status.st_mode):
+                yield entry.name, status
+
+
+def _span(seconds: int) -> str:
+    """A duration in words."""
+    if seconds == 3600:
+        return "an hour"
+    return f"{seconds // 60} minutes" if seconds >= 120 else f"{seconds} s"

@@ -1,14 +1,14 @@
-"""The router: a message and who is there, to who gets it. Pure; it does no I/O.
+"""The router: the recipients of a message. Pure; no I/O.
 
-| TO | who |
+| TO | recipients |
 |---|---|
 | a name | that agent, through the Direct channel ``dm/{a}/{b}`` |
-| ``Lead`` (any case) | whoever has the role, else an agent of that name |
+| ``Lead`` (any case) | the agent with that role, else an agent of that name |
 | ``*`` | every active agent but the sender, through the Group channel ``all`` |
-| ``#channel`` | as the channel's type says |
-| ``__orchestrator__`` | the relay itself; it alone takes a spawn, and who joins a ``#channel`` |
+| ``#channel`` | by the channel's type |
+| ``__orchestrator__`` | the relay itself, for control messages |
 
-An ack, nack or response goes to the sender of what it answers, whatever TO says.
+An ack, nack or response goes to the sender of the message it answers, whatever TO says.
 Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
 """
 
@@ -56,7 +56,7 @@ MESSAGE_TYPES = {
     Kind.NOTIFICATION: MessageType.NOTIFICATION,
     Kind.REMINDER: MessageType.NOTIFICATION,
 }
-# The kind that a type stands for; metadata `kind` where it stands for another.
+# The default kind of a type; other kinds are kept in metadata `kind`.
 KIND_OF = {
     MessageType.TEXT: Kind.MESSAGE,
     MessageType.BROADCAST: Kind.MESSAGE,
@@ -75,27 +75,27 @@ _KNOWN_HEADERS = frozenset(
 
 
 class Directory(NamedTuple):
-    """Who is there."""
+    """The agents that can be recipients."""
 
     agents: Set[str]  # those that have a mailbox, `operator` among them
     lead: str | None = None
-    unavailable: Mapping[str, str] = {}  # terminated or retired: what who writes to them is told
+    unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
     inactive: Set[str] = frozenset()  # inactive: they get no broadcasts
 
 
 class Route(NamedTuple):
-    """Where a message goes: a channel, and the recipients when the channel does not say."""
+    """A channel, and the recipients if the channel does not determine them."""
 
     channel: str
     channel_type: ChannelType
-    members: tuple[str, ...] = ()  # who must take part before it is sent
-    recipients: tuple[str, ...] | None = None  # None: as the channel's type says
+    members: tuple[str, ...] = ()  # to be members before it is sent
+    recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
     answers: Message | None = None
     shown_channel: str | None = None  # the CHANNEL header of the delivered file
 
 
 class Bounce(NamedTuple):
-    """It goes to nobody: why, and what to do."""
+    """A message without recipients: the reason and a hint."""
 
     reason: str
     answers: Message | None = None  # what it answers all the same: its sender alone is gone
@@ -104,7 +104,7 @@ class Bounce(NamedTuple):
 def route(
     message: MessageFile, sender: str, directory: Directory, store: CommStore
 ) -> Route | Bounce:
-    """Decide where one message goes."""
+    """Choose the recipients of one message."""
     if message.kind in ANSWERS:
         return _route_answer(message, sender, directory, store)
     if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
@@ -126,7 +126,7 @@ def route(
 
 
 def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
-    """The reason to refuse a control message that is addressed to an agent."""
+    """The route of a control message, or the reason why it cannot go to an agent."""
     where = ORCHESTRATOR
     if message.kind in CHANNEL_KINDS:
         if message.to.startswith("#"):
@@ -143,25 +143,25 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
         name = directory.lead or lead_by_name(directory.agents, to) or ""
         if not name:
             return Bounce(
-                "nobody is Lead here: name one with `relay register NAME --role lead`, "
+                "no lead is set; choose one with `relay register NAME --role lead`, "
                 "or the setting `lead` in config.json"
             )
     if name == sender:
-        return Bounce(f"{sender} is the sender itself: nobody writes to itself")
+        return Bounce("an agent cannot send a message to itself")
     if name in directory.unavailable:
         return Bounce(directory.unavailable[name])
     if name not in directory.agents:
         return Bounce(
-            f"there is no agent {name}: `relay agents` lists those there are, "
-            f"`mkdir -p agents/{name}/outbox` in the home makes one"
+            f"there is no agent {name}: `relay agents` lists them, "
+            f"`mkdir -p agents/{name}/outbox` in the home creates one"
             if is_agent_name(name)
-            else f"{name} is a reserved name: no agent has it"
+            else f"{name} is a reserved name, not an agent"
         )
     return _direct(sender, name)
 
 
 def route_again(sender: str, recipients: Sequence[str]) -> Route:
-    """The way of a message that was decided before a crash, when the way itself is gone since."""
+    """The route of a message planned before a crash, if its original route is gone."""
     if len(recipients) == 1:
         return _direct(sender, recipients[0])
     return Route(EVERYONE_CHANNEL, ChannelType.GROUP, (sender, *recipients), tuple(recipients))
@@ -173,14 +173,14 @@ def _direct(sender: str, other: str) -> Route:
 
 def _route_channel(name: str, store: CommStore) -> Route | Bounce:
     if name.startswith(DIRECT_PREFIX):
-        return Bounce(f"#{name} is a channel between two: write to the agent by its name")
+        return Bounce(f"#{name} is a direct channel: write to the agent by its name")
     if name == EVERYONE_CHANNEL:
-        return Bounce(f"#{name} is everybody: write TO: {EVERYONE}")
+        return Bounce(f"#{name} means every agent: write TO: {EVERYONE}")
     channel = store.get_channel_by_name(name)
     if channel is None:
         return Bounce(
             f"there is no channel {name}: KIND join, TO: #{name} "
-            "makes a group, KIND subscribe a channel with topics"
+            "creates a group, KIND subscribe a channel with topics"
         )
     return Route(name, channel.channel_type, shown_channel=name)
 
@@ -188,7 +188,7 @@ def _route_channel(name: str, store: CommStore) -> Route | Bounce:
 def _route_answer(
     message: MessageFile, sender: str, directory: Directory, store: CommStore
 ) -> Route | Bounce:
-    """An answer goes back through the channel of what it answers, to its sender alone."""
+    """Route an answer through the channel of its original, to the original's sender alone."""
     original = find_original(message, sender, store)
     if isinstance(original, Bounce):
         return original
@@ -196,24 +196,25 @@ def _route_answer(
     if message.kind is Kind.RESPONSE:
         if original.message_type is not MessageType.QUERY:
             return Bounce(
-                f"a response answers a query, and {_relay_id(original)} is none: "
+                f"a response answers a query, and {_relay_id(original)} is not a query: "
                 "send it as KIND message with RE"
             )
     elif not store.expects_ack(original):
         why = "only a command, a query or a message sent with DELIVERY at-least-once does"
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
-        return Bounce(f"{_relay_id(original)} expects no acknowledgment: {why}")
+        return Bounce(f"{_relay_id(original)} does not expect an acknowledgment: {why}")
     if original.sender in directory.unavailable:
         return Bounce(
-            f"{directory.unavailable[original.sender]}; what it asked is noted as answered",
+            f"{directory.unavailable[original.sender]}; its message is recorded as answered",
             original,
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
         return Bounce(
-            f"{original.sender}, who sent it, is no longer here; it is noted as answered", original
+            f"its sender {original.sender} is no longer an agent; it is recorded as answered",
+            original,
         )
-    if not store.is_participant(channel.id, sender):  # it has left: its answer is no reason to join
+    if not store.is_participant(channel.id, sender):  # it has left; answering does not join again
         return _direct(sender, original.sender)._replace(answers=original)
     return Route(
         channel.name,
@@ -226,7 +227,7 @@ def _route_answer(
 
 
 def find_original(message: MessageFile, sender: str, store: CommStore) -> Message | Bounce:
-    """What an answer answers: RE names it, or it is the one in THREAD that awaits this agent."""
+    """The message that an answer answers: named by RE, or the only one in THREAD awaiting it."""
     relay_id = message.headers.get("RE")
     if relay_id is not None:
         try:
@@ -234,7 +235,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
         except (OSError, FormatError) as exc:
             return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
-            return Bounce(f"RE {relay_id} names no message that the relay knows")
+            return Bounce(f"RE {relay_id} does not name a message known to the relay")
         if sender not in store.recipients(original.id):
             return Bounce(f"RE {relay_id} was not sent to {sender}")
         return original
@@ -249,7 +250,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     waiting = [one for one in asked if not store.is_answered(one.id, sender)] or asked
     if len(waiting) != 1:
         return Bounce(
-            f"THREAD {thread} has {len(waiting)} messages that await an answer of {sender}: "
+            f"THREAD {thread} has {len(waiting)} messages that await an answer from {sender}: "
             "name the one with RE"
         )
     return waiting[0]
@@ -260,7 +261,7 @@ def _relay_id(message: Message) -> str:
 
 
 class EngineFields(NamedTuple):
-    """What the engine is told of a message, as its ``accept`` takes it."""
+    """Arguments for the engine's ``accept``."""
 
     message_type: MessageType
     topic: str | None
@@ -274,7 +275,7 @@ class EngineFields(NamedTuple):
 def engine_fields(
     message: MessageFile, message_id: str, discovered_at: int, answers: Message | None
 ) -> EngineFields:
-    """The engine's view of a message file. Source: FORMATS 1 and 2, "metadata"."""
+    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata"."""
     headers = message.headers
     metadata: Metadata = {"relay_id": message_id, "to": message.to, "created_ns": discovered_at}
     message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
@@ -283,7 +284,7 @@ def engine_fields(
     if KIND_OF[message_type] is not message.kind:
         metadata["kind"] = str(message.kind)
     if not headers and not message.attachments and message.kind is Kind.MESSAGE:
-        # the common case: a text to somebody
+        # the common case: a text to one agent
         return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)
     for name, value in headers.items():
         if name not in _KNOWN_HEADERS:
@@ -293,7 +294,9 @@ def engine_fields(
             metadata[name.lower()] = headers[name]
     if "AWAIT" in headers:
         metadata["await_ms"] = message.await_ms or 0
-        if metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE:  # who waits wants to know
+        if (
+            metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE
+        ):  # a waiting sender needs the answer
             metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)
@@ -310,7 +313,7 @@ def engine_fields(
 
 
 def answer_status(message: MessageFile) -> tuple[str, str]:
-    """The status that an ack, nack or response gives, and the first line of what it says beside."""
+    """The status given by an ack, nack or response, and the first line of its text."""
     text = message.body.decode().lstrip()
     if message.kind is Kind.NACK:
         status = "failed"
@@ -330,7 +333,7 @@ def _correlation_id(
     metadata: Metadata,
     answers: Message | None,
 ) -> str | None:
-    """The thread's id; what expects an answer without naming a thread is one of its own."""
+    """The thread's id; a message that expects an answer without a THREAD starts one."""
     if answers is not None:
         return answers.correlation_id
     if "THREAD" in message.headers:

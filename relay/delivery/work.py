@@ -1,25 +1,69 @@
-"""The work of one batch: what is known of each file between its claim and its archive."""
+"""Values that the stages of the pipeline share: the context, and the work items of a batch."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Origin
 from relay.agents.requests import ProcessRequest
-from relay.base.agent_status import StatusChange
+from relay.agents.status import StatusChange
 from relay.base.checksums import sha256_hex
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.home import Home
 from relay.base.incidents import Incident
-from relay.base.jobs import Pack, Prune
+from relay.base.logs import LogCall
+from relay.base.metrics import Metrics
 from relay.base.names import ORCHESTRATOR
-from relay.base.outbox_file import OutboxFile
-from relay.delivery.key_registration import KeyRegistration
+from relay.delivery.eventlog import EventLog
+from relay.delivery.intake import OutboxFile
+from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
-from relay.ledger import FileFacts, MessageRow
+from relay.ledger import FileFacts, Ledger, MessageRow
 from relay.ledger.processes import ProcessRow
 
 
+class Context(NamedTuple):
+    """Shared dependencies of one session. Each part keeps those it needs."""
+
+    config: Config
+    home: Home
+    ledger: Ledger
+    store: CommStore
+    events: EventLog  # of that store: the journal
+    clock: Clock
+    log: LogCall
+    tally: Metrics
+
+
+class Prune(NamedTuple):
+    """A job: prune now according to `retention` in config.json."""
+
+
+class Pack(NamedTuple):
+    """A job: pack the archive's days before ``before`` (ISO date), each into one file."""
+
+    before: str = ""  # empty: before yesterday
+
+
+PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class KeyRegistration(NamedTuple):
+    """The public key of an agent from now on; empty: none."""
+
+    name: str
+    public_key: str
+
+    def __str__(self) -> str:
+        if not self.public_key:
+            return f"no key is registered for {self.name} any more"
+        return f"the key {self.public_key} is registered for {self.name}"
+
+
 class OutgoingFile(NamedTuple):
-    """One message to be put into inboxes."""
+    """One message to be written into inboxes."""
 
     message_id: str
     engine_id: int
@@ -30,7 +74,7 @@ class OutgoingFile(NamedTuple):
 
 
 class DeferredDelivery(NamedTuple):
-    """A delivery that is not made with its batch: it is held, and tried when due."""
+    """A delivery that is not made with its batch but when due."""
 
     message_id: str
     recipient: str
@@ -39,7 +83,7 @@ class DeferredDelivery(NamedTuple):
 
 
 class EndedDelivery(NamedTuple):
-    """A delivery that nobody waits for any longer."""
+    """A delivery that ended without reaching, or being acknowledged by, its recipient."""
 
     number: int  # of its message, in the store
     message_id: str
@@ -50,14 +94,14 @@ class EndedDelivery(NamedTuple):
 
 
 class ObligationState(NamedTuple):
-    """The ledger's entry for an answer that a recipient owes."""
+    """The ledger's entry for an answer owed by a recipient."""
 
     obligation: str  # open, answered, given_up
     due_at: int | None = None  # Unix nanoseconds: when it is overdue
 
 
 class Reminder(NamedTuple):
-    """A recipient is reminded of the answer that it owes, or it is given up."""
+    """A reminder of an owed answer, or the end of waiting for it."""
 
     number: int  # of the message, in the store
     message_id: str
@@ -67,18 +111,18 @@ class Reminder(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """What an answer says of the message that it answers."""
+    """The effect of an answer on the message that it answers."""
 
     message_id: str  # the relay's id of the original
-    recipient: str  # who answered
+    recipient: str  # the answering agent
     status: str  # received, in_progress, completed, failed
     answer_id: str = ""  # of the answer itself
-    text: str = ""  # the first line of what it says
+    text: str = ""  # its first line
     obligation: ObligationState | None = None  # what is owed after it; None: as before
 
 
 class WorkItem:
-    """One file on its way. Only the loop touches it."""
+    """One file, or one message of the relay, in the pipeline. Only the loop uses it."""
 
     __slots__ = (
         "acknowledged",
@@ -133,17 +177,17 @@ class WorkItem:
         self.outgoing: list[OutgoingFile] = []
         self.deferred: list[DeferredDelivery] = []
         self.undelivered: dict[tuple[str, str], str] = {}  # (message id, recipient) -> why
-        self.status_note: str | None = None  # what the sender says of itself
+        self.status_note: str | None = None  # the sender's own status text
         self.status_change: StatusChange | None = None  # an agent's status, as a command has it
         self.acknowledged: Acknowledged | None = None
         self.origin: Origin | None = None  # what is known of the file, where there is one
         self.ended: list[EndedDelivery] = []  # deliveries that end with this
-        self.reminders: list[Reminder] = []  # whom this reminds, or gives up
+        self.reminders: list[Reminder] = []  # reminders sent, or given up
         self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
         self.requests: list[
             ProcessRequest
         ] = []  # processes to be started or ended, once this is accepted
-        self.process: ProcessRow | None = None  # what the ledger says of one from now on
+        self.process: ProcessRow | None = None  # its new row in the ledger
         self.closed_intents: tuple[int, ...] = ()  # intents that are done with this
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 
@@ -154,15 +198,15 @@ class WorkItem:
 
     @property
     def archive_day_ns(self) -> int:
-        """A time on the day whose archive folder takes the file."""
+        """A time on the day whose archive folder the file goes to."""
         return self.discovered_at if self.has_row else self.seen_at
 
     def system_ids(self) -> list[str]:
-        """Ids of the orchestrator's messages that this file caused."""
+        """Ids of the orchestrator's messages caused by this file."""
         return [posting.message_id for posting in self.outgoing if posting.system is not None]
 
     def deliveries(self) -> int:
-        """Files that this work puts into inboxes."""
+        """Number of files that this work writes into inboxes."""
         return sum(len(posting.recipients) for posting in self.outgoing)
 
     def undelivered_rows(
@@ -185,14 +229,14 @@ class WorkItem:
 
 
 def system_work(row: MessageRow, key: str) -> WorkItem:
-    """A work without a file: about a message that has been taken, ``key`` says in what matter."""
+    """A work item without a file, about an accepted message; ``key`` names the occasion."""
     return system_work_about(row.message_id, row.agent_name, row.discovered_at, key)
 
 
 def system_work_about(
     message_id: str, agent: str = "", discovered_at: int = 0, key: str = "end"
 ) -> WorkItem:
-    """The same, where there is no row."""
+    """A work item without a file, about a message that may have no row."""
     work = WorkItem(OutboxFile(agent, "", None, 0, 0, 0), message_id, discovered_at)
     work.has_row = False
     work.notice_key = key
@@ -202,7 +246,7 @@ def system_work_about(
 def system_message_row(
     message_id: str, content: bytes, kind: str, to: str, at_ns: int
 ) -> FileFacts:
-    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
+    """The ledger row of a message of the orchestrator, which has no file in an outbox."""
     path, checksum = f"{ORCHESTRATOR}/{message_id}.msg", sha256_hex(content)
     return FileFacts(
         message_id, ORCHESTRATOR, path, len(content), at_ns, None, checksum, kind, to, at_ns

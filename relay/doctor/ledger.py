@@ -16,7 +16,7 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import deliveries_of
-from relay.delivery import mailbox
+from relay.delivery import reads
 from relay.doctor.finding import (
     RESTORE,
     Finding,
@@ -232,18 +232,18 @@ def _vanished(
         return set()
     try:
         with target.home.dirs() as dirs:
-            traces = mailbox.file_fates(dirs, agent, known, missing)
+            traces = reads.file_fates(dirs, agent, known, missing)
     except FileNotFoundError:
         return set(missing)
     except (OSError, UnsafePath):  # reported by the checks of files
         return set()
-    return {one for one, trace in traces.items() if trace is mailbox.FileFate.VANISHED}
+    return {one for one, trace in traces.items() if trace is reads.FileFate.VANISHED}
 
 
 def _vanished_finding(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
-        mailbox.describe_vanished(agent, number),
+        reads.describe_vanished(agent, number),
         f"a running relay delivers them again after `relay register {agent}`, or returns them to "
         f"their senders after `relay agents retire {agent}`",
         Severity.WARNING,

@@ -12,7 +12,6 @@ damaged one costs a longer replay, nothing more. Bytes: docs/formats/aof2.md.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from enum import IntFlag
 from itertools import pairwise
@@ -22,6 +21,7 @@ import msgspec
 
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError, VersionError
+from relay.journal.files import numbered_files
 from relay.journal.format import (
     CHECKSUM,
     FOOTER,
@@ -251,7 +251,6 @@ _CHANGES: dict[ManifestType, _Change] = {
 
 
 SNAPSHOTS = "snapshot"
-_NAME = re.compile(r"(0[0-9]{19})\.snap")
 _ALL_TIERS = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
 _MAX_BYTES = 1 << 30  # three million segments
 
@@ -272,11 +271,7 @@ def snapshot_path(stream_dir: str, snapshot_id: int) -> str:
 
 def snapshot_ids(stream_dir: str) -> list[int]:
     """The ids of the snapshot files, ascending; damaged ones included."""
-    try:
-        names = os.listdir(os.path.join(stream_dir, SNAPSHOTS))
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+    return numbered_files(os.path.join(stream_dir, SNAPSHOTS), ".snap")
 
 
 def encode_snapshot(chunk_index: int, chunk_offset: int, entries: Iterable[SegmentEntry]) -> bytes:

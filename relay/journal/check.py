@@ -55,6 +55,7 @@ from relay.journal.replay import (
 from relay.journal.segment import (
     FIRST_RECORD,
     WARM,
+    WARM_SUFFIX,
     FileSource,
     SegmentSource,
     is_footer,
@@ -65,7 +66,6 @@ from relay.journal.segment import (
 )
 
 T = TypeVar("T")
-WARM_SUFFIX = ".seg.zst"
 _PIECE_BYTES = 1 << 20
 _GAP = int(RecordFlag.GAP)  # an int: the & of flags takes three times as long, for every record
 _TRIES = 5  # reads of a file that is being written

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -135,6 +136,16 @@ def remove(path: str) -> None:
     finally:
         os.close(dir_fd)
     fsio.sync_dir(folder)
+
+
+def numbered_files(folder: str, suffix: str) -> list[int]:
+    """The numbers of the files of 20 digits and ``suffix``, ascending; none without a folder."""
+    pattern = re.compile(rf"(0[0-9]{{19}}){re.escape(suffix)}")  # below 2^64, and so is the next
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
 
 
 def open_read(path: str) -> int:

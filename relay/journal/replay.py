@@ -9,7 +9,6 @@ reports the damage: records after it are kept apart, and the rest is rebuilt fro
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from relay.journal.catalog import (
     snapshot_ids,
     snapshot_path,
 )
+from relay.journal.files import numbered_files
 from relay.journal.format import (
     CHECKPOINT_WRITTEN,
     CHUNK_CAPACITY,
@@ -41,7 +41,6 @@ from relay.journal.format import (
 MANIFEST = "manifest"
 FIRST_MANIFEST_RECORD = CHUNK_HEADER.size
 ROOM = CHUNK_CAPACITY - FIRST_MANIFEST_RECORD
-_NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
 _MAX_BYTES = 64 << 20  # other writers may write larger chunks
 
 
@@ -61,11 +60,7 @@ def chunk_path(stream_dir: str, index: int) -> str:
 
 def chunk_indexes(stream_dir: str) -> list[int]:
     """The indexes of the chunk files, ascending; damaged ones included."""
-    try:
-        names = os.listdir(os.path.join(stream_dir, MANIFEST))
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+    return numbered_files(os.path.join(stream_dir, MANIFEST), ".mlog")
 
 
 def load_chunk(path: str) -> bytes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -21,6 +20,7 @@ from relay.base import fsio
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import IntegrityError, SegmentAway
 from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.files import numbered_files
 from relay.journal.format import (
     FOOTER,
     SEGMENT_HEADER,
@@ -45,13 +45,12 @@ from relay.journal.replay import read_manifest
 
 SEGMENTS = "segments"
 WARM = "warm"
+WARM_SUFFIX = ".seg.zst"
 UNSYNCED = ".unsynced"  # suffix: a file with the position from which bytes are uncertain
 FIRST_RECORD = SEGMENT_HEADER.size  # position of the first record
 _PIECE_BYTES = 1 << 20  # read at once; more for a longer record
 _FIRST_PIECE = 1 << 16  # followers of the tail mostly find a few records
 
-_WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
-_NAME = re.compile(r"(0[0-9]{19})\.seg")  # below 2^64, and so is the next
 OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offsets), why
 
 
@@ -62,11 +61,7 @@ def segment_path(stream_dir: str, segment_id: int) -> str:
 
 def segment_ids(stream_dir: str) -> list[int]:
     """The ids of the segments in Tier 0, ascending; from the directory listing alone."""
-    try:
-        names = os.listdir(os.path.join(stream_dir, SEGMENTS))
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+    return numbered_files(os.path.join(stream_dir, SEGMENTS), ".seg")
 
 
 class SegmentSource(Protocol):
@@ -383,21 +378,14 @@ class SegmentFile(NamedTuple):
 
 def segment_files(stream_dir: str) -> list[SegmentFile]:
     """All segments with a file or an entry, by id; the file of Tier 0 before that of Tier 1."""
-    found = {number: os.path.join(stream_dir, WARM, name) for number, name in _warm(stream_dir)}
+    warm = os.path.join(stream_dir, WARM)
+    found = {
+        number: os.path.join(warm, f"{number:020d}{WARM_SUFFIX}")
+        for number in numbered_files(warm, WARM_SUFFIX)
+    }
     found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
     entries = read_manifest(stream_dir, lambda line: None).catalog.entries
     return [
         SegmentFile(number, found.get(number, ""), entries.get(number))
         for number in sorted(found.keys() | entries.keys())
     ]
-
-
-def _warm(stream_dir: str) -> Iterator[tuple[int, str]]:
-    """Id and file name of the segments in Tier 1."""
-    try:
-        names = os.listdir(os.path.join(stream_dir, WARM))
-    except FileNotFoundError:
-        return
-    for name in names:
-        if match := _WARM_NAME.fullmatch(name):
-            yield int(match[1]), name

@@ -9,10 +9,11 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relay.base.agent_status import GONE
 from relay.base.checksums import SHA256_PREFIX
 from relay.base.incidents import Incident
 from relay.base.names import shown
+
+DIRECTORY_GONE = "its directory is gone"  # the reason of an agent that is inactive for it
 
 
 class AgentRow(NamedTuple):
@@ -42,7 +43,9 @@ class AgentTable:
     def register(self, name: str, now_ns: int, pid: int | None = None) -> None:
         """Add an agent; reactivate one whose directory was gone, leave any other as it is."""
         self.changes += 1
-        was_gone = f"status = 'inactive' AND coalesce(reason, '{GONE}') = '{GONE}'"
+        was_gone = (
+            f"status = 'inactive' AND coalesce(reason, '{DIRECTORY_GONE}') = '{DIRECTORY_GONE}'"
+        )
         self._db.execute(
             "INSERT INTO agents (name, registered_at, pid) VALUES (?, ?, ?) ON CONFLICT (name) "
             f"DO UPDATE SET status = CASE WHEN {was_gone} THEN 'active' ELSE status END, "
@@ -58,7 +61,7 @@ class AgentTable:
         self._db.execute(
             "UPDATE agents SET status = 'inactive', reason = ?, changed_at = ? WHERE name = ? "
             "AND status IN ('active', 'inactive')",
-            (GONE, now_ns, name),
+            (DIRECTORY_GONE, now_ns, name),
         )
 
     def set_status(self, name: str, status: str, reason: str | None, now_ns: int) -> None:

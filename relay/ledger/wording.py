@@ -1,12 +1,12 @@
-"""Outcomes of messages in words for people: one vocabulary, derived here alone.
+"""Outcomes of messages and deliveries in words, for all commands.
 
-    waiting      not in the inbox yet                held         it could not be written; why
-    delivered    in the inbox                        read         taken out of it
+    waiting      not in the inbox yet                held         cannot be written now; why
+    delivered    in the inbox                        read         taken out of the inbox
     removed      gone from it, not seen in .read     handled      by the relay itself
-    in progress  begun, by its reader's own word     completed    so does its reader say
-    failed       so does its reader say; why         refused      nobody was to get it; why
-    bounced      no such recipient any more          expired      its TTL passed
-    dead         given up, unanswered
+    in progress  reported by the recipient           completed    reported by the recipient
+    failed       reported by the recipient; why      refused      by the relay; why
+    bounced      the recipient no longer exists      expired      its TTL passed
+    dead         given up without an answer
 
 Pure: rows of ``messages`` and ``deliveries`` in, words out. States: docs/states.md.
 """
@@ -23,13 +23,13 @@ from relay.base.clock import elapsed
 from relay.base.names import ORCHESTRATOR
 from relay.ledger.deliveries import REMOVED
 
-Fields = Mapping[str, Any]  # a row by the names of its columns
+Fields = Mapping[str, Any]  # a row, by column name
 Row = Fields | sqlite3.Row  # of ``messages``
 NO_RECIPIENTS = "no recipients"
 
 
 class Word(StrEnum):
-    """The outcome of one delivery or of a message; of several, the furthest first."""
+    """The outcome of a delivery or a message; the most advanced ones first."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -78,7 +78,7 @@ _SINCE_SCHEMA_3: Fields = dict.fromkeys(
 
 
 def fields(row: sqlite3.Row) -> Fields:
-    """A delivery's row by its columns; what a ledger of an earlier schema lacks is not known."""
+    """A delivery's row by column name; columns that an earlier schema lacks are None."""
     return {**_SINCE_SCHEMA_3, **dict(zip(row.keys(), row, strict=True))}
 
 
@@ -96,7 +96,7 @@ def word_of(delivery: Fields) -> Word:
 
 
 def short(row: Row, deliveries: Sequence[Fields]) -> str:
-    """A word for a column: ``read``, or ``3 of 10 read`` where it has several recipients."""
+    """The outcome for a column: ``read``, or ``3 of 10 read`` for several recipients."""
     if row["status"] in ("failed", "rejected"):
         return Word.REFUSED
     if not deliveries:
@@ -111,7 +111,7 @@ def short(row: Row, deliveries: Sequence[Fields]) -> str:
 
 
 def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
-    """The same as ``relay trace`` says it first, with the reason and since when."""
+    """The outcome for the first line of ``relay trace``, with reason and time."""
     word = short(row, deliveries)
     if word == Word.REFUSED or (word == Word.WAITING and not deliveries):
         return _with(word, row["last_error"])
@@ -122,7 +122,7 @@ def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
 
 
 def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = True) -> str:
-    """The outcome of one delivery, with whom, why and since when."""
+    """The outcome of one delivery, with recipient, reason and time."""
     word, name = word_of(delivery), delivery["recipient"]
     if word is Word.HANDLED:
         return "handled by the relay itself"
@@ -134,7 +134,7 @@ def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = 
             said += f" for {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
         said = _with(said, delivery["answer_text"])
         said += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
-    elif word in _REASONED:  # which says already that nothing is waited for
+    elif word in _REASONED:  # which imply that no answer is expected
         return _with(said, delivery["last_error"]) + _since(delivery)
     elif word is Word.DELIVERED:
         said += ", not read yet"
@@ -144,14 +144,14 @@ def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = 
 
 
 def _since(delivery: Fields) -> str:
-    """The fate of the file of a delivery that was given up."""
+    """The later fate of the file of a delivery after it was given up."""
     if delivery["state"] != "dead" or (delivery["read_at"] or 0) <= (delivery["written_at"] or 0):
         return ""
     return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
 
 
 def obliged(delivery: Fields) -> str:
-    """The reminders sent for an overdue answer, in words; empty where there were none."""
+    """The reminders sent for an overdue answer; empty if there were none."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
     times = delivery["reminders"] if delivery["obligation"] == "open" else 0

@@ -19,8 +19,8 @@ from relay.base.metrics import Metrics
 from relay.base.watcher import InotifyWatcher, WatchEvents
 from relay.daemon.opening import open_store
 from relay.daemon.session import make_roller
-from relay.delivery.context import Context
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
+from relay.delivery.work import Context
 from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.ledger import Ledger
 from scripts.benchmarks.common import (

@@ -310,7 +310,7 @@ class FaultyHistory(History):
                 self.planted.append(planted(fault, agent=agent))
         if "refused" in self._names:
             name, answer = f"{self._new_id(at_ns)}.msg", self._new_id(at_ns)
-            reason = "its id is taken: every message needs a name of its own"
+            reason = "its id is taken: every message needs a unique name"
             self.books.reject((second, name, 999, at_ns, reason, answer, at_ns))
             self.planted.append(planted("refused", agent=second))
 
@@ -330,7 +330,7 @@ class FaultyHistory(History):
         draft = self.draft(post)
         now, agent = self.clock.now_ns(), post.sender
         path = path_of(f"{agent}/rejected", draft.message_id, now)
-        reason = f"SIGNATURE is not of the key that is registered for {agent}"
+        reason = f"SIGNATURE does not match the key registered for {agent}"
         facts = draft.facts._replace(file_path=path)
         self.books.message(facts, "failed", now, reason)
         self.books.moved(now, draft.message_id, None, "pending")

@@ -184,7 +184,7 @@ def test_given_time_it_waits_for_the_relays_word(
 ) -> None:
     script(
         monkeypatch,
-        lambda: answer(relay, Kind.ACK, "completed you take part in ci"),
+        lambda: answer(relay, Kind.ACK, "completed you are a member of ci"),
         lambda: answer(relay, Kind.NACK, "there is no channel dev"),
     )
     sent = alice.join("ci", timeout_s=5)

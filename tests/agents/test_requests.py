@@ -66,29 +66,29 @@ def test_tokens_are_replaced_inside_words_and_nothing_else_is(cwd: Path) -> None
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("CLI: sh", "NAME is missing: say whom to spawn"),
-        ("NAME: 1x\nCLI: sh", "NAME '1x' is no name to spawn"),
-        ("NAME: operator\nCLI: sh", "NAME 'operator' is no name to spawn"),
-        ("NAME: relay\nCLI: sh", "NAME 'relay' is no name to spawn"),
-        ("NAME: root\nCLI: sh", "NAME 'root' is no name to spawn"),
-        ("NAME: ../x\nCLI: sh", "NAME '../x' is no name to spawn"),
+        ("CLI: sh", "NAME is missing: name the agent to spawn"),
+        ("NAME: 1x\nCLI: sh", "NAME '1x' is not a valid name to spawn"),
+        ("NAME: operator\nCLI: sh", "NAME 'operator' is not a valid name to spawn"),
+        ("NAME: relay\nCLI: sh", "NAME 'relay' is not a valid name to spawn"),
+        ("NAME: root\nCLI: sh", "NAME 'root' is not a valid name to spawn"),
+        ("NAME: ../x\nCLI: sh", "NAME '../x' is not a valid name to spawn"),
         ("NAME: w", "CLI is missing: spawn.clis in config.json has claude, codex"),
         ("NAME: w\nCLI: bash", "there is no CLI 'bash': spawn.clis in config.json has claude"),
         ("NAME: w\nCLI: sh\nRESTART: often", "RESTART 'often' is not one of never, on-failure"),
-        ("NAME: w\nCLI: sh\nCWD: work", "WORKING_DIR work is no absolute path"),
+        ("NAME: w\nCLI: sh\nCWD: work", "WORKING_DIR work is not an absolute path"),
         (
             "NAME: w\nCLI: sh\nCWD: /nowhere/at/all",
             "WORKING_DIR /nowhere/at/all: there is no such directory",
         ),
         ("NAME: w\nCLI: sh\nCWD: /dev/null", "WORKING_DIR /dev/null: there is no such directory"),
         ("NAME: w\nCLI: sh\nENV: A=1,A=2", "ENV: A is given twice"),
-        ("NAME: w\nCLI: sh\nENV: hunter2", "ENV: its part 1 is not KEY=value"),
+        ("NAME: w\nCLI: sh\nENV: hunter2", "ENV: entry 1 is not KEY=value"),
         ("NAME: w\nCLI: sh\nENV: A=1\nPATH=x", "ENV: PATH may not be set: spawn.env_deny has PATH"),
         ("NAME: w\nCLI: sh\nENV: LD_PRELOAD=x", "ENV: LD_PRELOAD may not be set"),
         ("NAME: w\nCLI: sh\nENV: AGENT_RELAY_NAME=x", "ENV: AGENT_RELAY_NAME may not be set"),
         ("NAME: w\nCLI: sh\nENV: PYTHONPATH=x", "ENV: PYTHONPATH may not be set"),
-        ("NAME: w\nCLI: sh\nPROMPT:", "PROMPT is missing: CLI sh is told what to do by it"),
-        ("NAME: w\nCLI: sh\nPROMPT: a\0b", "PROMPT and ENV may hold no NUL"),
+        ("NAME: w\nCLI: sh\nPROMPT:", "PROMPT is missing: CLI sh requires it"),
+        ("NAME: w\nCLI: sh\nPROMPT: a\0b", "PROMPT and ENV must not contain NUL"),
     ],
 )
 def test_what_is_refused_says_why(tmp_path: Path, lines: str, said: str) -> None:
@@ -115,7 +115,7 @@ def test_a_directory_lies_under_a_root_for_real(tmp_path: Path) -> None:
     for good in (root, root / "a", tmp_path / "in", root / "a" / ".."):
         assert isinstance(start_in(good), ProcessRequest), good
     for bad in (other, root / "out", root / "..", root / "a" / ".." / ".."):
-        assert f"lies under none of spawn.roots: {root}" in str(start_in(bad)), bad
+        assert f"is not under any of spawn.roots: {root}" in str(start_in(bad)), bad
     found = ask("KIND: spawn\nNAME: w\nCLI: sh\n\ngo", settings)
     assert isinstance(found, ProcessRequest) and found.spec and found.spec.cwd == str(root)
 
@@ -149,7 +149,9 @@ def test_a_release_needs_a_name_alone() -> None:
     found = ask("KIND: release\nNAME: w\nREASON: done \x07 now\n\n".replace("\x07", "-"))
     assert isinstance(found, ProcessRequest) and found.spec is None
     assert (found.intent.name, found.intent.reason) == ("w", "done - now")
-    assert str(ask("KIND: release\n\nREASON: x")).startswith("NAME is missing: say whom to release")
+    assert str(ask("KIND: release\n\nREASON: x")).startswith(
+        "NAME is missing: name the agent to release"
+    )
 
 
 @pytest.mark.parametrize("argv", ["[]", '[""]'])

@@ -165,11 +165,11 @@ def test_a_number_that_was_given_again_is_somebody_elses(starts: Starts) -> None
 @pytest.mark.parametrize(
     ("argv", "cwd", "said"),
     [
-        (("no-such-program", "hunter2"), "/", "there is no program no-such-program: put it into"),
+        (("no-such-program", "hunter2"), "/", "there is no program no-such-program: add it to"),
         (("/etc/passwd", "hunter2"), "/", "/etc/passwd cannot be run: Permission denied: `chmod"),
         (("/", "hunter2"), "/", "/ cannot be run: Permission denied"),
         (("sh", "hunter2"), "/nowhere", "WORKING_DIR /nowhere cannot be entered: No such file"),
-        (("sh", "hunter2" * 100_000), "/", "sh cannot be run: Argument list too long, a w"),
+        (("sh", "hunter2" * 100_000), "/", "sh cannot be run: Argument list too long, an a"),
     ],
 )
 def test_what_cannot_be_started_says_why(
@@ -186,7 +186,7 @@ def test_what_cannot_be_started_says_why(
     ("first_line", "said"),
     [
         ("echo hi", "Exec format error: a script begins with a line that names its program"),
-        ("#!/no/such/program", "what its first line names (#!…) is not there"),
+        ("#!/no/such/program", "the interpreter in its first line (#!…) is missing"),
     ],
 )
 @pytest.mark.parametrize("by", ["its path", "a path in the directory"])

@@ -78,6 +78,8 @@ def spark() -> Iterator[object]:
             "spark.broadcast.compress": "false",
             "spark.broadcast.checksum": "false",
             "spark.shuffle.compress": "false",
+            # On a TCP connection each Python task waits for 40 ms.
+            "spark.python.unix.domain.socket.enabled": "true",
         },
     )
     look_up_once(session)

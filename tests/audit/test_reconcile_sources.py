@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState
 from relay.audit.jobs import reconcile
+from relay.audit.jobs.messages import first_judged_day
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, encode
 from relay.engine import events
@@ -160,7 +161,7 @@ def test_the_day_from_which_on_nothing_may_be_missing(spark: SparkSession) -> No
     originals = spark.createDataFrame(there, "kind string, day string")
 
     def first(days: int, mib: int) -> str:
-        row = messages.originals_from(messages, originals, START_NS, days, mib).first()
+        row = first_judged_day(messages, originals, START_NS, days, mib).first()
         assert row is not None
         return str(row[0])
 

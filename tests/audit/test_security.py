@@ -136,12 +136,12 @@ MESSAGE_COLUMNS = (
 @pytest.mark.parametrize(
     ("error", "kind", "found"),
     [
-        ("the relay has a fault and cannot handle it: KeyError", "fault", "error"),
+        ("internal error of the relay: KeyError", "fault", "error"),
         ("file_disappeared", "file_disappeared", "warning"),
         ("its TTL of 5 s passed before it could be delivered", "expired", None),
         ("bob is retired since 2026-01-30T09:30:00Z: done; …", "recipient_away", None),
-        ("it is not signed, and security.require_signatures asks for that", "unsigned", None),
-        ("SIGNATURE is not of the key that is registered for bob", "bad_signature", None),
+        ("it is not signed, and security.require_signatures requires it", "unsigned", None),
+        ("SIGNATURE does not match the key registered for bob", "bad_signature", None),
         ("channel build is Paused", "channel", None),
         ("something new", "other", None),
     ],

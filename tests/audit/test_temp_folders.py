@@ -19,7 +19,7 @@ pytestmark = pytest.mark.shows("audit 2.5")
 
 MAKE = """
 import sys
-from relay.audit.private import private_folder
+from relay.audit.temp_folders import private_folder
 print(private_folder(sys.argv[1]), flush=True)
 sys.stdin.read()
 """

@@ -175,7 +175,7 @@ def check_owed(box: Box) -> None:
     told = [one.body.decode() for one in got["alice"] if one.kind == "notification"]
     about_bob = [text for text in told if text.startswith("bob")]
     assert len(about_bob) == len(set(about_bob)) == 3
-    assert sum("waited for no longer" in text for text in about_bob) == 1
+    assert sum("no longer awaited" in text for text in about_bob) == 1
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
 
 

@@ -108,10 +108,10 @@ def check_restarted(box: ProcessBox) -> None:
     said = box.said(about=REQUEST)
     assert said[0] == f"ack completed started w, pid {first.pid.number}"
     assert said[1] in (
-        "notification w exited with code 1; it is started again in 1 s",
-        "notification w ended, its exit code is not known; it is started again in 1 s",
+        "notification w exited with code 1; it will be restarted in 1 s",
+        "notification w ended, its exit code is not known; it will be restarted in 1 s",
     )
-    assert said[2:] == [f"notification w was started again, pid {second.pid.number}"]
+    assert said[2:] == [f"notification w was restarted, pid {second.pid.number}"]
     assert (box.process().restarts, box.process().pid) == (1, second.pid.number)
 
 

@@ -43,12 +43,12 @@ def refused(store: CommStore, kind: str, body: str, sender: str = "alice") -> st
 
 def test_who_joins_first_makes_the_group(store: CommStore) -> None:
     assert ask(store, "join", "CHANNEL: team/b") == ControlReply(
-        True, "made the group team/b, you are its owner"
+        True, "created the group team/b, you are its owner"
     )
     channel = store.get_channel_by_name("team/b")
     assert channel and (channel.channel_type, channel.owner) == (ChannelType.GROUP, "alice")
     assert ask(store, "join", "CHANNEL: team/b", "bob") == ControlReply(
-        True, "you take part in team/b, a Group channel"
+        True, "you are a member of team/b, a Group channel"
     )
     assert members(store, "team/b") == ["alice", "bob"]
 
@@ -63,7 +63,7 @@ def test_joining_twice_is_harmless(store: CommStore) -> None:
 def test_joining_a_channel_of_another_type(store: CommStore, kind: ChannelType) -> None:
     channel_of(store, kind, "carol", name="news")
     assert ask(store, "join", "CHANNEL: news").text == (
-        f"you take part in news, a {kind.label} channel"
+        f"you are a member of news, a {kind.label} channel"
     )
 
 
@@ -81,11 +81,11 @@ def test_leaving_and_leaving_again(store: CommStore) -> None:
     ask(store, "join", "CHANNEL: team")
     ask(store, "join", "CHANNEL: team", "bob")
     assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
-        True, "you no longer take part in team"
+        True, "you are no longer a member of team"
     )
     assert members(store, "team") == ["alice"]
     assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
-        True, "you do not take part in team"
+        True, "you are not a member of team"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
 
 def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == ControlReply(
-        True, "made the channel ci; you receive build.# from ci"
+        True, "created the channel ci; you receive build.# from ci"
     )
     channel = store.get_channel_by_name("ci")
     assert channel and channel.channel_type is ChannelType.PUB_SUB
@@ -243,7 +243,7 @@ def test_a_name_that_is_none_of_ours(store: CommStore, kind: str, name: str) -> 
     channel_of(store, ChannelType.GROUP, "carol", name="all")
     channel_of(store, ChannelType.DIRECT, "carol", "bob", name="dm/alice/bob")
     text = refused(store, kind, f"CHANNEL: {name}\nPATTERN: #")
-    assert text.startswith(f"{name!r} is no channel to {kind}")
+    assert text.startswith(f"{name!r} is not a valid channel name to {kind}")
 
 
 @pytest.mark.parametrize("kind", ["leave", "unsubscribe"])
@@ -264,6 +264,6 @@ OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND, Kind.REMINDER}
 @pytest.mark.parametrize("kind", sorted(OTHERS))
 def test_any_other_kind_is_answered_with_what_there_is(store: CommStore, kind: str) -> None:
     text = refused(store, kind, "hello")
-    assert text.startswith(f"the orchestrator takes no {kind}")
+    assert text.startswith(f"the orchestrator does not accept KIND {kind}")
     known = ("join", "leave", "subscribe", "unsubscribe", "status", "command with an ACTION")
     assert all(word in text for word in known)

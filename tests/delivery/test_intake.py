@@ -52,7 +52,7 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
 def test_a_renamed_file_that_does_not_parse_is_malformed_at_once(desk: Desk) -> None:
     desk.rename(b"nonsense")
     desk.hint(renamed=True)
-    assert "no header line" in reason(desk.take())
+    assert "not a header line" in reason(desk.take())
 
 
 def test_a_renamed_file_that_still_grows_waits_all_the_same(
@@ -151,7 +151,7 @@ def test_without_a_settle_time_nothing_waits(tmp_path: Path) -> None:
     assert bodies(desk.take()) == [b"hi"]
     desk.write(b"nonsense")
     desk.hint(renamed=False)
-    assert "no header line" in reason(desk.take())
+    assert "not a header line" in reason(desk.take())
     desk.home.close()
 
 
@@ -187,7 +187,7 @@ def test_what_does_not_parse_has_5_s_to_become_whole(desk: Desk, data: bytes) ->
     ("data", "says"),
     [
         (b"TO: bob", "body is empty"),
-        (b"nonsense", "no header line"),
+        (b"nonsense", "not a header line"),
         (b"", "the file is empty"),
         (b"\xff", "not UTF-8"),
     ],
@@ -242,7 +242,7 @@ def test_nor_is_a_bad_file_kept_for_an_hour(desk: Desk) -> None:
     desk.clock.advance(4.9)
     assert desk.take() == []
     desk.clock.advance(0.1)
-    assert "no header line" in reason(desk.take())
+    assert "not a header line" in reason(desk.take())
 
 
 def test_a_file_that_changes_with_a_clock_gone_back_waits_from_then(desk: Desk) -> None:

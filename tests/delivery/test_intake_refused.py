@@ -11,8 +11,7 @@ import pytest
 
 from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
-from relay.base.outbox_file import LATEST_NS, found_of
-from relay.delivery.intake import Malformed, Parsed
+from relay.delivery.intake import LATEST_NS, Malformed, Parsed, found_of
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
 
@@ -55,7 +54,7 @@ def test_what_is_no_regular_file_is_refused_at_once(desk: Desk, kind: str, renam
     (look,) = desk.take()
     assert isinstance(look, Malformed)
     assert look.unsafe
-    assert "not a regular file" in look.reason
+    assert "regular file" in look.reason
     assert look.file.inode == (desk.outbox / NAME).lstat().st_ino
     assert look.file.message_id == NAME.removesuffix(".msg")
 
@@ -75,7 +74,7 @@ def test_an_outbox_behind_a_link_is_not_looked_into(desk: Desk, tmp_path: Path, 
     place.symlink_to(tmp_path / "moved")
     desk.hint(renamed=True)
     assert desk.take() == []
-    assert (desk.log[-1]["action"], desk.log[-1]["agent"]) == ("look_failed", "alice")
+    assert (desk.log[-1]["action"], desk.log[-1]["agent"]) == ("read_failed", "alice")
     assert desk.due_in_s() == 1  # it is looked at again: nothing is lost
 
     place.unlink()
@@ -135,7 +134,7 @@ def test_a_name_that_carries_no_id_is_refused(desk: Desk, name: str) -> None:
     (look,) = desk.take()
     assert isinstance(look, Malformed)
     assert look.file.message_id is None
-    assert look.reason.startswith(f"{name} is no name of a message")
+    assert look.reason.startswith(f"{name} is not a valid message name")
 
 
 def test_a_name_that_is_no_text_ends_nothing(box: Box) -> None:
@@ -152,7 +151,7 @@ def test_a_name_that_is_no_text_ends_nothing(box: Box) -> None:
     assert refused == [("\\xfd.msg",), ("\\xff.msg",), ("ok\\xfe.msg",)]
     assert box.sql("SELECT path FROM security_events") == [("agents/alice/outbox/\\xfd.msg",)]
     told = b"".join(path.read_bytes() for path in inbox_files(box))
-    assert b"\\xff.msg is no name of a message" in told
+    assert b"\\xff.msg is not a valid message name" in told
     assert os.listdir(outbox) == [b".pending"]
 
 

@@ -57,13 +57,13 @@ def test_a_name_that_nobody_has_bounces_with_what_to_do(store: CommStore, name: 
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES - {"__orchestrator__", "operator"}))
 def test_a_reserved_name_is_nobody(store: CommStore, name: str) -> None:
     assert bounce(route(to(name), "alice", EVERYBODY, store)) == (
-        f"{name} is a reserved name: no agent has it"
+        f"{name} is a reserved name, not an agent"
     )
 
 
 def test_nobody_writes_to_itself(store: CommStore) -> None:
     text = bounce(route(to("alice"), "alice", EVERYBODY, store))
-    assert text == "alice is the sender itself: nobody writes to itself"
+    assert text == "an agent cannot send a message to itself"
 
 
 # -- Lead ----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_without_the_role_an_agent_of_that_name_the_very_spelling_first(
 
 def test_where_nobody_is_lead_it_bounces_with_what_to_do(store: CommStore) -> None:
     text = bounce(route(to("Lead"), "alice", EVERYBODY, store))
-    assert text.startswith("nobody is Lead here")
+    assert text.startswith("no lead is set")
     assert "--role lead" in text and "config.json" in text
 
 
@@ -111,7 +111,7 @@ def test_a_lead_that_has_left_bounces_by_its_name(store: CommStore) -> None:
 
 
 def test_the_lead_does_not_write_to_itself(store: CommStore) -> None:
-    assert "the sender itself" in bounce(
+    assert "cannot send a message to itself" in bounce(
         route(to("Lead"), "bob", EVERYBODY._replace(lead="bob"), store)
     )
 

@@ -109,7 +109,7 @@ def test_a_response_answers_a_query_and_nothing_else(talk: Talk) -> None:
     other = ASKED + "0"
     talk.ask(MessageType.COMMAND, other)
     text = bounce(talk.answer(Kind.RESPONSE, RE=other))
-    assert text.startswith(f"a response answers a query, and {other} is none")
+    assert text.startswith(f"a response answers a query, and {other} is not a query")
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_an_ack_answers_what_expects_one(
         found = talk.answer(word, RE=ASKED)
         assert isinstance(found, Route) is owed
         if not owed:
-            assert bounce(found).startswith(f"{ASKED} expects no acknowledgment")
+            assert bounce(found).startswith(f"{ASKED} does not expect an acknowledgment")
 
 
 def test_an_answer_to_what_nobody_knows(talk: Talk) -> None:
     assert bounce(talk.answer(Kind.ACK, RE=ASKED)) == (
-        f"RE {ASKED} names no message that the relay knows"
+        f"RE {ASKED} does not name a message known to the relay"
     )
 
 
@@ -158,7 +158,7 @@ def test_an_answer_to_one_who_has_left(talk: Talk) -> None:
     talk.ask()
     here = Directory(frozenset({"bob", "carol"}))
     assert bounce(talk.answer(Kind.ACK, directory=here, RE=ASKED)) == (
-        "alice, who sent it, is no longer here; it is noted as answered"
+        "its sender alice is no longer an agent; it is recorded as answered"
     )
 
 
@@ -187,7 +187,7 @@ def test_a_thread_with_one_that_awaits_is_enough(talk: Talk) -> None:
 def test_a_thread_with_none_that_awaits(talk: Talk, thread: str) -> None:
     talk.ask(MessageType.TEXT, thread=UUID)
     text = bounce(talk.answer(Kind.ACK, THREAD=thread))
-    assert text.startswith(f"THREAD {thread} has 0 messages that await an answer of bob")
+    assert text.startswith(f"THREAD {thread} has 0 messages that await an answer from bob")
     assert "RE" in text
 
 

@@ -121,6 +121,7 @@ def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(store: CommStore) 
 
 
 @pytest.mark.shows("engine 2.12")
+@pytest.mark.alone  # its verdict is of the wall clock
 def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a", sticky_messages=True)
     store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="^(a|a?)+$"))

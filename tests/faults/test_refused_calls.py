@@ -38,6 +38,7 @@ def listening(home: Path) -> str:
     raise AssertionError("nobody listens there")
 
 
+@pytest.mark.alone  # its verdict is of the wall clock
 def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
     relay: Relay, tmp_path: Path
 ) -> None:

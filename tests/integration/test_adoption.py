@@ -39,7 +39,7 @@ def test_what_runs_is_taken_over_not_doubled(box: ProcessBox) -> None:
     box.spawner.end(0)  # nobody can know the code of somebody else's child
     box.go_on(1.1)
     assert box.said()[-1] == (
-        "notification w ended, its exit code is not known; it is started again in 1 s"
+        "notification w ended, its exit code is not known; it will be restarted in 1 s"
     )
     box.go_on(1.1)
     assert box.running is not process
@@ -117,7 +117,7 @@ def test_without_its_spec_it_is_looked_after_and_not_started_again(box: ProcessB
     assert box.process().pid == box.running.pid.number
     box.spawner.end(1)
     box.go_on(1.1)
-    assert box.said()[-1].endswith("; what it was started with is lost, so it is not started again")
+    assert box.said()[-1].endswith("; its spec was lost, so it is not restarted")
     assert box.process().state == "failed"
 
 
@@ -147,7 +147,7 @@ def test_started_again_and_killed_before_it_was_noted_it_is_found(box: ProcessBo
     assert box.spawner.running() == [process]
     assert (box.process().pid, box.process().restarts) == (process.pid.number, 1)
     assert box.said(about=request)[-1] == (
-        f"notification w was started again, pid {process.pid.number}"
+        f"notification w was restarted, pid {process.pid.number}"
     )
 
 
@@ -162,7 +162,7 @@ def test_a_ledger_that_is_gone_does_not_double_it(box: ProcessBox) -> None:
     box.tick(2)
     assert (box.process().state, box.process().pid) == ("starting", process.pid.number)
     sent = box.spawn()
-    assert box.said(about=sent)[0].startswith("nack w runs already")
+    assert box.said(about=sent)[0].startswith("nack w is already running")
 
 
 def test_a_spec_that_is_lost_is_said_and_rolled_back(box: ProcessBox) -> None:
@@ -171,7 +171,7 @@ def test_a_spec_that_is_lost_is_said_and_rolled_back(box: ProcessBox) -> None:
     for path in box.path("run").glob("*.json"):
         path.unlink()
     reopen(box)
-    assert box.said() == ["nack a crash took what it was to start with: send it again"]
+    assert box.said() == ["nack its spec was lost in a crash: send it again"]
     assert (box.spawner.processes, box.rows()) == ([], {})
 
 

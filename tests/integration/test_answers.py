@@ -134,7 +134,7 @@ def test_a_thread_is_enough_where_one_message_awaits(box: Box, kind: str, said: 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("KIND: ack\nRE: 1234567890-\n\n", "names no message"),
+        ("KIND: ack\nRE: 1234567890-\n\n", "does not name a message"),
         ("KIND: nack\nTHREAD: nobody\n\nno", "THREAD nobody has 0 messages that await an answer"),
         ("KIND: ack\n\n", "needs RE"),
     ],
@@ -149,7 +149,7 @@ def test_an_answer_to_nothing_is_refused(box: Box, text: str, says: str) -> None
 def test_a_text_that_asked_for_nothing_cannot_be_acked(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     answer(box, "bob", sent, "completed")
-    assert "expects no acknowledgment" in box.nacks("bob")[0]
+    assert "does not expect an acknowledgment" in box.nacks("bob")[0]
     assert delivery(box, sent)[:2] == ("written", None)
 
 

@@ -13,7 +13,7 @@ from backports import zstd
 from relay.base import fsio
 from relay.base.errors import FormatError
 from relay.base.home import Home
-from relay.delivery.redelivery import render_retry
+from relay.delivery.file_ops import render_retry
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import PackedDay
 from tests.box import Box

@@ -148,7 +148,7 @@ def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
         sent = send(box, path.name)
         other = box.send("carol", "TO: bob\n\nmeanwhile")
         assert list(box.inbox("bob")) == [other]
-        assert [line["action"] for line in box.log].count("look_failed") > 0
+        assert [line["action"] for line in box.log].count("read_failed") > 0
     box.clock.advance(1)
     box.tick()
     assert sorted(box.inbox("bob")) == sorted([sent, other])
@@ -177,7 +177,7 @@ def test_killed_before_it_is_set_aside_it_is_found_again(
     wanted = hashlib.sha256(b"a file").hexdigest()
     path = put(box, b"another file", wanted)
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("relay.delivery.door.set_aside", die)
+        patched.setattr("relay.delivery.validate.set_aside", die)
         send(box, wanted)
     box.kill()
     assert path.exists()

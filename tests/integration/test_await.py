@@ -64,8 +64,8 @@ def test_progress_goes_to_stderr_and_the_end_to_stdout(home: Path) -> None:
         done = awaited(home, "bob", "--kind", "command", "deploy")
     assert (done.returncode, done.stdout) == (0, "completed\nshipped\n")
     assert done.stderr.splitlines() == [
-        "relay: bob says: received",
-        "relay: bob says: in_progress half\\x1b way",
+        "relay: bob: received",
+        "relay: bob: in_progress half\\x1b way",
     ]
 
 
@@ -123,7 +123,7 @@ def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
         asked = alice.receive(PATIENCE_S)
         assert asked is not None and waiting.stderr is not None
         alice.ack(asked, "in_progress")
-        assert waiting.stderr.readline() == "relay: alice says: in_progress\n"  # so it waits
+        assert waiting.stderr.readline() == "relay: alice: in_progress\n"  # so it waits
         waiting.send_signal(signal.SIGINT)
         out, err = waiting.communicate(timeout=PATIENCE_S)
     assert (waiting.returncode, out) == (130, "")

@@ -54,7 +54,7 @@ def shown(home: Path, name: str) -> dict[str, Any]:
 
 def test_create_is_seen_by_the_next_command(home: Path) -> None:
     said = done(home, "create", "ci", "--type", "pubsub", "--owner", "alice", "ack_timeout=30")
-    assert said == "made the PubSub channel ci, its owner is alice"
+    assert said == "created the PubSub channel ci, its owner is alice"
     facts = shown(home, "#ci")
     assert (facts["type"], facts["owner"], facts["participants"]) == (
         "PubSub", "alice", {"alice": "Owner"},
@@ -62,10 +62,10 @@ def test_create_is_seen_by_the_next_command(home: Path) -> None:
     assert facts["settings"]["ack_timeout"] == 30
     assert "ci " in relay("channel", "list", home=home).stdout
 
-    assert "there already, just so" in done(
+    assert "already exists with these settings" in done(
         home, "create", "ci", "--type", "pubsub", "--owner", "alice", "ack_timeout=30"
     )
-    assert "there is a channel ci already: PubSub" in refused(home, "create", "ci")
+    assert "channel ci already exists: PubSub" in refused(home, "create", "ci")
     assert "there is no agent 'dave'" in refused(home, "create", "x", "--owner", "dave", code=1)
 
 
@@ -98,8 +98,8 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     assert done(home, "unsubscribe", "news", "--agent", "bob") == (
         "1 subscription of bob to news ended"
     )
-    assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
-    assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
+    assert done(home, "leave", "news", "--agent", "bob") == "bob is not a member of news"
+    assert done(home, "leave", "news", "--agent", "bob") == "bob is not a member of news"
     assert shown(home, "news")["participants"] == {"operator": "Owner", "alice": "Member"}
 
 
@@ -143,7 +143,7 @@ def test_config_and_what_show_says_of_it(home: Path) -> None:
     )
 
     unknown = refused(home, "config", "jobs", "volume=11")
-    assert "there is no setting volume: there are delivery, max_message_size" in unknown
+    assert "there is no setting volume: expected one of delivery, max_message_size" in unknown
     assert "ack_timeout: 0 is not a number" in refused(home, "config", "jobs", "ack_timeout=0")
     assert "is not one line" in refused(home, "config", "jobs", "echo=true\nx: 1", code=2)
     for bad in (
@@ -186,10 +186,10 @@ def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
         (["join", "nowhere"], "there is no channel nowhere: `relay channel create nowhere`"),
         (["close", "nowhere"], "there is no channel nowhere"),
         (["config", "nowhere", "echo=true"], "there is no channel nowhere"),
-        (["create", "a b"], "'a b' is no channel for channel.create"),
+        (["create", "a b"], "'a b' is not a valid channel name for channel.create"),
         (["create", "all"], "neither all nor dm/"),
         (["subscribe", "hooks", "a.#.b"], "topic_pattern: 'a.#.b'"),
-        (["pause", "dm/__orchestrator__/operator"], "is the relay's own: it stays as it is"),
+        (["pause", "dm/__orchestrator__/operator"], "belongs to the relay and cannot be changed"),
     ],
 )
 def test_foolish_input_is_one_line(home: Path, arguments: list[str], said: str) -> None:
@@ -203,7 +203,7 @@ def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
         assert operator.receive(10) is not None
         alice.send("operator", "lunch!")
         facts = json.loads(relay("channel", "create", "own", "--json", home=home).stdout)
-        assert set(facts) == {"id", "answer"} and facts["answer"].startswith("made the Group")
+        assert set(facts) == {"id", "answer"} and facts["answer"].startswith("created the Group")
         assert [message.body for message in operator.messages(0)] == ["lunch!"]
 
 

@@ -47,7 +47,7 @@ def test_what_is_held_back_at_its_ttl_is_told_of_then(box: Box) -> None:
     box.tick(2)
     assert set(box.states(sent).values()) == {"expired"}
     assert box.nacks("alice")[0].startswith(
-        "not delivered to bob: its TTL of 5 s passed before its channel let it go"
+        "not delivered to bob: its TTL of 5 s passed before its channel released it"
     )
 
 
@@ -57,7 +57,7 @@ def test_beyond_max_pending_messages_wait_and_go_on_in_order(box: Box) -> None:
     assert from_team(box, "bob") == ["0", "1"]
     assert box.states(sent[2]) == {"bob": "held"}
     ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE message_id = ?", sent[2])
-    assert error == "held back: the channel has as many pending messages as max_pending allows"
+    assert error == "throttled: the channel has as many pending messages as max_pending allows"
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[0]}\n\ncompleted")
     assert from_team(box, "bob") == ["0", "1", "2"]
     assert box.states(sent[2]) == {"bob": "written"}

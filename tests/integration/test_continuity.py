@@ -118,11 +118,17 @@ def test_who_saved_nothing_begins_anew(box: Box) -> None:
         (SAVE, "there is no state to save"),
         ("KIND: continuity\n\nACTION: save\n\n", "there is no state to save"),
         (SAVE + "x" * 1025, "the state has 1025 bytes, continuity.most_kib allows 1024"),
-        ("KIND: continuity\nACTION: save\nVERSION: 1\n\nx", "save takes no VERSION"),
-        ("KIND: continuity\nACTION: list\nVERSION: 1\n\n", "list takes no VERSION"),
-        ("KIND: continuity\nACTION: load\nVERSION: 0\n\n", "VERSION '0' is no whole number"),
-        ("KIND: continuity\nACTION: load\nVERSION: new\n\n", "VERSION 'new' is no whole number"),
-        (LOAD + "what did I do?", "load takes no 'what did I do?'"),
+        ("KIND: continuity\nACTION: save\nVERSION: 1\n\nx", "save does not accept VERSION"),
+        ("KIND: continuity\nACTION: list\nVERSION: 1\n\n", "list does not accept VERSION"),
+        (
+            "KIND: continuity\nACTION: load\nVERSION: 0\n\n",
+            "VERSION: expected an integer above 0, got '0'",
+        ),
+        (
+            "KIND: continuity\nACTION: load\nVERSION: new\n\n",
+            "VERSION: expected an integer above 0, got 'new'",
+        ),
+        (LOAD + "what did I do?", "load does not accept 'what did I do?'"),
         ("KIND: continuity\n\nACTION: load\nACTION: load", "ACTION is given twice"),
         ("KIND: continuity\nACTION: load\nNAME: alice\n\n", "load of NAME 'alice' is not for bob"),
         ("KIND: continuity\nACTION: save\nNAME: alice\n\nx", "save of NAME 'alice' is not for bob"),
@@ -162,7 +168,7 @@ def test_a_full_disk_is_waited_for(box: Box, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_place_that_cannot_be_reached_is_a_nack(box: Box) -> None:
     box.path("continuity", "bob").symlink_to(box.path("tmp"))
-    assert "the saves of bob cannot be reached" in refused(box, "bob", SAVE + "mine")
+    assert "the states of bob are not accessible" in refused(box, "bob", SAVE + "mine")
     assert list(box.path("tmp").iterdir()) == []
 
 
@@ -190,8 +196,8 @@ def test_who_begins_again_finds_its_save_and_what_is_unread_first(box: Box) -> N
     assert (str(message.kind), message.headers["VERSION"]) == ("notification", "1")
     assert (message.headers["FROM"], state) == ("__orchestrator__", "half way\nthrough")
     lines = head.splitlines()
-    assert lines[0] == "You begin again."
-    assert lines[1].startswith("Your last save is version 1 (16 bytes, ")
+    assert lines[0] == "You are starting again."
+    assert lines[1].startswith("Your last saved state is version 1 (16 bytes, ")
     assert lines[2] == "Unread in your inbox: 2."
     assert lines[3] == f"- {query} from alice, query: how many tests are red?"
     assert lines[4].startswith(f"- {text} from carol, message: long long ")
@@ -240,7 +246,7 @@ def test_it_is_taken_before_what_is_urgent(box: Box) -> None:
     box.dispatcher.notifier.send_resume_message("bob", "start 1")
     with Agent("bob", box.root, registers=False) as bob:
         taken = [message.body.split("\n")[0] for message in bob.messages(timeout_s=0)]
-    assert taken == ["You begin again.", "now"]
+    assert taken == ["You are starting again.", "now"]
     box.tick()
     assert box.states(urgent) == {"bob": "read"}
 

@@ -77,4 +77,4 @@ def test_a_refusal_waits_like_any_message(box: Box, monkeypatch: pytest.MonkeyPa
     disk.full = False
     box.clock.advance(1)
     box.tick()
-    assert "hello.msg is no name" in box.nacks("alice")[0]
+    assert "hello.msg is not a valid message name" in box.nacks("alice")[0]

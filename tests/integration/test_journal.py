@@ -117,7 +117,7 @@ def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) 
     box.open()
     assert box.store.snapshot().file().messages == before
     assert len(list(box.path("store").glob("*.bad*"))) == 2
-    assert any("the store is made again" in line["event"] for line in box.log)
+    assert any("the store is rebuilt" in line["event"] for line in box.log)
 
 
 def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> None:

@@ -269,7 +269,7 @@ def test_what_it_wrote_before_and_still_waits_brings_nobody_back(
         ("alice", "bob", "agent.retire is for operator and the lead alone, not for alice"),
         ("operator", "operator", "operator is the person at the keyboard"),
         ("operator", "nobody", "there is no agent nobody"),
-        ("operator", "../bob", "NAME '../bob' is no name of an agent"),
+        ("operator", "../bob", "NAME '../bob' is not a valid agent name"),
     ],
 )
 def test_who_may_not_be_retired_or_by_whom(box: Box, sender: str, name: str, says: str) -> None:

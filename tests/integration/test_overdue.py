@@ -180,7 +180,7 @@ def test_an_answer_to_one_who_is_gone_counts_all_the_same(box: Box) -> None:
     after(box, 2)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
     (nack,) = box.nacks("bob")
-    assert "alice, who sent it, is no longer here; it is noted as answered" in nack
+    assert "its sender alice is no longer an agent; it is recorded as answered" in nack
     assert box.states(sent) == {"bob": "acked"}
     after(box, 1000)
     assert attempt(box, "bob", sent) == "1"

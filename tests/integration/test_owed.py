@@ -109,7 +109,7 @@ def test_M08_who_answers_the_reminder_is_told_what_to_answer(box: Box) -> None:
     (reminder,) = of_kind(box, "bob", "reminder")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {reminder.headers['ID']}\n\ncompleted")
     assert box.nacks("bob")[0].endswith(
-        f"{reminder.headers['ID']} expects no acknowledgment: it is a reminder; "
+        f"{reminder.headers['ID']} does not expect an acknowledgment: it is a reminder; "
         "answer the message that its RE names\n"
     )
 
@@ -123,7 +123,7 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
         "bob has not answered the command sent 60 min ago: it has not read it; "
         "it is reminded, 2 of 2, the last one",
         "bob has not answered the command sent 90 min ago: it has not read it; "
-        "its answer is waited for no longer: it was reminded 2 times",
+        "its answer is no longer awaited: it was reminded 2 times",
     ]
     assert duty(box, sent) == ("given_up", 2, None)
     after(box, 100_000)
@@ -247,7 +247,7 @@ def test_M08_who_is_gone_is_not_reminded(box: Box) -> None:
     after(box, HALF_AN_HOUR)
     assert told(box, "alice") == [
         "bob has not answered the command sent 30 min ago: it has not read it; "
-        "its answer is waited for no longer: bob is no longer an agent"
+        "its answer is no longer awaited: bob is no longer an agent"
     ]
     assert duty(box, sent)[0] == "given_up"
 

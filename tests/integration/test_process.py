@@ -230,6 +230,25 @@ def test_help_is_light() -> None:
     assert len(loaded) < 250
 
 
+@pytest.mark.parametrize("command", ["status", "inbox --as alice", "trace x", "agents"])
+def test_a_question_loads_no_daemon(tmp_path: Path, command: str) -> None:
+    home = home_of(tmp_path / "home", "alice")
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys\nfrom relay.cli import run\nrun(['--home', {str(home)!r}, "
+            f"*{command.split()!r}])\nprint(*sorted(sys.modules), file=sys.stderr)",
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr.split()
+    for module in ("relay.daemon.process", "relay.daemon.session", "structlog"):
+        assert module not in loaded
+
+
 def start_by(how: str, home: Path) -> subprocess.Popen[str]:
     """A relay as systemd starts it, or in the foreground of a terminal; ready when this returns."""
     module, *rest = {

@@ -14,10 +14,10 @@ import pytest
 from relay.base import fsio
 from relay.base.config import Config, RetentionSettings, encode
 from relay.base.errors import LedgerError
-from relay.base.jobs import Pack, Prune
 from relay.daemon import prune
 from relay.daemon.housekeeper import Housekeeper, packable, run_retention
 from relay.daemon.prune import Pruned
+from relay.delivery.work import Pack, Prune
 from relay.engine.checkpoint import InlineExecutor
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
@@ -365,7 +365,7 @@ def test_it_packs_when_the_disk_is_low(box: Box) -> None:
 def test_a_command_names_the_days(box: Box) -> None:
     ask = "TO: __orchestrator__\nKIND: command\n\nACTION: archive.pack\nBEFORE: "
     box.send("operator", ask + "yesterday")
-    assert "'yesterday' is no day like 2026-01-31" in box.nacks("operator")[0]
+    assert "expected a day such as 2026-01-31, got 'yesterday'" in box.nacks("operator")[0]
     box.send("operator", ask + "2026-01-31")
     assert box.asked == [Pack("2026-01-31")]
 
@@ -395,10 +395,10 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
     running = Relay(home)
     running.start()
     done = relay("prune", home=home)
-    assert "prune is asked for" in done.stdout, done.stderr
+    assert "prune started" in done.stdout, done.stderr
     until(lambda: not folder.parent.exists())
     plant()
     done = relay("archive", "pack", home=home)
-    assert "archive.pack is asked for" in done.stdout, done.stderr
+    assert "archive.pack started" in done.stdout, done.stderr
     until(lambda: (home / "archive/2020-01-01.tar.zst").exists() and not folder.parent.exists())
     assert running.stop() == 0

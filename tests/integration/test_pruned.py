@@ -62,7 +62,7 @@ def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
     assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
     pruned.open()
     assert len(pruned.store.state.messages) == 40
-    assert any("made again" in line["event"] for line in pruned.log)
+    assert any("is rebuilt" in line["event"] for line in pruned.log)
     assert not any("missing" in line["event"] for line in pruned.log)
 
 

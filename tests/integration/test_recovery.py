@@ -9,8 +9,8 @@ import pytest
 from relay.acomm import store_file
 from relay.base import fsio
 from relay.base.home import STORE
-from relay.delivery.carry import BatchWriter
 from relay.delivery.eventlog import EventLog
+from relay.delivery.execute import BatchWriter
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.4")
@@ -73,7 +73,7 @@ def test_a_row_whose_file_is_gone_but_delivered_is_archived(box: Box) -> None:
 def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put off before anything was accepted, and its writer took it back."""
     with monkeypatch.context() as patch:
-        patch.setattr(EventLog, "has_room", _no_room)
+        patch.setattr(EventLog, "reserve", _no_room)
         sent = box.send("alice", "TO: bob\n\nhi")
     assert box.row(sent)["status"] == "pending"
     assert "No space left" in box.row(sent)["last_error"]
@@ -100,7 +100,7 @@ def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
     outbox.symlink_to(elsewhere)
     restart(box)
     assert box.row(sent)["status"] == "pending"
-    assert [line.get("action") for line in box.log].count("look_failed") == 1
+    assert [line.get("action") for line in box.log].count("read_failed") == 1
 
     outbox.unlink()
     elsewhere.rename(outbox)

@@ -18,9 +18,9 @@ from tests.box import Box
     [
         ("TO: nobody\n\nhi", "there is no agent nobody"),
         ("TO: root\n\nhi", "root is a reserved name"),
-        ("TO: alice\n\nhi", "alice is the sender itself"),
+        ("TO: alice\n\nhi", "an agent cannot send a message to itself"),
         ("TO: #nowhere\n\nhi", "there is no channel nowhere"),
-        ("TO: #dm/alice/bob\n\nhi", "is a channel between two"),
+        ("TO: #dm/alice/bob\n\nhi", "is a direct channel"),
         ("TO: #all\n\nhi", "write TO: *"),
         ("no header at all", "line 1"),
         ("TO: bob\nKIND: shout\n\nhi", "header KIND"),
@@ -82,7 +82,7 @@ def test_a_name_that_is_no_message_id_is_refused_without_a_row(box: Box) -> None
     box.drop("alice", "TO: bob\n\nhi", "hello.msg")
     box.tick()
 
-    assert "hello.msg is no name of a message" in box.nacks("alice")[0]
+    assert "hello.msg is not a valid message name" in box.nacks("alice")[0]
     assert box.sql("SELECT agent, file_name FROM rejections") == [("alice", "hello.msg")]
     box.flush()
     (kept,) = box.path("archive").glob("*/alice/rejected/hello.msg")

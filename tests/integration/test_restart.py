@@ -231,7 +231,7 @@ def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:
     box.tick(2)
     names = "SELECT file_name FROM rejections ORDER BY 1"
     told = sorted(box.nacks("alice"))
-    assert len(told) == 2 and all("is no name of a message" in one for one in told)
+    assert len(told) == 2 and all("is not a valid message name" in one for one in told)
     before = box.sql(names)
     assert len(before) == 2
     box.kill()

@@ -98,7 +98,7 @@ def test_topics_reach_those_who_subscribed(box: Box) -> None:
 
 def test_lead_is_who_has_the_role(box: Box) -> None:
     sent = box.send("alice", "TO: Lead\n\nwho?")
-    assert "nobody is Lead here" in box.nacks("alice")[0]
+    assert "no lead is set" in box.nacks("alice")[0]
 
     box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
     sent = box.send("alice", "TO: LEAD\n\nyou?")
@@ -152,7 +152,7 @@ def test_join_is_answered(box: Box) -> None:
     (answer,) = box.inbox("bob").values()
     assert (answer.kind, answer.headers["RE"]) == ("ack", sent)
     assert answer.headers["FROM"] == "__orchestrator__"
-    assert answer.body == b"completed made the group team, you are its owner\n"
+    assert answer.body == b"completed created the group team, you are its owner\n"
 
 
 def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
@@ -200,8 +200,8 @@ def test_an_answer_in_a_group_goes_to_the_sender_alone(box: Box) -> None:
 def test_an_answer_to_nothing_is_refused(box: Box) -> None:
     plain = box.send("alice", "TO: bob\n\nfyi")
     for text, reason in (
-        ("KIND: ack\nRE: 1700000000000000000-ff", "names no message that the relay knows"),
-        (f"KIND: ack\nRE: {plain}", "expects no acknowledgment"),
+        ("KIND: ack\nRE: 1700000000000000000-ff", "does not name a message known to the relay"),
+        (f"KIND: ack\nRE: {plain}", "does not expect an acknowledgment"),
         (f"KIND: response\nRE: {plain}", "a response answers a query"),
         ("KIND: response\nTHREAD: nothing", "0 messages that await an answer"),
     ):
@@ -278,7 +278,7 @@ def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
 def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
     box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     box.send("alice", "TO: #team\n\nanybody?")
-    assert box.nacks("alice") == ["nobody else takes part in team\n"]
+    assert box.nacks("alice") == ["nobody received it: team has no other members\n"]
 
 
 @pytest.mark.shows("engine 7.11")

@@ -69,7 +69,7 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.delivery.decide import Planner
+    from relay.delivery.plan import Planner
 
     decide = Planner.plan
 
@@ -83,7 +83,7 @@ def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.Monkey
     feed(box.path("agents", "alice", "outbox"))
     box.tick(3)
     (fault,) = [line for line in box.log if line["action"] == "fault"]
-    assert fault["event"].endswith("the relay has a fault: ValueError")
+    assert fault["event"].endswith("internal error: ValueError")
     assert fault["where"][-1].endswith(" faulty")
     assert "exc_info" not in fault  # a traceback ends with the error's own text
     assert SECRET not in repr(box.log)

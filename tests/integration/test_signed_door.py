@@ -75,7 +75,7 @@ def test_a_wrong_signature_is_refused(box: Box) -> None:
     sent = signed(box, MALLORY, body="send money")
     assert box.bodies("bob") == ["hi"]
     assert box.nacks("alice") == [
-        f"not delivered: {sent}.msg: SIGNATURE is not of the key that is registered for alice "
+        f"not delivered: {sent}.msg: SIGNATURE does not match the key registered for alice "
         f"({key_id(public_key(ALICE))}), over this sender, id, TO and body\n"
     ]
     assert incidents(box) == [("key_registered", "alice"), ("bad_signature", "alice")]
@@ -92,7 +92,7 @@ def test_what_is_signed_is_sender_id_to_and_body(box: Box, change: str) -> None:
     raw = sign(ALICE, given["sender"], given["id"], given["to"], given["body"].encode())
     box.send("alice", f"TO: bob\nSIGNATURE: ed25519:{base64.b64encode(raw).decode()}\n\nhi", name)
     assert box.bodies("bob") == []
-    assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+    assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
 def identities(box: Box) -> dict[str, dict[str, str | None]]:
@@ -178,13 +178,13 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
     box.kill()
     box.open()
     signed(box, MALLORY)
-    assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+    assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.carry import BatchWriter
+    from relay.delivery.execute import BatchWriter
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
@@ -213,8 +213,11 @@ def test_killed_before_the_ledger_heard_of_a_confirmed_key(
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("NAME: alice\nKEY: 12", "KEY '12' is no public key: 64 hex digits, or none"),
-        ("NAME: no/body\nKEY: none", "NAME 'no/body' is no agent's name"),
+        (
+            "NAME: alice\nKEY: 12",
+            "KEY '12' is not a valid public key: expected 64 hex digits, or none",
+        ),
+        ("NAME: no/body\nKEY: none", "NAME 'no/body' is not a valid agent name"),
         ("KEY: none", "NAME is missing: agent.key needs a body line `NAME: …`"),
     ],
 )
@@ -234,12 +237,12 @@ def test_unsigned_messages_are_taken_unless_signatures_are_asked_for(box: Box) -
 def test_where_signatures_are_asked_for_unsigned_ones_are_refused(strict: Box) -> None:
     sent = strict.send("alice", "TO: bob\n\nplain")
     assert strict.nacks("alice") == [
-        f"not delivered: {sent}.msg: it is not signed, and security.require_signatures asks for "
-        "that: `relay key make alice`, and send with the SDK or `relay send`\n"
+        f"not delivered: {sent}.msg: it is not signed, and security.require_signatures requires "
+        "it: `relay key make alice`, and send with the SDK or `relay send`\n"
     ]
     assert incidents(strict) == [("unsigned", "alice")]
     signed(strict, ALICE)
-    said = "no public key of alice is registered, and security.require_signatures asks for one"
+    said = "no public key of alice is registered, and security.require_signatures requires one"
     assert sum(said in nack for nack in strict.nacks("alice")) == 1
     name_key(strict, "alice", ALICE)
     signed(strict, ALICE)
@@ -287,7 +290,7 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
 
         refused = relay("key", "trust", "alice", "12", home=home)
         assert refused.returncode != 0
-        assert "KEY '12' is no public key" in refused.stderr
+        assert "KEY '12' is not a valid public key" in refused.stderr
         other = public_key(MALLORY).hex()
         done = relay("key", "trust", "alice", other, home=home)
         assert done.stdout == f"the key {other} is registered for alice\n"

@@ -121,7 +121,7 @@ def test_a_relay_that_is_killed_takes_it_over_again(desk: Desk) -> None:
         desk.relay.start()
     until(lambda: desk.row("w").get("pid") == pid)
     assert desk.row("w")["state"] == "starting"
-    with pytest.raises(Refused, match=f"w runs already, pid {pid}"):
+    with pytest.raises(Refused, match=f"w is already running, pid {pid}"):
         desk.spawn("w", "true")
     assert desk.release("w").startswith("completed released w: it ended")
     assert members(desk.home, "w") == []
@@ -133,8 +133,8 @@ def test_ended_while_no_relay_ran_it_is_started_again(desk: Desk) -> None:
     kill_all(desk.home, "w")
     until(lambda: not members(desk.home, "w"))
     desk.relay.start()
-    assert desk.hear().body.startswith("w ended, its exit code is not known; it is started again")
-    assert desk.hear().body.startswith("w was started again, pid ")
+    assert desk.hear().body.startswith("w ended, its exit code is not known; it will be restarted")
+    assert desk.hear().body.startswith("w was restarted, pid ")
     (process,) = [p for p in members(desk.home, "w") if os.getsid(p.pid) == p.pid]
     assert process.pid != pid
     until(lambda: desk.row("w")["pid"] == process.pid)  # noted right after it is said

@@ -96,7 +96,7 @@ def test_never_two_of_one_name(box: ProcessBox) -> None:
         box.drop("operator", f"KIND: spawn\nNAME: v\nCLI: sh\nCWD: {box.cwd}\n\ngo")
     box.tick(3)
 
-    refusal = f"nack w runs already, pid {pid}: `relay release w` first"
+    refusal = f"nack w is already running, pid {pid}: `relay release w` first"
     assert box.said(about=second) == [refusal]
     assert [p.spec.name for p in box.spawner.running()] == ["w", "v"]
     assert box.process().request_id == first
@@ -132,20 +132,20 @@ def test_who_is_that_agent_already_is_not_doubled(box: ProcessBox) -> None:
 
     with Agent("w", box.root):  # this very process says to be w
         sent = box.spawn()
-    assert box.said(about=sent)[0].startswith("nack w runs already, pid ")
+    assert box.said(about=sent)[0].startswith("nack w is already running, pid ")
     assert box.spawner.processes == []
 
 
 def test_an_unknown_holder_of_the_lock_is_not_doubled(box: ProcessBox) -> None:
-    from relay.agents import runfiles
+    from relay.agents import run_files
 
     with box.home.dirs() as dirs:
-        lock_fd = runfiles.lock(dirs, "w")
+        lock_fd = run_files.take_lock(dirs, "w")
         assert lock_fd is not None
         sent = box.spawn()
 
         os.close(lock_fd)
-    assert box.said(about=sent)[0].startswith("nack something holds run/w.lock")
+    assert box.said(about=sent)[0].startswith("nack an unknown process holds run/w.lock")
     assert box.spawner.processes == []
 
 
@@ -310,14 +310,14 @@ def test_backoff_doubles_and_too_many_restarts_are_given_up(box: ProcessBox) -> 
     pids = [p.pid.number for p in box.spawner.processes]
     assert box.said(about=request) == [
         f"ack completed started w, pid {pids[0]}",
-        "notification w exited with code 1; it is started again in 1 s",
-        f"notification w was started again, pid {pids[1]}",
-        "notification w exited with code 1; it is started again in 2 s",
-        f"notification w was started again, pid {pids[2]}",
-        "notification w exited with code 1; it is started again in 4 s",
-        f"notification w was started again, pid {pids[3]}",
+        "notification w exited with code 1; it will be restarted in 1 s",
+        f"notification w was restarted, pid {pids[1]}",
+        "notification w exited with code 1; it will be restarted in 2 s",
+        f"notification w was restarted, pid {pids[2]}",
+        "notification w exited with code 1; it will be restarted in 4 s",
+        f"notification w was restarted, pid {pids[3]}",
         "notification w exited with code 1",
-        "notification w is given up: it was started again 3 times in 100 s",
+        "notification w is given up: it was restarted 3 times in 100 s",
     ]
     row = box.process()
     assert (row.state, row.restarts, row.exit_code) == ("failed", 3, 1)
@@ -344,7 +344,7 @@ def test_what_cannot_be_started_again_is_given_up(box: ProcessBox) -> None:
     box.spawner.refuses = "there is no program sh"
     box.go_on(2)
     assert box.said(about=request)[-1] == (
-        "notification w is given up: it cannot be started again: there is no program sh"
+        "notification w is given up: it cannot be restarted: there is no program sh"
     )
     assert box.process().state == "failed"
 
@@ -359,9 +359,9 @@ def test_what_left_its_session_and_holds_its_name_is_said_and_given_up(box: Proc
     box.go_on(1)
     for _ in range(10):
         box.go_on(1)
-    held = "something holds run/w.lock, and the relay does not know what: `fuser` or `lsof` of"
+    held = "an unknown process holds run/w.lock: find it with `fuser` or"
     assert box.said(about=request)[-1].startswith(
-        f"notification w is given up: it cannot be started again: {held}"
+        f"notification w is given up: it cannot be restarted: {held}"
     )
     assert (box.process().state, box.process().restarts) == ("failed", 0)
     os.close(daemon)
@@ -376,7 +376,9 @@ def test_a_release_says_what_it_does_not_reach(box: ProcessBox) -> None:
     box.running.lock_fd = -1
     sent = box.release()
     (answer,) = box.said(about=sent)
-    assert answer.startswith("ack completed released w: it was ended by SIGTERM; something holds")
+    assert answer.startswith(
+        "ack completed released w: it was ended by SIGTERM; an unknown process holds"
+    )
     os.close(daemon)
 
 
@@ -426,7 +428,7 @@ def test_what_does_not_heed_sigterm_is_killed_after_the_grace(box: ProcessBox) -
     process.dies_of = (9,)
     first, second = box.release(), box.release()
     again = box.spawn()
-    assert box.said(about=again) == ["nack w is being released: ask again when that is done"]
+    assert box.said(about=again) == ["nack w is being released: try again when that is done"]
     box.go_on(4)
     assert (process.signals, box.process().state) == ([15], "starting")
     box.go_on(1.1)
@@ -450,13 +452,13 @@ def test_released_while_it_waits_to_be_started_again(box: ProcessBox) -> None:
 
 def test_releasing_what_does_not_run(box: ProcessBox) -> None:
     assert box.said(about=box.release("nobody"))[0].startswith(
-        "nack the relay started no process nobody"
+        "nack the relay has no process nobody"
     )
     box.spawn()
     box.spawner.end(0)
     box.go_on(0)
     ended = box.release()
-    assert box.said(about=ended) == ["ack completed w does not run: it is exited"]
+    assert box.said(about=ended) == ["ack completed w is not running (it is exited)"]
     assert box.said("alice", box.release(asker="alice"))[0].startswith("nack release is for lead")
 
 

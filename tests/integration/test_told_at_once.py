@@ -33,13 +33,13 @@ def acks(box: Box, agent: str) -> list[str]:
 def test_M15_a_channel_is_joined_and_left_by_its_address(box: Box) -> None:
     for agent in ("alice", "bob"):
         box.send(agent, "TO: #build\nKIND: join\n\n")
-    assert acks(box, "bob") == ["completed you take part in build, a Group channel"]
+    assert acks(box, "bob") == ["completed you are a member of build, a Group channel"]
     box.send("alice", "TO: #build\n\nhi")
     assert "hi" in box.bodies("bob")
     box.send("bob", "TO: #build\nKIND: leave")
     box.send("alice", "TO: #build\n\nagain")
     assert "again" not in box.bodies("bob")
-    assert "nobody else takes part in build" in box.nacks("alice")[0]
+    assert "nobody received it: build has no other members" in box.nacks("alice")[0]
 
 
 def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
@@ -104,7 +104,7 @@ def test_m05_what_nobody_subscribes_to_is_said_at_once(box: Box) -> None:
     channel(box)
     sent = box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
     (nack,) = box.nacks("alice")
-    assert "nobody else subscribes to topic test.red of #ci" in nack
+    assert "nobody received it: there are no other subscribers to topic test.red of #ci" in nack
     assert box.states(sent) == {}
     box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.green")
     box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
@@ -131,5 +131,7 @@ def test_m05_who_waits_for_an_answer_hears_it_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     done = relay("send", "--await", "30s", "#ci", "--topic", "test.red", "anybody?", home=home)
     assert time.monotonic() - began < 15 and done.returncode != 0
-    assert "nobody else subscribes to topic test.red of #ci" in done.stderr
+    assert (
+        "nobody received it: there are no other subscribers to topic test.red of #ci" in done.stderr
+    )
     assert running.stop() == 0

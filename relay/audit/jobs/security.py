@@ -66,27 +66,27 @@ EVENTS: Mapping[str, str | None] = {
 # Reason of a refusal, as a pattern -> kind; the first that matches. Texts of earlier relays stay:
 # their ledgers are audited, too.
 FAILURES: Mapping[str, str] = {
-    r"^the relay has a fault": "fault",  # from the beginning: what follows may quote its sender
+    # From the beginning: what follows may quote its sender.
+    r"^(the relay has a fault|internal error of the relay)": "fault",
     r"^file_disappeared$": "file_disappeared",
     r"is not signed|no public key of ": "unsigned",
-    r"^SIGNATURE is not of the key": "bad_signature",
+    r"^SIGNATURE (is not of|does not match) the key": "bad_signature",
     r"ATTACHMENT ": "attachment",
-    r"(?:no|not a) regular file|: a file of other names|hard links: |belongs to user": (
-        "unsafe_file"
-    ),
-    r"is (?:no name of a message|not a valid message name)": "bad_name",
+    r"(no|not a) regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
+    r"is no name of a message|is not a valid message name": "bad_name",
     r"^its id is ": "id_taken",
     r"^found in \.pending": "unsent",
     r"too large": "too_large",
     r"CHECKSUM": "checksum",
     r"its TTL of ": "expired",
     r" is (terminated|retired)": "recipient_away",
-    r"(?:there is no|no such|unknown) agent|is (?:a )?reserved|nobody is Lead|no agent is Lead"
-    r"|no longer here|no longer exists|nobody else takes part|no other participant": "no_recipient",
-    r"is the sender itself": "to_itself",
-    r"(?:there is no|no such|unknown) channel|is (Paused|Draining|Closed)|is a channel between"
-    r"|is everybody": "channel",
-    r"^RE |^THREAD |a response answers a query|expects no acknowledgment": "answers_nothing",
+    r"there is no agent|is a reserved name|nobody is Lead|no lead is set|no longer here"
+    r"|is no longer an agent|nobody else takes part|nobody received it": "no_recipient",
+    r"is the sender itself|cannot send a message to itself": "to_itself",
+    r"there is no channel|is (Paused|Draining|Closed)|is a (direct channel:|channel between)"
+    r"|is everybody|means every agent": "channel",
+    r"^RE |^THREAD |a response answers a query|expects no acknowledgment"
+    r"|does not expect an acknowledgment": "answers_nothing",
     r"header|, line \d+|is empty|is missing|control character|given twice|UTF-8|: TO |KIND|TTL": (
         "malformed"
     ),

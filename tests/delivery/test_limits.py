@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.ratelimit import CALM_NS, RateLimit
+from relay.delivery.limits import CALM_NS, RateLimit
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("ready 4.5")

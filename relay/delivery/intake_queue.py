@@ -1,36 +1,30 @@
-"""Files that wait to be looked at: each agent's in the order of their names, the agents in turn.
+"""The intake queue: files to be read, sorted by name for each agent, with agents taking turns.
 
-    ready     may be looked at now; a batch takes the same share of each agent whose turn it is
-    blocked   an agent over its rate: its files stay until tokens come
-    held      an agent that is still writing one: no other of its files overtakes that
-    later     a file that is still being written, or is tried again
+    ready      can be read now; a batch takes an equal share of each agent whose turn it is
+    throttled  an agent over its rate: its files stay until tokens come
+    settling   an agent that is still writing a file: none of its other files overtakes that
+    deferred   a file that is still being written, or is retried
 
-A large backlog of one agent holds up nobody else, and who has nothing waiting comes before those
-who have: of a batch they have half. At most ``most_files`` of an agent are
-remembered: the others stay in its outbox, which is listed again as soon as there is room.
+A large backlog of one agent delays no other: agents without a backlog get half of each batch. At
+most ``most_files`` of an agent are remembered; its outbox is listed again as soon as there is room.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from relay.base.clock import Clock
-from relay.base.config import SecuritySettings
-from relay.base.incidents import Incident, IncidentKind
-from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import FileKey
-from relay.delivery.ratelimit import RateLimit
+from relay.delivery.limits import RateLimit
 
+FileKey = tuple[str, str]  # agent, file name
 Item = TypeVar("Item")
 
 
 class Hint(NamedTuple):
-    """A file to be looked at, and what earlier looks saw."""
+    """A file to be read, and the results of earlier attempts."""
 
     agent: str
     file_name: str
@@ -40,7 +34,7 @@ class Hint(NamedTuple):
     seen: tuple[int, int] | None = None  # size and mtime when first seen so
     seen_at_ns: int = 0  # monotonic
     number: int = 0  # in the order of discovery
-    found_ns: int = 0  # monotonic: when it was first heard of
+    found_ns: int = 0  # monotonic: when it was first seen
     settling: bool = False  # of a look: it is still being written
 
     @property
@@ -69,7 +63,7 @@ class IntakeQueue:
         self._unsorted: set[str] = set()  # agents whose ready ones are not in that order
         self._deferred: dict[FileKey, Hint] = {}
         self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
-        self._incomplete: set[str] = set()  # agents with files that nobody remembers
+        self._incomplete: set[str] = set()  # agents with files that are not queued
         self._count = 0  # of ready ones
         self._number = 0
 
@@ -78,11 +72,11 @@ class IntakeQueue:
 
     @property
     def is_busy(self) -> bool:
-        """True while files wait that may be looked at now."""
+        """True while files wait that can be read now."""
         return any(self._is_free(agent) for agent in self._ready)
 
     def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool) -> None:
-        """Remember a file; a rename outranks an earlier hint that it is being written."""
+        """Queue a file; a rename supersedes an earlier hint of a write."""
         files = self._ready.get(agent)
         known = files.get(file_name) if files else None
         if known is None:
@@ -107,7 +101,7 @@ class IntakeQueue:
         self._put(hint)
 
     def _put(self, hint: Hint) -> None:
-        """Among the ready ones of its agent; whether these are in order is seen to when picked."""
+        """Insert among the ready files of its agent; they are sorted when popped."""
         agent, name = hint.key
         files = self._ready.setdefault(agent, {})
         if name < self._last.get(agent, ""):
@@ -117,28 +111,30 @@ class IntakeQueue:
         files[name] = hint
 
     def defer(self, hint: Hint) -> None:
-        """Look at it when it is due."""
+        """Read the file when due."""
         self._deferred[hint.key] = hint
 
     def block_agent(self, hint: Hint) -> None:
-        """Look at it when it is due, and at nothing else of its agent before."""
+        """Read the file when due, and no other file of its agent before."""
         self._settling[hint.agent] = hint
         self.defer(hint)
 
     def requeue(self, hint: Hint) -> None:
-        """It was picked, and waits for one before it; it has counted for its rate."""
+        """Requeue a popped file that waits for another one; its rate already includes it."""
         if hint.file_name not in self._ready.get(hint.agent, ()):
             self._count += 1
             self._put(hint._replace(counted=True))
 
     def unpop(self, hint: Hint) -> None:
-        """It was picked for nothing, and counts for no rate."""
+        """Return the token of a popped file that was not needed."""
         if not hint.counted:
             self._limit.spend(hint.agent, -1)
 
     def pop_batch(self, most: int) -> list[Hint]:
-        """Up to ``most`` files that are due, as many of each agent: whose turn it is in the order
-        of discovery, an agent's own by name."""
+        """Pop up to ``most`` due files, in equal shares of each agent.
+
+        The agents are in order of discovery, each agent's files sorted by name.
+        """
         self._wake_due()
         least = max(1, most // AGENTS_PER_BATCH)
         turns = self._round_robin()
@@ -154,7 +150,7 @@ class IntakeQueue:
         return sort_within_agents(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
 
     def _round_robin(self) -> list[str]:
-        """Agents that may be served: who had nothing waiting and one with a backlog, in turn."""
+        """Agents to serve: those without and those with a backlog, alternating."""
         free = [agent for agent in self._ready if self._is_free(agent)]
         new = [agent for agent in free if agent in self._new]
         old = [agent for agent in free if agent not in self._new]
@@ -165,7 +161,7 @@ class IntakeQueue:
         return agent not in self._throttled and agent not in self._settling
 
     def agents_to_rescan(self) -> list[str]:
-        """Agents whose outbox has files that nobody remembers, now that half of them are done."""
+        """Agents with unremembered files, now that half of the remembered ones are done."""
         roomy = [
             agent
             for agent in self._incomplete
@@ -175,12 +171,12 @@ class IntakeQueue:
         return roomy
 
     def oldest_ns(self) -> int | None:
-        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        """Time at which the longest waiting file was seen (monotonic); None if none waits."""
         firsts = [next(iter(files.values())) for files in self._ready.values()]
         return min((hint.found_ns for hint in (*firsts, *self._deferred.values())), default=None)
 
     def due_ns(self) -> int | None:
-        """When the next one may be looked at (monotonic); 0: now."""
+        """Time at which the next file is due (monotonic); 0: now."""
         if self.is_busy:
             return 0
         held = [hint.due_ns for agent, hint in self._settling.items() if agent in self._ready]
@@ -188,7 +184,7 @@ class IntakeQueue:
         return min([*self._throttled.values(), *held, *later], default=None)
 
     def _pop_share(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
-        """Take an agent's share; True while it has more that may be taken. It goes to the end."""
+        """Pop an agent's share; True if it has more that may be popped. It moves to the end."""
         files = self._ready.pop(agent)
         if agent in self._unsorted:
             self._unsorted.discard(agent)
@@ -233,74 +229,9 @@ class IntakeQueue:
 def sort_within_agents(
     items: Sequence[Item], agent_of: Callable[[Item], str], rank: Callable[[Item], Any]
 ) -> list[Item]:
-    """Each agent's by ``rank``, in the places that are this agent's."""
+    """Sort the items of each agent by ``rank``, keeping the positions of the agents."""
     places: dict[str, list[Item]] = {}
     for item in items:
         places.setdefault(agent_of(item), []).append(item)
     sorted_ = {agent: iter(sorted(mine, key=rank)) for agent, mine in places.items()}
     return [next(sorted_[agent_of(item)]) for item in items]
-
-
-class ThrottleStatus(NamedTuple):
-    """Agents over a limit now, and the episodes since the relay started."""
-
-    rate: list[str]
-    rate_total: int
-    quota: list[str]
-    quota_total: int
-
-
-class OutboxQuota:
-    """How much may wait in one outbox; looked at with each scan."""
-
-    def __init__(self, security: SecuritySettings, max_file: int) -> None:
-        self._most_files = security.outbox_files
-        self._max_file = max_file
-        self._most_bytes = security.outbox_mib << 20
-        self._over: set[str] = set()
-        self._begun: list[Incident] = []
-        self.exceeded_total = 0  # episodes, since the relay started
-
-    def check(self, agent: str, outbox: int, names: list[str]) -> None:
-        """What waits there now. Told once, until it is half of what may."""
-        files = [name for name in names if name.endswith(MSG_SUFFIX)]
-        may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
-        size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
-        if len(files) > self._most_files:
-            what = f"{len(files)} files wait in the outbox of {agent}, more than {self._most_files}"
-            setting = "security.outbox_files"
-        elif size > self._most_bytes:
-            most = self._most_bytes >> 20
-            what = f"{size >> 20} MiB wait in the outbox of {agent}, more than {most} MiB"
-            setting = "security.outbox_mib"
-        else:
-            if 2 * len(files) <= self._most_files and 2 * size <= self._most_bytes:
-                self._over.discard(agent)
-            return
-        if agent not in self._over:
-            self._over.add(agent)
-            self.exceeded_total += 1
-            detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
-            path = f"agents/{agent}/outbox"
-            self._begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
-
-    @property
-    def over(self) -> list[str]:
-        """Agents that are over it."""
-        return sorted(self._over)
-
-    def pop_new_alerts(self) -> list[Incident]:
-        """Who came over since the last time: to be told."""
-        begun, self._begun = self._begun, []
-        return begun
-
-
-def _bytes_of(names: list[str], folder: int) -> int:
-    total = 0
-    for name in names:
-        try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # it is sent, or taken back
-        total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total

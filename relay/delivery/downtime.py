@@ -1,10 +1,8 @@
-"""Time in which the relay did not run: it was down, the machine slept, or its clock was set.
+"""Downtime: time in which the relay did not run, the machine slept, or the clock was set.
 
-Deadlines stand as times of the clock. So that they count the time that the relay ran, each is
-moved by what was lost: at a start, and when the clock has gone on by more than the monotonic one,
-which stands still while a machine sleeps. An answer, an attempt and an age then have the rest of
-their time before them. Only a TTL is a time of the clock by its meaning. Set back, a clock brings
-deadlines nearer again.
+Deadlines are clock times but count running time, so each is moved by the time lost: at a start, and
+when the clock advanced more than the monotonic clock, which stops while a machine sleeps. A clock
+that was set back moves deadlines nearer again. Only a TTL is not moved.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Mapping
 from relay.acomm.model import Obligation
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
-from relay.delivery.context import Context
+from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import ObligationFacts
 
@@ -23,14 +21,14 @@ LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adju
 
 
 class DowntimeTracker:
-    """Finds what was lost, and moves every deadline by it. Owned by the loop."""
+    """Detects downtime while running, and moves the deadlines. Owned by the loop."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
 
     def check(self) -> None:
-        """Compare both clocks with what they said the last time."""
+        """Compare both clocks with their last values."""
         clock = self._context.clock
         now = clock.now_ns(), clock.monotonic_ns()
         last, self._last = self._last, now
@@ -41,31 +39,33 @@ class DowntimeTracker:
                 move_deadlines(self._context, lost_ns)
 
     def record(self) -> None:
-        """The relay ran until now."""
+        """Record that the relay ran until now."""
         record_alive(self._context)
 
 
 def extend_deadlines(context: Context) -> None:
-    """At a start: how long no relay ran, as far as ledger and store can tell."""
+    """Move the deadlines at a start by the time no relay ran, as far as ledger and store tell."""
     store, now = context.store, context.clock.now_ns()
     seen_at = context.ledger.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.downtimes
-    if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger heard of it
+    if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
         move_deadlines(context, now - seen_at)
 
 
 def record_alive(context: Context) -> None:
-    """The relay runs, as the next start will want to know. Where the disk takes no write now, it is
-    left: that is no fault of anybody's mail, and deadlines would only be later by it."""
+    """Record that the relay is running, for the next start.
+
+    A failed write is ignored: deadlines would only be later by it.
+    """
     with contextlib.suppress(LedgerError):
         with context.ledger.transaction():
             context.ledger.set_alive(context.clock.now_ns())
 
 
 def move_deadlines(context: Context, lost_ns: int) -> None:
-    """Durable before anything else is: killed behind it, the next start loses no time twice."""
+    """Move all deadlines, durably first: after a crash the next start does not move them twice."""
     store, ledger, now = context.store, context.ledger, context.clock.now_ns()
     store.add_downtime(lost_ns // NS_PER_MS)
     context.events.commit()
@@ -76,7 +76,7 @@ def move_deadlines(context: Context, lost_ns: int) -> None:
 
 
 def open_obligations(store: CommStore) -> list[ObligationFacts]:
-    """Every answer that is owed, as the store has it."""
+    """Every owed answer in the store."""
     return [
         duty
         for number, owed in store.state.owed.items()
@@ -86,7 +86,7 @@ def open_obligations(store: CommStore) -> list[ObligationFacts]:
 
 
 def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[ObligationFacts]:
-    """The answers owed for a message, as the store has them."""
+    """The answers owed for one message in the store."""
     return [
         ObligationFacts(
             relay_id,

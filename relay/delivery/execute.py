@@ -1,44 +1,48 @@
-"""Steps 7 to 10: what was decided is staged, committed, delivered, and noted as such.
+"""Execution of planned work: staged, committed, delivered, recorded, archived.
 
     stage     every file complete in inbox/.pending
-    commit    the events in the journal, one sync: from here on recovery finishes what it finds
+    commit    the events in the journal, one sync: from here on recovery finishes the work
     deliver   renamed into the inboxes
-    note      what stands where, and whose work is completed: one transaction of the ledger
+    complete  deliveries and completed rows in the ledger, one transaction
+    archive   the original moved from its outbox to the archive
 
-The ledger never says what the journal has not got. Source: DESIGN, "How a message flows".
+The ledger is never ahead of the journal. If killed before the archiving, the next start finds a
+completed row whose file is in the outbox, and archives it. Source: DESIGN, "How a message flows".
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Obligation
-from relay.agents import runfiles
-from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.agents import run_files
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.incidents import IncidentCounter
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
-from relay.delivery.archive import Archiver
-from relay.delivery.context import Context
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.work import ObligationState, OutgoingFile, Reminder, WorkItem
+from relay.delivery.intake import OUTBOX, OutboxFile
+from relay.delivery.intake_queue import FileKey
+from relay.delivery.work import Context, ObligationState, OutgoingFile, Reminder, WorkItem
 from relay.engine import events
-from relay.ledger import HeldDelivery, WrittenDelivery
+from relay.ledger import HeldDelivery, Ledger, WrittenDelivery
 
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
 
 class Deferred(NamedTuple):
-    """A work that could not be carried out now; nothing of it was done."""
+    """Work that could not be executed now; nothing of it was done."""
 
     work: WorkItem
     reason: str
 
 
 class BatchWriter:
-    """Carries works out, a batch at a time. Owned by the loop."""
+    """Executes work items, a batch at a time. Owned by the loop."""
 
     def __init__(self, context: Context, archiver: Archiver) -> None:
         self._ledger = context.ledger
@@ -53,7 +57,7 @@ class BatchWriter:
         self._counted = IncidentCounter(context.clock)
 
     def execute(self, dirs: Dirs, batch: list[WorkItem]) -> list[Deferred]:
-        """Every step for every work; those that the disk takes nothing of now are returned."""
+        """Execute every item; those that the disk does not accept now are returned."""
         put_off: list[Deferred] = []
         works: list[WorkItem] = []
         begin = self._tally.begin
@@ -78,7 +82,7 @@ class BatchWriter:
         return put_off
 
     def record_counts(self, *, include_recent: bool = False) -> None:
-        """Write down how many refusals were like one that has its row; at an end all of them."""
+        """Record how many repeated refusals each recorded incident stands for."""
         over = self._counted.take_over(all_of_them=include_recent)
         if over:
             with self._ledger.transaction():
@@ -108,7 +112,7 @@ class BatchWriter:
                 tally.dead += one.state is DeliveryState.DEAD
 
     def _log_batch(self, works: list[WorkItem]) -> None:
-        """A line a batch; a line a message where somebody wants to know more, never its content."""
+        """Log one line a batch; at level debug also one line a message, never its content."""
         self._log(
             "Delivered a batch",
             action="deliver_batch",
@@ -120,7 +124,7 @@ class BatchWriter:
         for work in works if self._debug else ():
             self._log(
                 "Refused a message" if work.failure else "Carried a message",
-                action="carry",
+                action="deliver_message",
                 level="debug",
                 message_id=work.message_id,
                 agent=work.agent,
@@ -131,11 +135,11 @@ class BatchWriter:
     # -- 7 stage -----------------------------------------------------------------------
 
     def _stage(self, dirs: Dirs, work: WorkItem) -> str:
-        """Stage everything that this work causes; why the disk takes nothing now, or nothing."""
+        """Stage everything an item causes; returns why the disk accepts nothing now, or nothing."""
         for request in work.requests:
             try:
                 if request.spec is not None:
-                    runfiles.keep(dirs, request.spec)
+                    run_files.save_spec(dirs, request.spec)
             except (OSError, UnsafePath) as exc:
                 return f"run/ cannot be written: {exc}"
         for number, posting in enumerate(work.outgoing):
@@ -152,7 +156,7 @@ class BatchWriter:
         return ""
 
     def _recipients_left(self, work: WorkItem, posting: OutgoingFile) -> tuple[str, ...]:
-        """Without those who have this already: it was decided before, and a crash came between."""
+        """Recipients without those delivered to before a crash."""
         if posting.attempt:
             return posting.recipients
         known = self._store.state.deliveries.get(posting.engine_id, {})
@@ -161,14 +165,14 @@ class BatchWriter:
             for recipient in posting.recipients
             if (one := known.get(recipient)) is None
             or one.state is DeliveryState.SENT
-            # its answer came with the same batch
+            # its answer was in the same batch
             or (one.state is DeliveryState.ACKNOWLEDGED and not work.is_stored)
         )
 
     # -- 8 commit ----------------------------------------------------------------------
 
     def _commit(self, works: list[WorkItem], now: int) -> None:
-        """Everything decided becomes durable; the instant at which it is accepted."""
+        """Make everything planned durable: now it is accepted."""
         ready: list[tuple[int, str, int]] = []
         for work in works:
             for posting in work.outgoing:
@@ -217,7 +221,7 @@ class BatchWriter:
     # -- 9 deliver ---------------------------------------------------------------------
 
     def _deliver(self, dirs: Dirs, works: list[WorkItem], staged_at: int) -> list[WrittenDelivery]:
-        """Rename what is staged; what stands in the inboxes now."""
+        """Rename the staged files; returns the files now in inboxes."""
         written: list[WrittenDelivery] = []
         for work in works:
             for posting in work.outgoing:
@@ -252,14 +256,14 @@ class BatchWriter:
                 reached.append(recipient)
                 continue
             work.undelivered[posting.message_id, recipient] = reason
-            # held mail makes this attempt now, no timer does
+            # the deferred queue retries it, no timer does
             self._store.postpone(posting.engine_id, recipient, posting.attempt or 1)
         return reached
 
     # -- 10 note -----------------------------------------------------------------------
 
     def _record(self, works: list[WorkItem], written: list[WrittenDelivery]) -> None:
-        """All of it in the ledger, in one transaction."""
+        """Record the batch in the ledger, in one transaction."""
         ledger, now = self._ledger, self._clock.now_ns()
         own = [p.system for work in works for p in work.outgoing if p.system is not None]
         obeyed = [(work.message_id, ORCHESTRATOR, 1) for work in works if work.is_control]
@@ -273,7 +277,7 @@ class BatchWriter:
             self._record_effects(works, now)
             done = [work.message_id for work in works if not work.failure and not work.notice_key]
             ledger.complete(done + [facts.message_id for facts in own], now)
-            ledger.deliveries.mark_read(obeyed, now)  # behind delivered: so audit_log tells it
+            ledger.deliveries.mark_read(obeyed, now)  # after delivered, for the order in audit_log
             ledger.archive_system([facts.message_id for facts in own])
             ledger.agents.mark_seen({work.agent for work in works if not work.notice_key}, now)
             ledger.set_position(self._events.journal.durable, now)
@@ -322,7 +326,7 @@ class BatchWriter:
         self._ledger.deliveries.set_obligation(one.message_id, one.recipient, *duty, one.reminders)
 
     def _record_effects(self, works: list[WorkItem], now: int) -> None:
-        """What answers, status messages and ends say of others' rows."""
+        """Record the effects of answers, status messages and ended deliveries on other rows."""
         agents = self._ledger.agents
         for work in works:
             if work.requests or work.closed_intents or work.process is not None:
@@ -354,5 +358,90 @@ class BatchWriter:
 
 
 def _obligation(one: Obligation) -> ObligationState:
-    """Update the ledger's row of an answer that is owed."""
+    """The ledger's entry for an answer that is still owed."""
     return ObligationState("open", one.due_ms * NS_PER_MS or None)
+
+
+class Archiver:
+    """Moves originals of completed work to the archive. Owned by the loop."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._log = log
+        self.in_progress: set[FileKey] = set()  # files not to be read again
+        self._waiting: deque[WorkItem] = deque()
+        self._archived: list[tuple[str, str | None]] = []  # moved, not yet noted
+        self._refused: list[tuple[str, str]] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits to be archived or recorded."""
+        return not (self._waiting or self._archived or self._refused)
+
+    def add(self, works: Iterable[WorkItem]) -> None:
+        """Queue the originals of work that is delivered and recorded."""
+        for work in works:
+            if not work.notice_key:  # it has a file
+                self.in_progress.add(work.file.key)
+                self._waiting.append(work)
+
+    def archive(self, dirs: Dirs, limit: int) -> list[OutboxFile]:
+        """Archive up to ``limit`` originals.
+
+        Returns files that were replaced by another file meanwhile: they are to be read again.
+        """
+        replaced: list[OutboxFile] = []
+        for _ in range(min(limit, len(self._waiting))):
+            work = self._waiting.popleft()
+            moved, path = self._archive(dirs, work, replaced)
+            if moved and not work.failure:
+                self._archived.append((work.message_id, path))
+            elif path and work.has_row:
+                self._refused.append((work.message_id, path))
+            self.in_progress.discard(work.file.key)
+        return replaced
+
+    def flush(self) -> None:
+        """Record the paths of archived originals if no batch does."""
+        if self._archived or self._refused:
+            with self._ledger.transaction():
+                self.record()
+
+    def record(self) -> None:
+        """Record the paths of archived originals, within the caller's transaction."""
+        if self._archived:
+            self._ledger.archive(self._archived)
+        if self._refused:
+            self._ledger.set_path(self._refused)
+        self._archived, self._refused = [], []
+
+    def _archive(
+        self, dirs: Dirs, work: WorkItem, replaced: list[OutboxFile]
+    ) -> tuple[bool, str | None]:
+        """(is it out of the outbox?, its path in the archive: None if the file is gone)."""
+        found = work.file
+        kind = file_ops.REJECTED if work.failure else ""
+        try:
+            if file_ops.is_same_file(dirs, found):
+                day = work.archive_day_ns
+                return True, file_ops.archive(
+                    dirs,
+                    found.agent,
+                    found.file_name,
+                    day,
+                    kind,
+                    redacted=work.redacted,
+                    place=found.place,
+                )
+            if found.place == OUTBOX:
+                replaced.append(found)
+        except (OSError, UnsafePath) as exc:
+            self._log(
+                f"Could not archive {found.path}, the next scan tries again: {exc}",
+                action="archive_failed",
+                level="warning",
+                message_id=work.message_id,
+            )
+            return False, None
+        return True, None

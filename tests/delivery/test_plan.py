@@ -11,9 +11,9 @@ from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.checksums import sha256_hex
 from relay.base.message import Kind, parse, parse_delivered
 from relay.base.names import ORCHESTRATOR, message_id_of
-from relay.delivery.decide import MAX_NOTE, Planner
+from relay.delivery.file_ops import reconstruct
 from relay.delivery.intake import OutboxFile, Parsed
-from relay.delivery.redelivery import reconstruct
+from relay.delivery.plan import MAX_NOTE, Planner
 from relay.delivery.work import Acknowledged, WorkItem
 from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, new_store, standing
@@ -132,9 +132,9 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     ("text", "says"),
     [
         ("TO: dave\n\nhi", "there is no agent dave"),
-        ("TO: alice\n\nhi", "nobody writes to itself"),
+        ("TO: alice\n\nhi", "cannot send a message to itself"),
         ("TO: #none\n\nhi", "there is no channel none"),
-        ("TO: bob\nKIND: ack\nRE: 1234567890-\n\n", "names no message"),
+        ("TO: bob\nKIND: ack\nRE: 1234567890-\n\n", "does not name a message"),
     ],
 )
 def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> None:
@@ -193,11 +193,11 @@ def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> N
         found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
         work = WorkItem(found, "", AT_NS)
         work.has_row = False
-        table.decider.refuse(work, "hello.msg is no name of a message")
+        table.decider.refuse(work, "hello.msg is not a valid message name")
         (posting,) = work.outgoing
         message = parse_delivered(posting.data)
         assert "RE" not in message.headers
-        assert message.body == b"not delivered: hello.msg is no name of a message\n"
+        assert message.body == b"not delivered: hello.msg is not a valid message name\n"
         stored = table.store.get_message(posting.engine_id)
         assert stored and stored.metadata and "re" not in stored.metadata
         assert reconstruct(stored).headers == {}
@@ -240,14 +240,17 @@ def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
 def test_a_group_of_one_is_said_so(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     work = table.decide("TO: #team\n\nhi")
-    assert said(work) == "nobody else takes part in team\n"
+    assert said(work) == "nobody received it: team has no other members\n"
     assert work.failure == ""
 
 
 def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
     (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").outgoing
-    assert "nobody else subscribes to topic build.ok of #ci" in posting.data.decode()
+    assert (
+        "nobody received it: there are no other subscribers to topic build.ok of #ci"
+        in posting.data.decode()
+    )
 
 
 def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> None:
@@ -350,7 +353,7 @@ def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
     (posting,) = work.outgoing
     answer = parse_delivered(posting.data)
     assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.message_id)
-    assert said(work) == "completed made the group team, you are its owner\n"
+    assert said(work) == "completed created the group team, you are its owner\n"
     asked, reply = (
         table.store.find_by_relay_id(work.message_id),
         table.store.get_message(posting.engine_id),

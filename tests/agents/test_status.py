@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from relay.base import process_info
-from relay.base.agent_status import (
+from relay.agents.status import (
     AgentFacts,
     AgentStatus,
     StatusChange,
@@ -18,6 +17,7 @@ from relay.base.agent_status import (
     parse_status_command,
     unavailable_reason,
 )
+from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.config import AgentSettings
 from tests.procs import until
@@ -107,7 +107,8 @@ def test_what_is_said_to_who_writes_to_them() -> None:
         "`relay agents revive bob` brings it back"
     )
     assert unavailable_reason("bob", "terminated", None, None) == (
-        "bob is terminated; start it again: what it writes, and its process, bring it back"
+        "bob is terminated; start it again; it becomes active as soon as it writes a message or "
+        "registers its process"
     )
 
 

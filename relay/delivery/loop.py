@@ -1,9 +1,10 @@
-"""The flow of a batch: one thread, from the hint to the archive.
+"""The loop: one thread takes a batch of files from the outboxes through every stage.
 
-    look, record, claim, decide, stage, commit, deliver, note, archive
+    read, validate, record, plan, stage, commit, deliver, complete, archive
 
-Accepted is what the journal has (``EventLog.commit``), and nothing is seen outside before that:
-no file in an inbox, no word in the ledger. States and what a crash leaves: docs/states.md.
+A message is accepted once the journal has it (``EventLog.commit``). Nothing is visible outside
+before that: no file in an inbox, no change in the ledger. States, and what a crash leaves of them:
+docs/states.md.
 """
 
 from __future__ import annotations
@@ -11,34 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from relay.agents.roster import Roster
-from relay.agents.saved_state import StateStore
 from relay.agents.status import AgentStatusTracker
 from relay.base import directory_guard
 from relay.base.clock import NS_PER_S
 from relay.base.errors import StoreCapacity, StoreFull
 from relay.base.home import Dirs
-from relay.base.jobs import Pack, Prune
 from relay.base.logs import where
-from relay.base.outbox_file import OUTBOX
 from relay.base.watcher import WatchEvents
 from relay.delivery import file_ops
-from relay.delivery.admission import Recorder
-from relay.delivery.archive import Archiver
-from relay.delivery.carry import BatchWriter
-from relay.delivery.context import Context
-from relay.delivery.decide import Planner
-from relay.delivery.door import RECHECK_NS, Validator
+from relay.delivery.downtime import DowntimeTracker
 from relay.delivery.event_source import EventSource
-from relay.delivery.held import DeferredQueue, FailedDeferral
-from relay.delivery.intake import Intake, Parsed, ParseResult
-from relay.delivery.loops import ReplyLoops
-from relay.delivery.lost_time import DowntimeTracker
-from relay.delivery.notifications import Notifier
-from relay.delivery.overdue import RetryQueue
-from relay.delivery.reminders import Reminders
-from relay.delivery.signing import SigningKeys
-from relay.delivery.waiting import ThrottleStatus
-from relay.delivery.work import EndedDelivery, WorkItem
+from relay.delivery.execute import Archiver, BatchWriter
+from relay.delivery.intake import OUTBOX, Intake, Parsed, ParseResult
+from relay.delivery.limits import ReplyLoops, ThrottleStatus
+from relay.delivery.notifications import Notifier, Reminders
+from relay.delivery.plan import Planner
+from relay.delivery.retry import DeferredQueue, FailedDeferral, RetryQueue
+from relay.delivery.saved_state import StateStore
+from relay.delivery.validate import RECHECK_NS, Recorder, SigningKeys, Validator
+from relay.delivery.work import Context, EndedDelivery, Pack, Prune, WorkItem
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
 from relay.journal.plan import JournalCommand
@@ -49,11 +41,11 @@ TRANSIENT_ERRORS = (StoreFull, StoreCapacity, file_ops.DiskFull)  # its file wai
 
 
 class Dispatcher:
-    """Does everything that is due when ``tick`` is called. Used from one thread."""
+    """Does all due work when ``tick`` is called. Used from one thread."""
 
     def __init__(self, context: Context, flusher: Flusher, roller: Roller, roster: Roster) -> None:
         self.tally = context.tally
-        self.pauses: dict[str, str] = {}  # who holds the intake up -> why; empty: nobody
+        self.pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._config = context.config
         self._home = context.home
         self._ledger = context.ledger
@@ -72,7 +64,7 @@ class Dispatcher:
         self._has_process_requests = False  # for processes to be started or ended
 
     def _build_parts(self, context: Context) -> None:
-        """The parts that do the steps, each with what it needs of the others."""
+        """Build the stages of the pipeline, each with its dependencies."""
         config, home, ledger, store, _, clock, log, _ = context
         roster = self._roster
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
@@ -105,17 +97,17 @@ class Dispatcher:
 
     @property
     def paused(self) -> str:
-        """Why nothing is taken out of the outboxes; empty when it is."""
+        """The reason why intake is paused; empty if it is not."""
         return "; ".join(why for why in self.pauses.values() if why)
 
     @property
     def backlog(self) -> int:
-        """Files seen and not yet delivered."""
+        """Files seen but not yet delivered."""
         return self._intake.backlog
 
     @property
     def roster(self) -> Roster:
-        """The agents there are, and who of them is scanned."""
+        """The agents, and which of them are scanned."""
         return self._roster
 
     @property
@@ -124,21 +116,21 @@ class Dispatcher:
         return self._events.journal.end
 
     def oldest_ns(self) -> int | None:
-        """When the file was seen that waits longest in an outbox (monotonic); None: none waits."""
+        """Time at which the longest waiting file was seen (monotonic); None if none waits."""
         return self._intake.oldest_ns()
 
     @property
     def throttled(self) -> ThrottleStatus:
-        """Who is over a limit now, and how often that was."""
+        """Agents over a limit, and counts of such episodes."""
         return self._intake.throttled
 
     def requeue(self, files: Iterable[tuple[str, str]]) -> None:
-        """Files of open rows, oldest discovery first: they go before anything that is new."""
+        """Queue the files of open rows, oldest discovery first, ahead of new ones."""
         for agent, file_name in files:
             self._intake.add(agent, file_name, renamed=True, counted=True)
 
     def tick(self, wake: WatchEvents) -> int:
-        """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
+        """Do all due work; returns the next due time (monotonic ns, 0 for at once)."""
         self._downtime.check()
         begin = self.tally.begin
         self._guard.check()
@@ -170,17 +162,17 @@ class Dispatcher:
         return self._next_due()
 
     def pop_jobs(self) -> list[JournalCommand | Prune | Pack]:
-        """What was asked of journal and archive since the last time; not repeated after a crash."""
+        """Journal commands and jobs requested since the last call; lost in a crash."""
         orders, self._jobs = self._jobs, []
         return orders
 
     def pop_process_requests(self) -> bool:
-        """True when a process was asked for, or its end, since the last time; the ledger has it."""
+        """True if a process was requested to start or end since the last call; see the ledger."""
         asked, self._has_process_requests = self._has_process_requests, False
         return asked
 
     def drain(self) -> None:
-        """The end: everything in hand is finished, the store is written."""
+        """Finish everything in progress and write the store, before a stop."""
         with self._home.dirs() as dirs:
             while not self._archiver.is_idle:  # what waits in the outboxes is the next start's
                 self._archiver.archive(dirs, self._config.limits.batch_files)
@@ -195,7 +187,7 @@ class Dispatcher:
     # -- 2-4 look, record, claim -------------------------------------------------------
 
     def _validate(self, dirs: Dirs, looks: list[ParseResult]) -> list[ParseResult]:
-        """Those that can be decided now; an attachment that is still being read is waited for."""
+        """Files that can be planned now; those whose attachments are being read are deferred."""
         if not looks:
             return looks
         let_in = self._validator.validate(dirs, looks)
@@ -205,7 +197,7 @@ class Dispatcher:
         return let_in.ready
 
     def _process(self, dirs: Dirs, looks: list[ParseResult]) -> None:
-        """Take a batch of files through every step up to finish, so many bytes at once."""
+        """Take a batch of files through every stage, a limited number of bytes at a time."""
         self.tally.begin("record")
         admitted = self._recorder.claim(dirs, looks)
         self._mark_senders_active(admitted)
@@ -223,7 +215,7 @@ class Dispatcher:
     def _process_part(
         self, dirs: Dirs, part: list[tuple[WorkItem, ParseResult]], part_bytes: int
     ) -> None:
-        """Decide on what was admitted and carry it out, once the journal has room for it."""
+        """Plan and execute a part of a batch, if the journal has room for it."""
         self.tally.begin("route")
         room = self._room_for(part_bytes)
         batch: list[WorkItem] = []
@@ -237,7 +229,9 @@ class Dispatcher:
                     self._validator.refuse_invalid(work, look)
             if isinstance(look, Parsed) and not work.failure:
                 work.attachments = look.message.attachments
-                why = self._reply_loops.check(work, look.message)
+                why = self._reply_loops.check(
+                    work.agent, work.message_id, work.discovered_at, look.message
+                )
                 if why and not self._is_known(work):
                     self._postpone(work, why)
                     continue
@@ -256,7 +250,7 @@ class Dispatcher:
             self._execute(dirs, batch)
 
     def _mark_senders_active(self, admitted: list[tuple[WorkItem, ParseResult]]) -> None:
-        """Who writes is there; so may be, by now, who is written to and was away."""
+        """Mark senders active; check again unavailable recipients that now have mail."""
         written: dict[str, int] = {}
         for work, look in admitted:
             if not work.is_repeat and look.file.place == OUTBOX:
@@ -267,7 +261,7 @@ class Dispatcher:
             self._event_source.check_liveness(wanted & self._statuses.unavailable.keys())
 
     def _room_for(self, n_bytes: int) -> str:
-        """Why the journal has no room for so many bytes, or nothing."""
+        """The reason why the journal has no room for ``n_bytes``; empty if it has."""
         try:
             self._events.reserve(n_bytes)
         except OSError as exc:
@@ -275,11 +269,11 @@ class Dispatcher:
         return ""
 
     def _is_known(self, work: WorkItem) -> bool:
-        """True when the store has accepted it before: who has it keeps it."""
+        """True if the store has accepted it before; it then stays accepted."""
         return self._store.find_by_relay_id(work.message_id, include_archived=True) is not None
 
     def _plan(self, work: WorkItem, look: ParseResult) -> None:
-        """What is to happen with one file; a fault of ours refuses it, and stops no other."""
+        """Plan one file; a bug in the relay refuses this file and stops no other."""
         try:
             if isinstance(look, Parsed) and not work.failure:
                 now = self._clock.now_ns()
@@ -291,14 +285,14 @@ class Dispatcher:
         except Exception as exc:
             fault = type(exc).__name__  # its text may quote what it choked on
             self._log(
-                f"Refused {work.file.path}: the relay has a fault: {fault}",
+                f"Refused {work.file.path}: internal error: {fault}",
                 action="fault",
                 level="error",
                 where=where(exc),
             )
             work.outgoing.clear()
             work.requests.clear()
-            self._planner.refuse(work, f"the relay has a fault and cannot handle it: {fault}")
+            self._planner.refuse(work, f"internal error of the relay: {fault}")
 
     def _execute(self, dirs: Dirs, batch: list[WorkItem]) -> None:
         for work, reason in self._writer.execute(dirs, batch):
@@ -312,7 +306,7 @@ class Dispatcher:
         )
 
     def _postpone(self, work: WorkItem, reason: str) -> None:
-        """A passing error: the file stays in the outbox and is tried again."""
+        """Leave a file in its outbox after a transient error, to be tried again."""
         self.tally.postponed += 1
         attempts = 1
         if work.has_row:
@@ -340,7 +334,7 @@ class Dispatcher:
             self._archiver.flush()
 
     def _checkpoint(self) -> None:
-        """Write the store's file when that is due; say once that it cannot be, and can again."""
+        """Write the store's file if due; log once when that fails and when it works again."""
         self._flusher.commit()
         error = self._flusher.error
         if error != self._last_flush_error:
@@ -359,7 +353,7 @@ class Dispatcher:
             self._log(f"Archives {text}", action="roll_failed", level=level)
 
     def _retry_deferred(self, dirs: Dirs) -> None:
-        """Try what is held; where that is over, the sender is told first, then it is noted."""
+        """Retry deferred deliveries; of those given up the sender is notified first."""
         agents = self._roster.agents
         works, ended = self._deferred.due(dirs, agents, self._config.limits.batch_files)
         if not works and not ended:
@@ -378,7 +372,7 @@ class Dispatcher:
         self._deferred.retry_later([work for work in works if id(work) in put_off])
 
     def _ended_delivery(self, one: FailedDeferral) -> EndedDelivery:
-        """A held delivery that is over, for its sender to hear of."""
+        """A deferred delivery that is given up, for the notice to its sender."""
         stored = self._store.find_by_relay_id(one.row.message_id)
         number = stored.id if stored else 0
         message_id, attempt = one.row.message_id, one.delivery.attempt
@@ -404,5 +398,5 @@ class Dispatcher:
 
 
 def _journal_bytes(look: ParseResult) -> int:
-    """Bytes that a file may need in the journal; of a refused one no content is kept."""
+    """Journal bytes that a file may need; the content of a refused file is not kept."""
     return EVENTS_BYTES + (2 * look.file.size if isinstance(look, Parsed) else 0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.delivery.ratelimit import RateLimit
-from relay.delivery.waiting import Hint, IntakeQueue
+from relay.delivery.intake_queue import Hint, IntakeQueue
+from relay.delivery.limits import RateLimit
 from tests.fakes import FakeClock
 
 

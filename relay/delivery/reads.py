@@ -1,37 +1,47 @@
-"""Files that left the inboxes: noted as read on evidence, and otherwise delivered again.
+"""Reads: a file that left an inbox is read only on evidence, and otherwise delivered again.
 
-    left an inbox   in .read                     read, taken             at once
-                    not there                    read, removed           after GRACE_NS
-                    its mailbox vanished with it held, the next attempt  when that is back
+    in .read                           read, taken                 at once
+    gone, in the same inbox            read, removed               after GRACE_NS
+    gone with its mailbox (vanished)   deferred, the next attempt  when the mailbox is back
 
-Who removes a whole mailbox removes its files first, one by one: so nothing counts as removed
-before it is known that the mailbox still stands. What is found is the store's event at once, and
-the ledger's with ``note``, once the journal has it.
+Removing a whole mailbox removes its files first, one by one: so nothing counts as removed before
+the mailbox is known to be still there. A read is a store event at once, and goes into the ledger
+with ``flush``, once the journal has it.
+
+A replaced inbox may have the inode of the previous one, so its creation time identifies it where
+the file system keeps that. Removing a file sets the mtime of the inbox: an inbox with an older one
+was restored from a copy. Source: DESIGN, "Read needs evidence".
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import struct
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from enum import Enum, auto
 
-from relay.base.clock import NS_PER_S
+from relay.base import fsio
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import UnsafePath
-from relay.base.home import Dirs
-from relay.base.names import message_id_of
-from relay.delivery import file_ops, mailbox
-from relay.delivery.context import Context
-from relay.delivery.mailbox import FileFate
+from relay.base.home import PENDING, READ, Dirs
+from relay.base.names import MSG_SUFFIX, message_id_of
+from relay.delivery import file_ops
+from relay.delivery.work import Context
 from relay.ledger import ReadDelivery
 from relay.ledger.deliveries import REMOVED, TAKEN
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"
-_NOT_KNOWN = 1 << 31  # an attempt that none is behind
+_NOT_KNOWN = 1 << 31  # above any attempt
 
 
 class ReadDetector:
-    """Owned by the loop."""
+    """Detects reads. Owned by the loop."""
 
     def __init__(self, context: Context) -> None:
         self._home = context.home
@@ -48,7 +58,7 @@ class ReadDetector:
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
 
     def on_removed(self, files: Iterable[tuple[str, str]]) -> None:
-        """The kernel saw these leave: (agent, file name)."""
+        """Process files that the watcher saw leave: (agent, file name)."""
         with self._home.dirs() as dirs:
             for agent, name in files:
                 message_id = message_id_of(name)
@@ -57,18 +67,18 @@ class ReadDetector:
 
     def _check(self, dirs: Dirs, agent: str, message_id: str) -> None:
         with suppress(OSError, UnsafePath):  # not now: judged with what is missing
-            if mailbox.was_taken(dirs, agent, message_id):
+            if was_taken(dirs, agent, message_id):
                 self._record_read(agent, message_id, TAKEN)
                 return
         due_ns = self._clock.monotonic_ns() + GRACE_NS
         self._missing.setdefault((agent, message_id), due_ns)
 
     def scan(self, dirs: Dirs, agent: str) -> set[str]:
-        """Compare an inbox with what should stand there; ids of what else is in it.
+        """Compare an inbox with its deliveries; returns the ids of other messages in it.
 
         Errors: OSError, UnsafePath.
         """
-        known, seen = self._mailboxes.get(agent), mailbox.identity(dirs, agent)
+        known, seen = self._mailboxes.get(agent), mailbox_identity(dirs, agent)
         missing, others = self._ledger.deliveries.unread(agent), file_ops.inbox_files(dirs, agent)
         for message_id in missing.keys() & others:
             del missing[message_id]
@@ -83,16 +93,16 @@ class ReadDetector:
         return others
 
     def return_unread(self, agent: str) -> None:
-        """Nobody is to read what vanished with the mailbox of this agent, who is away for good."""
+        """Defer the unread messages of a retired agent whose mailbox vanished; they then bounce."""
         if missing := self._ledger.deliveries.unread(agent):
             self._defer_unread(agent, missing)
 
     def due_ns(self) -> int | None:
-        """When something that is missing is judged (monotonic)."""
+        """Time at which a missing file is classified (monotonic)."""
         return min(self._missing.values(), default=None)
 
     def check_missing(self) -> None:
-        """Judge what has been missing for long enough."""
+        """Classify files that have been missing for long enough."""
         now = self._clock.monotonic_ns()
         due: dict[str, list[str]] = defaultdict(list)
         for (agent, message_id), at in list(self._missing.items()):
@@ -103,25 +113,25 @@ class ReadDetector:
             unread = self._ledger.deliveries.unread_of(agent, ids)
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
-                if self._mailboxes.get(agent) in (None, mailbox.identity(dirs, agent)):
+                if self._mailboxes.get(agent) in (None, mailbox_identity(dirs, agent)):
                     self._classify(dirs, agent, {one: unread.get(one, 0) for one in ids})
                 else:  # put in the other's place unseen: all that stood there went with it
                     self.scan(dirs, agent)
 
     def _classify(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
         known = self._mailboxes.get(agent)
-        found = mailbox.file_fates(dirs, agent, known, missing)
-        born_ns = mailbox.born_ns(known)
+        found = file_fates(dirs, agent, known, missing)
+        made_at = created_ns(known)
         older = [
             one
             for one, trace in found.items()
-            if trace is FileFate.REMOVED and 0 < missing[one] < born_ns
+            if trace is FileFate.REMOVED and 0 < missing[one] < made_at
         ]
         rows = self._ledger.deliveries.rows(older) if older else {}
         for message_id, trace in found.items():
             row = rows.get(message_id, {}).get(agent)
             if row is not None and row.state == "dead":
-                continue  # it vanished with the inbox before, or stood in a copy: nobody knows
+                continue  # vanished before, or restored from a copy: unknown
             if trace in (FileFate.TAKEN, FileFate.REMOVED):
                 how = TAKEN if trace is FileFate.TAKEN else REMOVED
                 self._record_read(agent, message_id, how)
@@ -141,9 +151,9 @@ class ReadDetector:
         self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
-        """Hold what nobody read, its next attempt due now, like what could not be written.
+        """Defer unread deliveries, their next attempt due now.
 
-        What was given up, or answered, stays that.
+        Deliveries given up or answered stay as they are.
         """
         rows = self._ledger.deliveries.rows(ids)
         for message_id, deliveries in rows.items():
@@ -160,7 +170,7 @@ class ReadDetector:
             self._vanished[agent, message_id] = attempt
 
     def flush(self) -> list[ReadDelivery]:
-        """Tell the ledger, once the journal has it; what was read."""
+        """Record reads in the ledger, once the journal has them; returns them."""
         if not (self._read or self._vanished or self._seen):
             return []
         self._events.commit()
@@ -178,7 +188,7 @@ class ReadDetector:
             self._ledger.set_position(self._events.journal.durable, now)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
-                f"{mailbox.describe_vanished(agent, number)}: "
+                f"{describe_vanished(agent, number)}: "
                 "delivered again, or back to their senders where it is retired",
                 action="mailbox_vanished",
                 level="warning",
@@ -186,3 +196,97 @@ class ReadDetector:
                 messages=number,
             )
         return read
+
+
+# The kernel sets times by a clock that it moves on every few milliseconds.
+COARSE_NS = 50 * NS_PER_MS
+
+
+class FileFate(Enum):
+    """The fate of a file that was delivered into an inbox."""
+
+    STANDS = auto()  # it is there
+    TAKEN = auto()  # it is in .read
+    REMOVED = auto()  # it was removed
+    VANISHED = auto()  # its inbox went with it
+
+
+def mailbox_identity(dirs: Dirs, agent: str) -> str:
+    """An identity unique to this inbox, even among its replacements. Errors: as ``file_fates``."""
+    return _identity(dirs.get("agents", agent, "inbox"))
+
+
+def created_ns(known: str | None) -> int:
+    """Creation time of an inbox by its identity (Unix ns); 0: unknown."""
+    return int(known.partition(":")[2]) if known else 0
+
+
+def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
+    """True if the file is in ``.read``. Errors: OSError, UnsafePath."""
+    try:
+        return fsio.exists(message_id + MSG_SUFFIX, dirs.get("agents", agent, "inbox", READ))
+    except FileNotFoundError:
+        return False
+
+
+def file_fates(
+    dirs: Dirs, agent: str, known: str | None, missing: Mapping[str, int]
+) -> dict[str, FileFate]:
+    """The fate of each of ``missing``: message id -> when it was written (Unix ns).
+
+    ``known``: the identity of the inbox that was delivered to; None: unknown.
+    Errors: FileNotFoundError if there is no inbox; OSError, UnsafePath if it cannot be read, which
+    proves nothing.
+    """
+    inbox = dirs.get("agents", agent, "inbox")
+    is_other = known is not None and _identity(inbox) != known
+    changed_at = os.fstat(inbox).st_mtime_ns + COARSE_NS
+    is_whole = fsio.exists(PENDING, inbox) or fsio.exists(READ, inbox)
+    found: dict[str, FileFate] = {}
+    for message_id, written_at in missing.items():
+        if was_taken(dirs, agent, message_id):
+            found[message_id] = FileFate.TAKEN
+        elif fsio.exists(message_id + MSG_SUFFIX, inbox):
+            found[message_id] = FileFate.STANDS
+        elif is_other or changed_at < written_at:
+            found[message_id] = FileFate.VANISHED
+        elif is_whole:  # else the whole mailbox may be being removed
+            found[message_id] = FileFate.REMOVED
+    return found
+
+
+def _identity(fd: int) -> str:
+    """Inode and creation time (Unix ns; 0 if the file system does not keep it)."""
+    status = os.fstat(fd)
+    if sys.platform == "darwin":
+        return f"{status.st_ino}:{int(status.st_birthtime * NS_PER_S)}"
+    return f"{status.st_ino}:{_created_ns(fd)}"
+
+
+_STATX_BTIME, _AT_EMPTY_PATH = 0x800, 0x1000  # linux/stat.h, fcntl.h
+_MASK, _BTIME = struct.Struct("<I"), struct.Struct("<qI")  # of struct statx
+_BTIME_AT, _STATX_BYTES = 80, 256
+
+
+def _created_ns(fd: int) -> int:
+    """Creation time of a file, which ``os.stat`` does not return on Linux."""
+    statx = _statx()
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
+        return 0
+    if not _MASK.unpack_from(answer)[0] & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = _BTIME.unpack_from(answer, _BTIME_AT)
+    return int(seconds * NS_PER_S + nanoseconds)
+
+
+@functools.cache
+def _statx() -> Callable[..., int] | None:
+    """The C library's statx; None if it is too old."""
+    return getattr(ctypes.CDLL(None), "statx", None)
+
+
+def describe_vanished(agent: str, number: int) -> str:
+    """The text about unread messages lost with a mailbox."""
+    what = "message" if number == 1 else "messages"
+    return f"{number} unread {what} vanished with the mailbox of {agent}"

@@ -1,11 +1,14 @@
-"""Continuity: what an agent saves, gets back, and is told when it begins again.
+"""Saved states of agents: save, load and list them, and resume with the last one.
 
-    ACTION: save   the state: the body, or what stands behind the fields or behind `STATE:`
-    ACTION: load   the last save, or that of VERSION; the operator's and the lead's also of NAME
+    ACTION: save   the state: the body, or what follows the fields or `STATE:`
+    ACTION: load   the last state, or that of VERSION; operator and lead also of NAME
     ACTION: list   a line for each version: number, bytes, time, message id
 
-A save is on disk before the ack that says so is committed; killed in between, the message is
-obeyed again and gives the same version. Source: relay-file-system.txt 4.1, docs/formats/msg.md.
+    continuity/{agent}/{version, 8 digits}-{message id}.state
+
+A state is on disk, whole and synced, before the ack is committed. The message id in its name makes
+saving repeatable: after a crash it is the same version. Only the last ``continuity.keep_versions``
+are kept. Source: relay-file-system.txt 4.1, docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from typing import NamedTuple
 
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
-from relay.agents.saved_state import SavedState, StateStore
 from relay.base import fsio
 from relay.base.clock import iso_time
+from relay.base.config import ContinuitySettings
 from relay.base.errors import MessageError, Refused, UnsafePath
-from relay.base.home import READ, Dirs
+from relay.base.home import CONTINUITY, READ, Dirs, Home
 from relay.base.message import (
     DIGITS,
     MAX_DELIVERED_HEADER_BYTES,
@@ -35,6 +39,77 @@ from relay.delivery.file_ops import DiskFull, inbox_files, render_delivered
 from relay.delivery.work import OutgoingFile, WorkItem, system_message_row, system_work_about
 from relay.engine.commstore import CommStore
 
+NAME = re.compile(r"([0-9]{8,12})-([0-9]{10,20}-[0-9a-f]{0,32})\.state")
+LEFT_OVER = ".tmp"  # a write that a crash cut short
+
+
+class SavedState(NamedTuple):
+    """One version of one agent's state."""
+
+    version: int  # from 1, growing
+    message_id: str  # of the message that saved it
+    size: int  # bytes
+    saved_at: int  # Unix nanoseconds
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the agent's folder."""
+        return f"{self.version:08d}-{self.message_id}.state"
+
+
+class StateStore:
+    """The saved states of all agents. Only the loop writes; agent names are validated before."""
+
+    def __init__(self, home: Home, settings: ContinuitySettings) -> None:
+        self.home = home
+        self.settings = settings
+
+    def versions(self, agent: str) -> list[SavedState]:
+        """The versions of an agent, oldest first. Errors: OSError, UnsafePath."""
+        try:
+            with self.home.dirs() as dirs, os.scandir(dirs.get(CONTINUITY, agent)) as entries:
+                found = [
+                    SavedState(int(match[1]), match[2], status.st_size, status.st_mtime_ns)
+                    for entry in entries
+                    if (match := NAME.fullmatch(entry.name))
+                    for status in (entry.stat(follow_symlinks=False),)
+                ]
+        except FileNotFoundError:
+            return []
+        return sorted(found)
+
+    def save(self, agent: str, message_id: str, state: bytes) -> SavedState:
+        """Save a state as the newest version; the same message again gives the same version.
+
+        Durable on return. Errors: OSError, UnsafePath; then nothing was saved or removed.
+        """
+        known = self.versions(agent)
+        for save in known:
+            if save.message_id == message_id:
+                return save
+        with self.home.dirs() as dirs:
+            is_new = not known
+            folder = dirs.ensure(CONTINUITY, agent)
+            if is_new:  # its directory may have been made just now
+                fsio.sync_dir(self.home.root)
+                fsio.sync_dir(self.home.path(CONTINUITY))
+            version = known[-1].version + 1 if known else 1
+            save = SavedState(version, message_id, len(state), 0)
+            fsio.write_atomic(self.home.path(CONTINUITY, agent, save.file_name), state)
+            for old in (*known, save)[: -self.settings.keep_versions]:
+                fsio.remove(old.file_name, folder)
+            for name in os.listdir(folder):
+                if name.endswith(LEFT_OVER):
+                    fsio.remove(name, folder)
+        return save
+
+    def read(self, agent: str, save: SavedState) -> bytes:
+        """The state, byte for byte. Errors: OSError, UnsafePath."""
+        with self.home.dirs() as dirs:
+            folder = dirs.get(CONTINUITY, agent)
+            return fsio.read_regular(save.file_name, folder, max(save.size, 1))[0]
+
+
 SAVE, LOAD, LIST = ACTIONS = ("save", "load", "list")
 FIELDS = ("ACTION", "NAME", "VERSION")
 STATE = "STATE"
@@ -44,7 +119,7 @@ LINE = "-----"
 
 
 class ContinuityRequest(NamedTuple):
-    """A continuity message, read."""
+    """A parsed continuity message."""
 
     action: str
     name: str  # whose saves
@@ -55,31 +130,31 @@ class ContinuityRequest(NamedTuple):
 def handle(
     message: MessageFile, message_id: str, sender: str, lead: str | None, states: StateStore
 ) -> ControlReply:
-    """Do what a continuity message asks, and the answer to it. Errors: DiskFull, which passes."""
+    """Execute a continuity message. Errors: DiskFull, which is transient."""
     try:
         asked = parse_request(message, sender)
         if asked.name != sender and not (
             asked.action != SAVE and sender in (OPERATOR, lead) and is_agent_name(asked.name)
         ):
             raise Refused(
-                f"{asked.action} of NAME {asked.name[:70]!r} is not for {sender}: an agent has its "
-                f"own saves alone; {OPERATOR} and the lead may load and list those of others"
+                f"{asked.action} of NAME {asked.name[:70]!r} is not for {sender}: an agent can "
+                f"access only its own states; {OPERATOR} and the lead can load and list others"
             )
         return _ANSWERS[asked.action](asked, message_id, states)
     except Refused as exc:
         return ControlReply(False, str(exc))
     except UnsafePath as exc:
-        return ControlReply(False, f"the saves of {sender} cannot be reached: {exc}")
+        return ControlReply(False, f"the states of {sender} are not accessible: {exc}")
     except OSError as exc:
         if exc.errno in fsio.DISK_ERRNOS:
             raise DiskFull(f"continuity of {sender}: {exc.strerror}") from exc
         return ControlReply(
-            False, f"the saves of {sender} cannot be reached: {exc.strerror or exc}"
+            False, f"the states of {sender} are not accessible: {exc.strerror or exc}"
         )
 
 
 def parse_request(message: MessageFile, sender: str) -> ContinuityRequest:
-    """What a continuity message says. Errors: Refused, naming the rule."""
+    """Parse a continuity message. Errors: Refused, naming the rule."""
     fields = {name: message.headers[name] for name in FIELDS if name in message.headers}
     state = message.body
     if fields.get("ACTION", "").lower() != SAVE:  # given by header, all of its body is the state
@@ -89,24 +164,24 @@ def parse_request(message: MessageFile, sender: str) -> ContinuityRequest:
         what = f"there is no ACTION {action[:60]!r}" if action else "ACTION is missing"
         raise Refused(f"{what}: KIND continuity has ACTION save, load or list")
     if action == SAVE and "VERSION" in fields:
-        raise Refused("save takes no VERSION: it makes a new one")
+        raise Refused("save does not accept VERSION: it always makes a new one")
     if action != SAVE and state.strip():
         line = state.strip().split(b"\n")[0].decode()
-        raise Refused(f"{action} takes no {line[:60]!r}: its lines are VERSION and NAME")
+        raise Refused(f"{action} does not accept {line[:60]!r}: expected VERSION and NAME")
     version = fields.get("VERSION") if action == LOAD else None
     if action == LIST and "VERSION" in fields:
-        raise Refused("list takes no VERSION: it lists them all")
+        raise Refused("list does not accept VERSION: it lists all versions")
     if version is not None and not (DIGITS.fullmatch(version) and int(version) > 0):
-        raise Refused(f"VERSION {version[:60]!r} is no whole number above 0")
+        raise Refused(f"VERSION: expected an integer above 0, got {version[:60]!r}")
     return ContinuityRequest(
         action, fields.get("NAME") or sender, int(version) if version else None, state
     )
 
 
 def _take_fields(body: bytes, fields: dict[str, str]) -> bytes:
-    """Take the field lines at the beginning into ``fields``; what is behind them.
+    """Move the field lines at the beginning into ``fields``; returns the rest.
 
-    They end at a blank line, at `STATE:`, or at the first line that is none of them.
+    They end at a blank line, at `STATE:`, or at the first other line.
     """
     while body:
         line, _, rest = body.partition(b"\n")
@@ -128,7 +203,7 @@ def _take_fields(body: bytes, fields: dict[str, str]) -> bytes:
 def _save(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
     most = states.settings.most_kib * 1024
     if not asked.state:
-        raise Refused("there is no state to save: it is the body, behind the ACTION")
+        raise Refused("there is no state to save: the state is the body, after the ACTION")
     if len(asked.state) > most:
         raise Refused(
             f"the state has {len(asked.state)} bytes, continuity.most_kib allows {most}: save a "
@@ -141,7 +216,7 @@ def _save(asked: ContinuityRequest, message_id: str, states: StateStore) -> Cont
 def _load(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
     versions = states.versions(asked.name)
     if asked.version is None and not versions:
-        return ControlReply(True, "version 0")  # to begin anew is no error
+        return ControlReply(True, "version 0")  # a first start is not an error
     found = [save for save in versions if asked.version in (None, save.version)]
     if not found:
         there_are = ", ".join(str(save.version) for save in versions) or "none"
@@ -168,13 +243,13 @@ _ANSWERS = {SAVE: _save, LOAD: _load, LIST: _list}
 def resume_message(
     states: StateStore, store: CommStore, name: str, key: str, now_ns: int
 ) -> WorkItem | None:
-    """The message that an agent finds first when it begins again: its last save, and a list of
-    what waits unread. None where there is neither, or where it has this message already.
+    """The first message of an agent that starts again: its last state and its unread messages.
 
-    ``key`` tells this beginning from every other one. It is of the highest priority, and its
-    name sorts before every other in the inbox. To be carried out before the agent's process
-    starts, or as soon as it is found; killed before that, the same call gives the same message.
-    Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the home cannot be read.
+    None if there is neither, or if it has this message already. ``key`` is unique to this start.
+    The message has the highest priority, and its name sorts before every other in the inbox. To be
+    executed before the agent's process starts, or as soon as that is found; the same call after a
+    crash gives the same message. Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the
+    home cannot be read.
     """
     versions = states.versions(name)
     mark = hashlib.sha256(f"welcome\0{name}\0{key}".encode()).hexdigest()[:32]
@@ -202,7 +277,7 @@ def resume_message(
 
 
 def _before(message_id: str) -> str:
-    """A timestamp that sorts right before that of a message id, in as many digits."""
+    """A timestamp that sorts right before that of a message id, with as many digits."""
     digits = message_id.partition("-")[0]
     return f"{max(int(digits) - 1, 0):0{len(digits)}d}"
 
@@ -210,13 +285,13 @@ def _before(message_id: str) -> str:
 def _resume_body(
     states: StateStore, dirs: Dirs, name: str, last: list[SavedState], unread: list[str]
 ) -> bytes:
-    lines = ["You begin again."]
+    lines = ["You are starting again."]
     state = b""
     for save in last:
         state = states.read(name, save)
         at = iso_time(save.saved_at)[:19] + "Z"
         lines.append(
-            f"Your last save is version {save.version} ({save.size} bytes, {at}); it stands "
+            f"Your last saved state is version {save.version} ({save.size} bytes, {at}); it stands "
             f"behind the line {LINE}."
         )
     lines.append(f"Unread in your inbox: {len(unread)}.")
@@ -229,7 +304,7 @@ def _resume_body(
 
 
 def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
-    """One line for a message in the inbox: id, sender, kind, how it begins."""
+    """One line about a message in the inbox: id, sender, kind, first words."""
     said = "?"
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         data, _ = fsio.read_regular(
@@ -246,7 +321,6 @@ def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
 def _store_message(
     store: CommStore, name: str, message_id: str, body: bytes, now_ns: int
 ) -> Message:
-    """The engine's message, numbered now."""
     channel_name = direct_channel_name(name, ORCHESTRATOR)
     channel = store.get_channel_by_name(channel_name)
     if channel is None:

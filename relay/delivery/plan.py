@@ -1,9 +1,9 @@
-"""Steps 5 and 6: what is to happen with a message, and the engine's word on it.
+"""Planning: the recipients of a message, and the replies of the orchestrator.
 
-Fills a Work with postings: the message for its recipients, and the orchestrator's answers. An
-answer's id is derived from what it answers, so deciding again after a crash gives the same
-files. Nothing here touches disk but what an agent saves (``relay.delivery.resume``): that is kept
-before the answer that says so is committed. Source: DESIGN, "How a message flows".
+Fills a WorkItem with outgoing files. The id of a reply is derived from the message it answers, so
+planning again after a crash gives the same files. Writes nothing but the states saved by agents
+(``relay.delivery.saved_state``): they are durable before the ack is committed.
+Source: DESIGN, "How a message flows", steps 5 and 6.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ from collections.abc import Callable, Mapping, Set
 
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Metadata
 from relay.agents.requests import Requester, read_request
-from relay.agents.saved_state import StateStore
-from relay.base.agent_status import AgentStatus, StatusChange, parse_status_command
+from relay.agents.status import AgentStatus, StatusChange, parse_status_command
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, StoreCapacity, StoreFull
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, command_fields
-from relay.base.names import ORCHESTRATOR, answer_id, derived_id, direct_channel_name, shown
-from relay.base.outbox_file import sent_at
-from relay.delivery import control, resume, router
+from relay.base.names import (
+    EVERYONE_CHANNEL,
+    ORCHESTRATOR,
+    answer_id,
+    derived_id,
+    direct_channel_name,
+    shown,
+)
+from relay.delivery import control, router, saved_state
+from relay.delivery.control import ControlReply
 from relay.delivery.file_ops import render_delivered
-from relay.delivery.intake import Parsed
-from relay.delivery.key_registration import KeyRegistration
+from relay.delivery.intake import Parsed, sent_at
 from relay.delivery.router import Bounce, Directory, Route
+from relay.delivery.saved_state import StateStore
 from relay.delivery.work import (
     Acknowledged,
     DeferredDelivery,
+    KeyRegistration,
     ObligationState,
     OutgoingFile,
     WorkItem,
@@ -40,7 +47,7 @@ from relay.engine.commstore import CommStore
 from relay.engine.deliveries import SYSTEM
 from relay.engine.retries import DEAD_LETTER_TOPIC
 
-THROTTLED = "held back: the channel has as many pending messages as max_pending allows"
+THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
 THROTTLED_RECHECK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
@@ -52,7 +59,7 @@ DEFAULT_SPAWN = SpawnSettings()
 
 
 class Planner:
-    """Turns accepted messages into postings. Owned by the loop."""
+    """Plans accepted messages. Owned by the loop."""
 
     def __init__(
         self,
@@ -66,24 +73,18 @@ class Planner:
     ) -> None:
         self._store = store
         self._lead = lead
-        self._trusted_lead = trusted_lead or lead  # who may ask for what the lead may
+        self._trusted_lead = trusted_lead or lead  # the agent with the lead's permissions
         self._unavailable = (
-            unavailable  # who is terminated or retired, and what is said to who writes to them
+            unavailable  # terminated or retired agents -> the nack for their senders
         )
-        self._inactive = inactive  # who gets no broadcasts
+        self._inactive = inactive  # agents that get no broadcasts
         self._states = states
         self._spawn = spawn
 
-    def plan(
-        self,
-        work: WorkItem,
-        accepted: Parsed,
-        agents: Set[str],
-        now_ns: int,
-    ) -> None:
-        """Decide on a message that has a row; the same again after a crash.
+    def plan(self, work: WorkItem, accepted: Parsed, agents: Set[str], now_ns: int) -> None:
+        """Plan a message that has a row; planning it again after a crash gives the same.
 
-        What the store has accepted before goes to those whom it was accepted for.
+        A message already in the store goes to the recipients it was accepted for.
         """
         message = accepted.message
         stored = self._find_stored(work)
@@ -95,7 +96,7 @@ class Planner:
             return
         route = self._route(message, work.agent, stored, agents)
         if isinstance(route, Bounce):
-            if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
+            if route.answers is not None:  # the answer counts, even without its sender
                 work.acknowledged = self._acknowledge(message, work, route.answers)
             self.refuse(work, route.reason)
             return
@@ -112,25 +113,19 @@ class Planner:
             self._plan_deliveries(work, accepted, stored, route, agents)
 
     def refuse(self, work: WorkItem, reason: str) -> None:
-        """Refuse a file: its sender is told why, and what to do."""
+        """Refuse a file: the sender gets a nack with the reason."""
         work.failure = reason
         name = shown(work.file.file_name)
         text = reason if name in reason else f"{name}: {reason}"
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 
     def reply(
-        self,
-        agent: str,
-        message_id: str,
-        at_ns: int,
-        key: str,
-        text: str,
-        kind: Kind = Kind.NACK,
+        self, agent: str, message_id: str, at_ns: int, key: str, text: str, kind: Kind = Kind.NACK
     ) -> WorkItem:
-        """Work that tells an agent what became of a message of its own, once for each ``key``.
+        """Work that tells an agent the outcome of its message, once for each ``key``.
 
-        Without a key it is the answer itself, which its control message did not get at once.
-        Nobody is told where ``agent`` is empty.
+        Without a key it is the answer to a control message that was not answered at once.
+        Nothing is sent if ``agent`` is empty.
         """
         work = system_work_about(message_id, agent, at_ns, f"{message_id} {key}")
         reply_id = "" if key else answer_id(at_ns, agent, message_id, kind)
@@ -140,7 +135,7 @@ class Planner:
         return work
 
     def notify(self, agent: str, at_ns: int, key: str, text: str) -> WorkItem:
-        """Work that tells an agent what nobody asked for, once for each ``at_ns`` and ``key``.
+        """Work that sends an agent an unrequested notice, once for each ``at_ns`` and ``key``.
 
         Errors: StoreFull, StoreCapacity.
         """
@@ -149,7 +144,7 @@ class Planner:
         return work
 
     def publish_dead_letter(self, work: WorkItem, text: str, agents: Set[str]) -> None:
-        """Publish a dead letter on the system's topic, when anybody ever asked for that channel.
+        """Publish a dead letter on the system topic, if the system channel exists.
 
         Source: message-engine.txt, "Retry Semantics", step 3c.
         """
@@ -177,7 +172,7 @@ class Planner:
                     topic=DEAD_LETTER_TOPIC,
                     metadata=metadata,
                 )
-            except CommError:  # paused or closed: whoever did that wants no notices
+            except CommError:  # paused or closed: no notices wanted
                 return
         targets = tuple(name for name in self._store.recipients(stored.id) if name in agents)
         if targets:
@@ -188,10 +183,10 @@ class Planner:
     def add_message(
         self, work: WorkItem, to: str, kind: Kind, text: str, key: str, order: int = 0
     ) -> None:
-        """A word of the orchestrator's own to anybody about the work's message, in that work.
+        """Add a message of the orchestrator about the work's message to that work.
 
-        Said once for each ``key``: the second time it is the same message, with the same text. What
-        is said of one message stands in an inbox by ``order``. Errors: StoreFull, StoreCapacity.
+        Sent once for each ``key``: when repeated it is the same message. Messages about one message
+        sort by ``order`` in an inbox. Errors: StoreFull, StoreCapacity.
         """
         own_id = answer_id(work.discovered_at + order, to, work.message_id, key)
         said = self._store.find_by_relay_id(own_id)
@@ -201,7 +196,7 @@ class Planner:
         self._add_system_message(work, message, own_id, kept, (to,))
 
     def _find_stored(self, work: WorkItem) -> Message | None:
-        """The message that the store numbered before a crash, or before a passing error."""
+        """The message as stored before a crash or a transient error."""
         stored = self._store.find_by_relay_id(work.message_id)
         if stored is None and work.is_repeat:  # a crash came before its row was completed
             stored = self._store.find_by_relay_id(work.message_id)
@@ -210,7 +205,6 @@ class Planner:
     def _route(
         self, message: MessageFile, sender: str, stored: Message | None, agents: Set[str]
     ) -> Route | Bounce:
-        """Where it goes; what would bounce now and was accepted goes where it went then."""
         is_lead = message.to.lower() == "lead"
         directory = Directory(
             agents, self._lead() if is_lead else None, self._unavailable, self._inactive
@@ -221,7 +215,6 @@ class Planner:
         return route
 
     def _send(self, work: WorkItem, message: MessageFile, route: Route) -> Message:
-        """The engine's message, numbered now."""
         channel = self._channel(route)
         fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
         if fields.ttl:
@@ -242,7 +235,7 @@ class Planner:
         )
 
     def _channel(self, route: Route) -> Channel:
-        """The channel of a route, made or joined as far as the route asks for it."""
+        """The channel of a route, created or joined if the route requires it."""
         channel = self._store.get_channel_by_name(route.channel)
         if channel is None:
             owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
@@ -255,7 +248,7 @@ class Planner:
     def _plan_deliveries(
         self, work: WorkItem, accepted: Parsed, stored: Message, route: Route, agents: Set[str]
     ) -> None:
-        """What the engine has accepted, to those who get it: the orchestrator may be one."""
+        """Plan the deliveries of a stored message; the orchestrator may be a recipient."""
         recipients = self._store.recipients(stored.id)
         if not recipients:
             nobody = self._no_recipients_reason(stored, route)
@@ -267,18 +260,21 @@ class Planner:
         self._add_deliveries(work, accepted, stored, route, recipients, agents)
 
     def _no_recipients_reason(self, stored: Message, route: Route) -> str:
-        """The nack for a message without recipients; empty where a sticky channel keeps it."""
+        """The nack for a message without recipients; empty if a sticky channel keeps it."""
         if route.channel_type is not ChannelType.PUB_SUB:
-            return f"nobody else takes part in {route.channel}"
+            if route.channel == EVERYONE_CHANNEL:
+                return "nobody received it: there are no other active agents"
+            return f"nobody received it: {route.channel} has no other members"
         if self._store.get_channel(stored.channel_id).config.sticky_messages:
-            return ""  # who subscribes later gets it
+            return ""  # later subscribers get it
         return (
-            f"nobody else subscribes to topic {stored.topic} of #{route.channel}: "
+            "nobody received it: there are no other subscribers to "
+            f"topic {stored.topic} of #{route.channel}: "
             f"`relay channel show {route.channel}` lists subscriptions"
         )
 
     def _acknowledge(self, message: MessageFile, work: WorkItem, original: Message) -> Acknowledged:
-        """What this answer says of the delivery that it answers."""
+        """Apply an answer to the delivery that it answers."""
         status, text = router.answer_status(message)
         sender, answer = work.agent, (work.message_id, text)
         ends = ack_rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
@@ -293,7 +289,7 @@ class Planner:
     def _execute_control(
         self, work: WorkItem, message: MessageFile, stored: Message, agents: Set[str]
     ) -> None:
-        """The message is for the orchestrator: do it, once, and answer."""
+        """Execute a message addressed to the orchestrator, once, and answer it."""
         for kind in (Kind.ACK, Kind.NACK):
             said = self._store.find_by_relay_id(_answer_id(work, kind))
             if said is not None:  # before a crash: done with it, and this is what came of it
@@ -317,7 +313,7 @@ class Planner:
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
-        if work.requests:  # whoever does it answers, too
+        if work.requests:  # the supervisor will answer
             return
         if answer.ok is None:
             work.status_note = message.content.decode()[:MAX_NOTE]
@@ -338,12 +334,12 @@ class Planner:
 
     def _control_reply(
         self, work: WorkItem, message: MessageFile, agents: Set[str]
-    ) -> control.ControlReply:
+    ) -> ControlReply:
         lead = self._trusted_lead()
         if message.kind in PROCESS_KINDS:
             return self._request_process(work, message)
         if message.kind is Kind.CONTINUITY and self._states is not None:
-            return resume.handle(message, work.message_id, work.agent, lead, self._states)
+            return saved_state.handle(message, work.message_id, work.agent, lead, self._states)
         answer = control.handle(message, work.agent, self._store, lead)
         change = answer.status_change
         if change is None or change.name in agents:
@@ -354,18 +350,16 @@ class Planner:
             and change.name in self._inactive | self._unavailable.keys()
         ):
             return answer
-        return control.ControlReply(
-            False, f"there is no agent {change.name}: `relay agents` lists them"
-        )
+        return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
 
-    def _request_process(self, work: WorkItem, message: MessageFile) -> control.ControlReply:
-        """A process is to be started or ended: it is, once this is accepted."""
+    def _request_process(self, work: WorkItem, message: MessageFile) -> ControlReply:
+        """Request that a process is started or ended once the message is accepted."""
         requester = Requester(work.agent, work.message_id, work.discovered_at, self._trusted_lead())
         request = read_request(message, requester, self._spawn)
         if isinstance(request, str):
-            return control.ControlReply(False, request)
+            return ControlReply(False, request)
         work.requests.append(request)
-        return control.ControlReply(None)
+        return ControlReply(None)
 
     def _add_deliveries(
         self,
@@ -376,7 +370,7 @@ class Planner:
         recipients: tuple[str, ...],
         agents: Set[str],
     ) -> None:
-        """The message for those who have an inbox; the others bounce, and the sender hears it."""
+        """Add deliveries to recipients with an inbox; the others bounce, with a nack."""
         states = self._store.state.deliveries[stored.id]
         away = self._unavailable
         targets = tuple([r for r in recipients if r in agents and r not in away])
@@ -409,13 +403,12 @@ class Planner:
     def _answer(
         self, work: WorkItem, kind: Kind, text: str, stored: Message | None, reply_id: str = ""
     ) -> None:
-        """A message of the orchestrator's to the sender; its id says what it answers."""
         self._reply(work, kind, f"{text}\n".encode(), stored, reply_id)
 
     def _reply(
         self, work: WorkItem, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
     ) -> None:
-        """The same, with this very body."""
+        """Reply to the sender; the id is derived from the message answered."""
         reply_id = reply_id or _answer_id(work, kind)
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
@@ -434,9 +427,9 @@ class Planner:
         targets: tuple[str, ...],
         channel: str | None = None,
     ) -> None:
-        """A message of the orchestrator's into inboxes, with a row of its own.
+        """Add a message of the orchestrator, with a row of its own.
 
-        Its time is when it was first said, which may be a day after what it speaks of.
+        Its time is when it was first stored, possibly a day after the event it describes.
         """
         at = int((kept.metadata or {}).get("created_ns") or work.discovered_at)
         facts = system_message_row(message_id, message.body, str(message.kind), message.to, at)
@@ -447,7 +440,7 @@ class Planner:
     def _store_reply(
         self, work: WorkItem, reply: MessageFile, reply_id: str, stored: Message | None
     ) -> Message:
-        """Send the answer through the engine, as an acknowledgment where one is expected."""
+        """Store the reply, as an acknowledgment if one is expected."""
         store = self._store
         name = direct_channel_name(reply.to, ORCHESTRATOR)
         channel = self._channel(Route(name, ChannelType.DIRECT, (reply.to, ORCHESTRATOR)))
@@ -478,13 +471,13 @@ def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
 
 
 def _status_change(message: MessageFile, sender: str) -> StatusChange | None:
-    """What a command that was obeyed before did to an agent's status."""
+    """The status change requested by a command executed before a crash."""
     fields = command_fields(message)
     return parse_status_command(fields.get("ACTION", "").lower(), fields, sender)
 
 
 def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
-    """One line for all that are no agents, and one for each that is away."""
+    """One line for all unknown agents, and one for each unavailable agent."""
     unknown = [name for name, why in gone.items() if why == NO_AGENT]
     lines = [f"{', '.join(unknown)}: {NO_AGENT}, did not get {file_name}"] if unknown else []
     lines += [
@@ -496,7 +489,7 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
 
 
 def throttled_until(stored: Message, now_ns: int) -> int:
-    """When a message that is held back is looked at again: at its ttl, its sender is told then."""
+    """Next check of a throttled message: at most 60 s from now, and no later than its TTL."""
     due = now_ns + THROTTLED_RECHECK_NS
     if stored.ttl_over_ns is not None:
         due = min(due, max(stored.ttl_over_ns, now_ns) + 1)

@@ -10,7 +10,7 @@ import pytest
 
 from relay.acomm.model import DeliveryState
 from relay.base.clock import NS_PER_S
-from relay.delivery.held import DeferredQueue, FailedDeferral
+from relay.delivery.retry import DeferredQueue, FailedDeferral
 from relay.delivery.work import WorkItem
 from relay.engine.commstore import CommStore
 from tests.box import Box

@@ -1,0 +1,227 @@
+"""Limits on senders: rate, outbox quota and reply loops. Excess waits in the outbox; none is lost.
+
+A rate is a token bucket for each agent: ``burst`` is its size, ``rate`` the tokens added a second.
+An episode begins when an agent finds its bucket empty, and ends after a minute without throttling;
+it is reported once. Buckets are in memory alone: after a start they are full.
+
+The depth of a message is the length of its RE chain within the last minute. Beyond
+``limits.reply_depth`` it waits until enough of the chain is older; the lead and the operator are
+notified once a loop. Source: relay-file-system.txt, phase 4.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import SecuritySettings
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.message import MessageFile
+from relay.base.names import MSG_SUFFIX
+from relay.engine.commstore import CommStore
+
+# An agent over its limit is looked at this often: a sync of the journal for each single message
+# would cost more than the messages do.
+SLICES_PER_S = 20
+CALM_NS = 60 * NS_PER_S  # nothing held back for so long: the episode is over
+
+
+class _Bucket:
+    __slots__ = ("at_ns", "held_ns", "tokens")
+
+    def __init__(self, tokens: float, at_ns: int) -> None:
+        self.tokens = tokens
+        self.at_ns = at_ns  # monotonic, when ``tokens`` was so
+        self.held_ns: int | None = None  # when something was last held back; None: no episode
+
+
+class RateLimit:
+    """The token buckets of active agents. Owned by the loop."""
+
+    def __init__(self, rate_per_s: int, burst: int, clock: Clock) -> None:
+        self.rate_per_s = rate_per_s
+        self._burst = burst
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+        self._begun: list[str] = []
+        self.limited_total = 0  # episodes, since the relay started
+
+    def allowance(self, agent: str) -> int:
+        """Number of messages the agent may send now."""
+        bucket = self._buckets.get(agent)
+        return self._burst if bucket is None else int(self._fill(bucket).tokens)
+
+    def spend(self, agent: str, messages: int) -> None:
+        """Take tokens for messages that were sent."""
+        bucket = self._buckets.get(agent)
+        if bucket is None:
+            bucket = self._buckets[agent] = _Bucket(self._burst, self._clock.monotonic_ns())
+        bucket.tokens -= messages
+
+    def wait_ns(self, agent: str) -> int:
+        """Time until an agent with an empty bucket may send a few messages; begins an episode."""
+        bucket = self._buckets[agent]
+        if bucket.held_ns is None:
+            self.limited_total += 1
+            self._begun.append(agent)
+        bucket.held_ns = bucket.at_ns
+        wanted = min(max(1, self.rate_per_s // SLICES_PER_S), self._burst)
+        return max(1, int((wanted - bucket.tokens) * NS_PER_S / self.rate_per_s) + 1)
+
+    def pop_new_alerts(self) -> list[str]:
+        """Agents whose episode began since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    @property
+    def limited(self) -> list[str]:
+        """Agents in an episode now."""
+        return sorted(
+            name for name, one in self._buckets.items() if self._fill(one).held_ns is not None
+        )
+
+    def sweep(self) -> None:
+        """Drop full buckets, so that idle agents cost nothing."""
+        for name, one in list(self._buckets.items()):
+            if self._fill(one).tokens >= self._burst and one.held_ns is None:
+                del self._buckets[name]
+
+    def _fill(self, bucket: _Bucket) -> _Bucket:
+        now = self._clock.monotonic_ns()
+        came = (now - bucket.at_ns) * self.rate_per_s / NS_PER_S
+        bucket.tokens = min(self._burst, bucket.tokens + came)
+        bucket.at_ns = now
+        if bucket.held_ns is not None and now >= bucket.held_ns + CALM_NS:
+            bucket.held_ns = None
+        return bucket
+
+
+class ThrottleStatus(NamedTuple):
+    """Agents over a limit now, and the episodes since the relay started."""
+
+    rate: list[str]
+    rate_total: int
+    quota: list[str]
+    quota_total: int
+
+
+class OutboxQuota:
+    """Limits on waiting files and bytes in one outbox, checked at each scan."""
+
+    def __init__(self, security: SecuritySettings, max_file: int) -> None:
+        self._most_files = security.outbox_files
+        self._max_file = max_file
+        self._most_bytes = security.outbox_mib << 20
+        self._over: set[str] = set()
+        self._begun: list[Incident] = []
+        self.exceeded_total = 0  # episodes, since the relay started
+
+    def check(self, agent: str, outbox: int, names: list[str]) -> None:
+        """Check an outbox. Reported once, until half of the limit is free again."""
+        files = [name for name in names if name.endswith(MSG_SUFFIX)]
+        may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
+        size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
+        if len(files) > self._most_files:
+            what = f"{len(files)} files wait in the outbox of {agent}, more than {self._most_files}"
+            setting = "security.outbox_files"
+        elif size > self._most_bytes:
+            most = self._most_bytes >> 20
+            what = f"{size >> 20} MiB wait in the outbox of {agent}, more than {most} MiB"
+            setting = "security.outbox_mib"
+        else:
+            if 2 * len(files) <= self._most_files and 2 * size <= self._most_bytes:
+                self._over.discard(agent)
+            return
+        if agent not in self._over:
+            self._over.add(agent)
+            self.exceeded_total += 1
+            detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
+            path = f"agents/{agent}/outbox"
+            self._begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
+
+    @property
+    def over(self) -> list[str]:
+        """Agents over the quota."""
+        return sorted(self._over)
+
+    def pop_new_alerts(self) -> list[Incident]:
+        """Agents that exceeded the quota since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
+
+
+def _bytes_of(names: list[str], folder: int) -> int:
+    total = 0
+    for name in names:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # it is sent, or taken back
+        total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
+
+
+LOOP_WINDOW_NS = 60 * NS_PER_S
+LOOP_CALM_NS = 5 * LOOP_WINDOW_NS  # nothing of a loop was held for so long: it is over
+
+
+class ReplyLoop(NamedTuple):
+    """A loop of replies that was just detected."""
+
+    message_id: str  # of the first that is held
+    at_ns: int  # when that was discovered
+    incident: Incident
+
+
+class ReplyLoops:
+    """Detects reply loops. Owned by the loop."""
+
+    def __init__(self, store: CommStore, most: int, clock: Clock) -> None:
+        self._store = store
+        self._most = most
+        self._clock = clock
+        self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
+        self._begun: list[ReplyLoop] = []
+
+    def check(self, agent: str, message_id: str, discovered_at: int, message: MessageFile) -> str:
+        """The reason to hold a message; empty if there is none. May begin a loop."""
+        answers = message.headers.get("RE")
+        if answers is None:
+            return ""
+        since = self._clock.now_ns() - LOOP_WINDOW_NS
+        agents = {agent}
+        for _ in range(self._most + 1):
+            stored = self._store.find_by_relay_id(answers) if answers else None
+            metadata = (stored.metadata or {}) if stored is not None else {}
+            if stored is None or int(metadata.get("created_ns") or 0) < since:
+                return ""
+            agents.add(stored.sender)
+            answers = str(metadata.get("re") or "")
+        names = ", ".join(sorted(agents))
+        why = f"more than {self._most} answers of {names} along RE within a minute"
+        if self._is_new(frozenset(agents)):
+            what = f"{message_id} waits in the outbox of {agent}"
+            detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"
+            path = f"agents/{agent}/outbox"
+            incident = Incident(IncidentKind.REPLY_LOOP, agent, path, detail)
+            self._begun.append(ReplyLoop(message_id, discovered_at, incident))
+        return f"{why} (limits.reply_depth): it waits until they are fewer"
+
+    def pop_new(self) -> list[ReplyLoop]:
+        """Loops detected since the last call, to be reported."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def requeue(self, untold: list[ReplyLoop]) -> None:
+        """Report these loops later."""
+        self._begun = untold + self._begun
+
+    def _is_new(self, agents: frozenset[str]) -> bool:
+        """True unless a message between these agents was held lately."""
+        now = self._clock.monotonic_ns()
+        last = self._held_ns.get(agents)
+        self._held_ns = {one: at for one, at in self._held_ns.items() if now - at < LOOP_CALM_NS}
+        self._held_ns[agents] = now
+        return last is None or now - last >= LOOP_CALM_NS
