@@ -1,8 +1,8 @@
-"""A whole home put back: `relay restore`.
+"""Restore a whole home from a backup: `relay restore`.
 
-The copy is checked file by file as it is written beside the home; then the two change places at
-one instant. Killed before it the home is as it was, killed after it the restored one. What was
-there is kept as ``HOME.before-restore``, never removed.
+The copy is verified file by file as it is written beside the home; then the two are exchanged
+atomically. If killed before, the previous home is in place; if killed after, the restored one. The
+previous home is kept as ``HOME.before-restore``, never removed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class RestoredHome(NamedTuple):
 
 
 def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
-    """Make the home at ``root`` of a backup; one that is there is set aside with ``force``.
+    """Restore a backup to ``root``; with ``force`` an existing home is set aside.
 
-    Errors: AlreadyRunning; RelayError for what is no backup, or a home that is there;
-    IntegrityError for a file that is not what the backup says; OSError. Nothing was changed then.
+    Errors: AlreadyRunning; RelayError when the source is not a backup or a home exists;
+    IntegrityError for a file that differs from the manifest; OSError. Nothing is changed then.
     """
     source, root = os.path.abspath(source), os.path.abspath(root)
     manifest = read_backup(source)
     with _lock_previous(root, force=force) as has_previous:
         temp = root + UNFINISHED
         if os.path.lexists(temp):
-            shutil.rmtree(temp)  # of one that was cut short: never the home itself
+            shutil.rmtree(temp)  # left by an interrupted restore: never the home itself
         os.makedirs(os.path.dirname(root), exist_ok=True)
         try:
             _write_home(source, temp, manifest)
@@ -79,7 +79,7 @@ def _lock_previous(root: str, *, force: bool) -> Iterator[bool]:
 
 
 def _write_home(source: str, temp: str, manifest: BackupManifest) -> None:
-    """Write the home, and compare each file with what the backup says of it."""
+    """Write the home, and compare each file with the manifest."""
     fsio.fault("create", temp)
     os.mkdir(temp, fsio.DIR_MODE)
     for name in (*TOP_DIRS, *sorted(manifest.dirs)):
@@ -108,21 +108,21 @@ def _copy_file(source: str, temp: str, entry: Entry) -> None:
 
 
 def _damaged(path: str, offset: int, expected: str, found: str) -> IntegrityError:
-    """A file of the backup that is not as it was when the backup was made."""
+    """The error for a file that differs from the backup's manifest."""
     error = IntegrityError(path, offset, expected, found)
     error.hint = "the backup is damaged, and nothing was changed; restore another one"
     return error
 
 
 def _check_inside(path: str) -> str:
-    """A path of the list, which stays below the home. Errors: UnsafePath."""
+    """Return the path if it stays below the home. Errors: UnsafePath."""
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         raise UnsafePath(f"{MANIFEST} names {path!r}, which is not a path below the home")
     return path
 
 
 def _swap_homes(temp: str, root: str) -> str:
-    """The restored home takes the name of the one before; the name that has now."""
+    """Exchange the restored home and the previous one; returns the previous one's new name."""
     aside = fsio.free_name(root + BEFORE)
     fsio.fault("rename", aside)
     os.rename(temp, aside)
@@ -132,16 +132,16 @@ def _swap_homes(temp: str, root: str) -> str:
         if exc.errno not in (errno.ENOSYS, errno.EINVAL):
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        os.rename(aside, temp)  # one after the other, then: in between both are there by name
+        os.rename(aside, temp)  # not atomic here: both have a name all the time
         os.rename(root, aside)
         os.rename(temp, root)
     return aside
 
 
 def _exchange(one: str, other: str) -> None:
-    """Let two names change what they name, at one instant; nobody ever finds either missing.
+    """Exchange two names atomically; neither is ever missing.
 
-    Errors: OSError; ENOSYS, EINVAL where system or file system cannot.
+    Errors: OSError; ENOSYS, EINVAL if the system or the file system does not support it.
     """
     fsio.fault("rename", other)
     library = ctypes.CDLL(None, use_errno=True)

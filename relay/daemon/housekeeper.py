@@ -62,7 +62,7 @@ class Housekeeper:
         self._job: Future[list[LogLine]] | None = None
         self._is_pruning_audit = False
         self._audit_rows_pruned = 0
-        # A start has other things to do; and one that is started again and again prunes, too.
+        # Not right at the start, and early enough for a relay that is restarted often.
         self._next_prune_ns = clock.monotonic_ns() + min(60, config.retention.every_s) * NS_PER_S
         self._next_check_ns = self._next_prune_ns
         self._next_disk_ns = clock.monotonic_ns()

@@ -56,16 +56,14 @@ class Daemon:
         self._log = log
         self._clock = Clock()
         self._config = config
-        self._previous_config: Config | None = (
-            None  # until a session has begun with the present one
-        )
+        self._previous_config: Config | None = None  # until a session runs with the current one
         self._notifier = notifier
         self.board = SharedStatus(home.root, config, self._clock)
         self._admin = Admin(self.board, log)
         self._session: Session | None = None
-        self._next_config: Config | None = None  # to be followed as soon as the session can end
-        self._was_ready = False  # once; it is not said again
-        self._has_served = False  # since a session last failed
+        self._next_config: Config | None = None  # applied as soon as the session can end
+        self._was_ready = False  # reported once
+        self._has_served = False  # since the last failed session
         self._stopping = False
         self._reload_requested = False
         self._lock_fd = -1
@@ -90,12 +88,12 @@ class Daemon:
             watchdog.begin()
             try:
                 self._serve(ready)
-            finally:  # the pid stays in the lock's file unless this end was asked for
+            finally:  # the pid stays in the lock file unless the end was requested
                 if self._stopping or not self._was_ready:
                     os.ftruncate(lock_fd, 0)
 
     def _already_running(self) -> AlreadyRunning:
-        """Another one has the lock: who it is, and whether it answers."""
+        """The error for a lock held by another relay, with its pid and whether it answers."""
         pid = lock_holder(self._home)
         text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
         if pid is None or not ask(self._home).is_silent:
@@ -188,7 +186,7 @@ class Daemon:
             time.sleep(0.1)
 
     def _run_session(self, ready: Callable[[], None]) -> None:
-        """Open everything, recover, serve until told to end, close everything."""
+        """Open everything, recover, serve until the session must end, close everything."""
         self._home.check_place()
         with Session(self._home, self._config, self._clock, self._log, self.board) as session:
             self._session = session
@@ -219,8 +217,8 @@ class Daemon:
     def _session_must_end(self) -> bool:
         """True when the session is to end: for good, or for one with another configuration.
 
-        For that no step of the journal's tiers is waited for, nor cut off: an upload may take
-        minutes, and the session serves meanwhile.
+        A reload neither waits for a running tier job nor aborts it: an upload may take minutes, and
+        the session serves meanwhile.
         """
         if self._stopping:
             return True
@@ -233,7 +231,7 @@ class Daemon:
         if self._next_config is None or (session is not None and not session.wait_background(0)):
             return False
         self._notifier.reloading(self._clock.monotonic_ns())
-        # Where nobody is served, anyway, what fails next is no fault of the configuration.
+        # Without a session, a failure to start one is not caused by the new configuration.
         self._previous_config = None if session is None else self._config
         self._apply_config(self._next_config)
         self._next_config = None
@@ -262,11 +260,11 @@ class Daemon:
             self._admin.begin(config.admin.listen)
 
     def _revert_config(self, exc: Exception) -> None:
-        """No session begins with the new configuration: the one before is followed again."""
+        """Return to the previous configuration, because no session starts with the new one."""
         assert self._previous_config is not None
         previous, self._previous_config = self._previous_config, None
         self._apply_config(previous)
-        self._refuse_config(f"no session begins with it: {exc}")
+        self._refuse_config(f"no session starts with it: {exc}")
 
     def _refuse_config(self, why: str) -> None:
         self.board.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
@@ -301,7 +299,7 @@ def tune_process() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # a batch opens three directories an agent
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # the store is values without cycles: walking all of it again and again finds nothing
+    # the store has no reference cycles: repeated full collections find nothing
     gc.set_threshold(*GC_THRESHOLDS)
     return hard
 

@@ -129,10 +129,10 @@ def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
 
 
 def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
-    """The time before which files go: by age, or so that at most ``mib`` are left; 0: unlimited.
+    """The time before which files are removed, by age or total size; 0: none.
 
-    A midnight, because a day of the archive goes as a whole; one that ended less than a day ago
-    stays. Yields None after each slice.
+    Always midnight, because the archive is pruned by whole days; a day that ended less than a day
+    ago stays. Yields None after each slice.
     """
     today = now_ns // DAY_NS * DAY_NS
     cutoff = today - days * DAY_NS if days else 0
@@ -164,14 +164,14 @@ def files_in_use(home: Home) -> InUse:
         ).fetchall()
     parts = [row[1].split("/") for row in rows]
     days = {part[1] for part in parts if part[0] == "archive" and len(part) > 1}
-    days |= {iso_date(row[2]) for row in rows}  # it may lie there already, and not be noted
+    days |= {iso_date(row[2]) for row in rows}  # it may be archived already, and not yet recorded
     return InUse({row[0] for row in rows}, days)
 
 
 def _is_needed(file: File, needed: InUse) -> bool:
     if file.name.endswith(SUFFIX):
         return file.name.removesuffix(SUFFIX) in needed.days
-    # a refused or a second file may have a number behind its name
+    # a refused or duplicate file may have a number appended
     name = file.name[: file.name.find(MSG_SUFFIX) + len(MSG_SUFFIX)]
     return message_id_of(name) in needed.message_ids
 
@@ -186,7 +186,7 @@ def _is_past(days: int, at_ns: int, now_ns: int) -> bool:
     return bool(days) and at_ns < now_ns - days * DAY_NS
 
 
-# -- what there is -----------------------------------------------------------------------------
+# -- files by kind ------------------------------------------------------------------------------
 
 
 def _archive_files(home: Home) -> Iterator[File]:
@@ -262,7 +262,7 @@ def _day_ns(day: str) -> int:
 def _collect_attachments(
     home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool
 ) -> Generator[None, None, Pruned]:
-    """Attachments that no message names any more, and that nobody is still to read."""
+    """Remove attachments that no message names and no recipient is still to read."""
     pruned = Pruned("attachments")
     days, mib = settings.attachments_days, settings.attachments_mib
     older_than_ns = yield from _cutoff(_attachment_files(home), now_ns, days, mib)
@@ -270,7 +270,7 @@ def _collect_attachments(
     if older_than_ns <= 0 or not _is_current_version(path):
         return pruned
     sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attachment_files(home)}
-    # A connection of its own: to list them all would hold the loop up.
+    # A separate connection: listing them all would block the loop.
     with contextlib.closing(Ledger.open(path)) as ledger:
         for name in attachments.remove_unreferenced(home, ledger, older_than_ns, dry_run=dry_run):
             if name is None:
@@ -281,7 +281,7 @@ def _collect_attachments(
 
 
 def _is_current_version(path: str) -> bool:
-    """False for a ledger that opening would change: the next start does that."""
+    """False for a ledger that opening would migrate: the next start does that."""
     with contextlib.closing(open_readonly(path)) as db:
         return bool(db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION)
 
@@ -291,7 +291,7 @@ def _attachment_files(home: Home) -> Iterator[File]:
         yield from _files_below(home, ("attachments", folder), 0)
 
 
-# -- the ledger's own --------------------------------------------------------------------------
+# -- rows of the ledger -------------------------------------------------------------------------
 
 
 def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:

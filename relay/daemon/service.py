@@ -1,14 +1,14 @@
-"""The file that has the system start a home's relay: a systemd user unit, or a launchd agent.
+"""The relay as a service of the system: a systemd user unit, or a launchd agent.
 
     Linux  $XDG_CONFIG_HOME/systemd/user/agent-relay.service  (~/.config where it is not set)
     macOS  ~/Library/LaunchAgents/local.agent-relay.plist
 
-So for ~/.agent-relay; another home's has a short name of that home behind `agent-relay`. One from
-when all had the same name is found by the home in it, and stays where it is. What names another
-home is neither replaced nor removed.
+These are the names for ~/.agent-relay; another home's file has a short name of that home appended
+to `agent-relay`. A file of an older version, when all homes used the same name, is recognized by
+the home in it and stays. A file that names another home is neither replaced nor removed.
 
-Text alone is made and written here; what the system is then asked for is printed, for a person to
-run. Both name this Python and this home by absolute paths.
+Only the file is written here; the commands that activate it are printed for a person to run. The
+file names this Python and this home by absolute paths.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NAME = "agent-relay"
 LABEL = "local.agent-relay"
 UNIT = ".service"
 PLIST = ".plist"
-STOP_S = 30  # it takes less than five; a disk that hangs is waited for
-START_S = 600  # a start behind a crash replays the journal
-WATCHDOG_S = 60  # a loop that is stuck for so long is ended, and begun anew
+STOP_S = 30  # usually less than five; allows for a hanging disk
+START_S = 600  # a start after a crash replays the journal
+WATCHDOG_S = 60  # a loop stuck for this long is killed and restarted
 HOME_IN_UNIT = re.compile(r'^ExecStart=.*"--home" "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ class NoService(RelayError):
 
 
 class Service(NamedTuple):
-    """A file, its place, and what makes the system heed it."""
+    """A file, its path, and the commands that activate and deactivate it."""
 
     home: str
     path: str
@@ -76,7 +76,7 @@ def service_of(
 
 
 def _unit_path(home: str, user_home: str, stem: str, suffix: str) -> str:
-    """Where the file of this home is, or is to be."""
+    """Path of this home's file, existing or to be written."""
     plain, own = stem + suffix, f"{stem}-{tag_of(home)}{suffix}"
     named = home_in(plain)
     if named is not None and _is_same(named, home):
@@ -108,7 +108,7 @@ def home_in(path: str) -> str | None:
 
 
 def install(service: Service) -> bool:
-    """Write the file; True when it is new or another.
+    """Write the file; True if it is new or changed.
 
     Errors: OSError; NoService for a link, and for a file of another home.
     """

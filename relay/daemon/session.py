@@ -75,12 +75,12 @@ class Session:
 
     def __enter__(self) -> Session:
         self._tally.begin(START)
-        gc.unfreeze()  # what a session before left is nobody's any more,
-        gc.collect()  # and would be frozen with the rest: a whole store for each reload
+        gc.unfreeze()  # objects of the previous session are garbage now,
+        gc.collect()  # and would be frozen as well: a whole store per reload
         with contextlib.ExitStack() as stack:
             self._open(stack)
             self._stack = stack.pop_all()
-        gc.freeze()  # what was loaded stays: no need to walk it again and again
+        gc.freeze()  # what was loaded stays: collections need not scan it
         return self
 
     def __exit__(
@@ -95,7 +95,7 @@ class Session:
         self._tally.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
-        """Run the loop until told to stop; then finish the current work."""
+        """Run the loop until ``is_stopping``; then finish the current work."""
         self._board.is_serving = True
         while not is_stopping():
             deadline = min(self._deadline, self._poll_background(), self._disk_monitor.due_ns())
@@ -137,12 +137,12 @@ class Session:
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def _open_ledger(self, stack: contextlib.ExitStack) -> None:
-        """The ledger, once the home is nobody else's; what was open to others stands in it."""
+        """Secure the home, open the ledger, and record files that others could access."""
         incidents = directory_guard.secure(self._home)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
-        was_closed = not wal.wal_bytes(path)  # else whoever wrote it last was killed
+        was_closed = not wal.wal_bytes(path)  # else the last writer was killed
         self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
         stack.callback(self._ledger.close)
         self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
@@ -291,7 +291,7 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> int:
     now = clock.now_ns()
     with ledger.transaction():
         epoch = int(ledger.get_state("epoch") or 0) + 1
-        if ledger.get_state("home_id") is None:  # a backup of another home is told by it
+        if ledger.get_state("home_id") is None:  # tells a backup of another home apart
             ledger.set_state("home_id", uuid.uuid4().hex, now)
         for key, value in (
             ("epoch", epoch),

@@ -77,7 +77,7 @@ def test_another_configuration_is_followed_without_a_new_process(running: Relay)
         ("{", "config.json: Input data was truncated"),
         ('{"detection": {"settle_msec": 1}}', "`settle_msec`"),
         ('{"admin": {"listen": "0.0.0.0:1"}}', "a loopback address"),
-        ('{"store": {"key_file": "nowhere/key", "encrypt": true}}', "no session begins with it: "),
+        ('{"store": {"key_file": "nowhere/key", "encrypt": true}}', "no session starts with it: "),
     ],
 )
 def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, why: str) -> None:
