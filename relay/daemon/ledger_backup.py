@@ -62,7 +62,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
     """
     path = home.path(LEDGER)
     if not os.path.isfile(source):
-        raise LedgerError(f"{source} does not exist", hint="name a backup of a ledger")
+        raise LedgerError(f"{source} does not exist", hint="name a ledger's backup")
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(fsio.locked(home.path(LOCK)))

@@ -105,7 +105,7 @@ def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
     for path, why in ((tmp_path, "is not a regular file"), (text, "file is not a database")):
         assert run(["--home", str(home), "ledger", "check", str(path)]) == EXIT_FAILED
         line = said(capsys)
-        assert why in line and "; name a backup of a ledger" in line
+        assert why in line and "; name a ledger's backup" in line
         assert "relay ledger check" not in line  # that is what was done
     target = tmp_path / "nowhere" / "monday.db"
     assert run(["--home", str(home), "ledger", "backup", str(target)]) == EXIT_FAILED
