@@ -45,7 +45,7 @@ from relay.base.message import EMPTY_BODY_CONTENT
 
 
 class FileProblems(msgspec.Struct, frozen=True):
-    """What is wrong with a file, and what was skipped in it; one line each."""
+    """The problems of a file, and what was skipped in it; one line each."""
 
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ T = TypeVar("T")
 
 
 def check_invariants(file: StoreFile) -> EngineState:
-    """What section 256 says of a store that is to be opened.
+    """Check a store that is to be opened; returns its engine state.
 
     Errors: those of ``check_values`` and ``fitting``; SealedStore for sealed contents: written
     again, they would pass for plain ones.
@@ -205,9 +205,9 @@ def check_values(file: StoreFile) -> None:
 
 
 def without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
-    """What was kept, as far as it speaks of what is in the file.
+    """The engine state without entries for messages and channels that are not in the file.
 
-    Errors: FormatError for numbers that cannot go on, and for archives that are none.
+    Errors: FormatError for counters without room for the next number, and for invalid archives.
     """
     for name in ("next_channel", "next_message", "next_subscription", "sequence"):
         _check_number(f"the {name} of section 256", getattr(kept, name))

@@ -2,10 +2,10 @@
 
     u64 count of messages, then for each block:  tag u32 | length u64 | envelope of its data
 
-Who reads four fields of a hundred thousand messages need not take every record apart, and who
-needs the contents is told where each one stands. Like an index it is an aid: made from the
-messages, compared with them by `relay acomm check`, and skipped by every reader of values.
-Same messages, same bytes: texts and shapes stand in the order of their first use.
+Reading a few fields of many messages need not parse every record, and the position of each content
+is known. Like an index it is an aid: made from the messages, compared with them by `relay acomm
+check`, and skipped by readers of values. Equal messages give equal bytes: texts and shapes are in
+the order of their first use.
 Source: docs/formats/acomm.md, "COLUMNS"; docs/decisions/0015-columns.md.
 """
 
@@ -54,7 +54,7 @@ LANE_CODES = {META_INTEGER: "q", META_FLOAT: "d", META_BOOLEAN: "B"}
 
 
 class ColumnBlock(IntEnum):
-    """What a block holds; from FIRST_METADATA_BLOCK on, the values of one lane of METADATA."""
+    """Tags of the blocks; from FIRST_METADATA_BLOCK on, one metadata column each."""
 
     ID = 1
     MESSAGE_TYPE = 2
@@ -127,7 +127,7 @@ class Columns:
         return frozenset(self._blocks)
 
     def block(self, tag: int) -> Reader:
-        """A reader of a block's data. Errors: FormatError when there is none."""
+        """A reader of a block's data. Errors: FormatError when it is missing."""
         if tag in self._blocks:
             return self._blocks[tag]()
         made = self._metadata().get(tag)
@@ -137,7 +137,7 @@ class Columns:
 
 
 class TextColumn(NamedTuple):
-    """Texts and who has which: of each, its size; all of them one behind the other."""
+    """Distinct texts, their sizes, and a code for each row."""
 
     number: int
     sizes: memoryview  # u32 each
@@ -154,7 +154,7 @@ class MetadataColumn(NamedTuple):
 
 
 class MetadataShapes(NamedTuple):
-    """Which lanes the metadata of each message has a value in."""
+    """The metadata columns in which each message has a value."""
 
     lanes: tuple[MetadataColumn, ...]
     shapes: tuple[tuple[int, ...], ...]  # lanes, in the order of the keys
@@ -183,7 +183,7 @@ def build(
 def _makers(
     messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
 ) -> dict[int, Callable[[], bytes]]:
-    """What makes the data of each block but for metadata."""
+    """Functions that make the data of each block except metadata."""
 
     def rests() -> list[int]:
         return [
@@ -220,7 +220,7 @@ def _makers(
 def verify(
     columns: Columns, messages: Sequence[Message], channels: Iterable[Channel]
 ) -> Iterator[str]:
-    """What the columns say against the messages: one line for each block that is wrong."""
+    """Compare the columns with the messages: one line for each block that differs."""
     if columns.count != len(messages):
         yield (
             f"section 257: expected {len(messages)} messages as in section 2, found {columns.count}"

@@ -78,7 +78,7 @@ class SectionType(IntEnum):
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """What the first 96 bytes say; the magic and the reserved bytes left out."""
+    """The first 96 bytes, without the magic and the reserved bytes."""
 
     version: int
     flags: int
@@ -102,7 +102,7 @@ class SectionEntry(msgspec.Struct, frozen=True):
 
 
 def finish(header: FileHeader, sections: Iterable[SectionEntry], bodies: Sequence[bytes]) -> bytes:
-    """A whole file: header, table, the bodies one behind the other, footer.
+    """A whole file: header, table, the bodies, footer.
 
     The caller has made the offsets and total_size right.
     """
@@ -115,7 +115,7 @@ def finish(header: FileHeader, sections: Iterable[SectionEntry], bodies: Sequenc
 
 
 def open_frame(data: bytes, path: str) -> tuple[FileHeader, list[SectionEntry]]:
-    """Header and section table of a whole file, whose every byte the checksum has vouched for.
+    """Header and section table of a whole file whose checksum was verified.
 
     Errors: FormatError; IntegrityError when the SHA-256 differs; VersionError.
     """
@@ -246,7 +246,7 @@ def unpack_envelope(reader: Reader, name: str, check: CheckPieces | None = None)
     Several gzip members back to back are one stream. ``check`` is given the pieces of a large one
     that is suspiciously small, before it is inflated whole; what it raises is the answer.
     Errors: FormatError for a size that the stream cannot have or has not, or that the memory has
-    no room for, and for bytes that are no gzip.
+    no room for, and for bytes that are not gzip.
     """
     start = reader.pos
     size = reader.u64("uncompressed_size")
@@ -297,7 +297,7 @@ def _pieces(reader: Reader, name: str) -> Iterator[bytes]:
 
 
 def _gunzip(reader: Reader, size: int, name: str) -> bytes:
-    """What the gzip members give, cut off at ``size`` + 1 bytes."""
+    """The output of the gzip members, cut off at ``size`` + 1 bytes."""
     whole = bytearray()
     # Nearly always there is one member: it is given everything, and its bytes are not copied.
     feed = reader.end - reader.pos

@@ -1,4 +1,4 @@
-"""What the engine must keep and version 1 of the file has no field for: section 256.
+"""Section 256: state of the engine that version 1 of the file has no field for.
 
     tag 1 COUNTERS    next channel id, next message id, next subscription id, sequence: 4 u64
     tag 2 DELIVERIES  count u64; message ids u64; for each, u32, which of the lists is its own;
@@ -68,7 +68,7 @@ DuplicateKey = tuple[str, int, str]  # correlation id, message id, recipient
 
 
 class DeadLetterInfo(NamedTuple):
-    """What is kept of a dead letter beside its message."""
+    """A dead letter without its message."""
 
     at: int
     last_error: str
@@ -175,7 +175,7 @@ class StoreSnapshot(NamedTuple):
     state: EngineState
 
     def file(self) -> StoreFile:
-        """What goes into the file."""
+        """The values to be encoded."""
         return msgspec.structs.replace(self.values, engine_state=self.state.encode())
 
 

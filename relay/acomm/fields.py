@@ -129,7 +129,7 @@ class Reader:
             raise self.fault(start + exc.start, f"{field} in UTF-8", shown(bad)) from None
 
     def opt(self, field: str, read: Callable[[str], T]) -> T | None:
-        """What ``read`` gives, or None where the tag says absent."""
+        """The result of ``read``, or None if the tag says absent."""
         tag = self.u8(f"tag of {field}")
         if tag > 1:
             raise self.fault(self.pos - 1, f"tag of {field} 0 or 1", tag)
@@ -148,7 +148,7 @@ class Reader:
         return value
 
     def items(self, field: str, smallest: int, read: Callable[[str], T]) -> tuple[T, ...]:
-        """A list: its u32 count, then what ``read`` gives, at least ``smallest`` bytes each."""
+        """A list: its u32 count, then the results of ``read``, at least ``smallest`` bytes each."""
         return tuple([read(field) for _ in range(self.count(f"count of {field}", smallest))])
 
     def finish(self, what: str) -> None:
@@ -205,12 +205,12 @@ def topic(field: str, value: str) -> bytes:
 
 
 def opt(value: T | None, write: Callable[[T], bytes]) -> bytes:
-    """Tag 0 for None, else tag 1 and what ``write`` gives."""
+    """Tag 0 for None, else tag 1 and the result of ``write``."""
     return ABSENT if value is None else PRESENT + write(value)
 
 
 def items(values: Collection[T], write: Callable[[T], bytes]) -> bytes:
-    """A u32 count, then what ``write`` gives for each."""
+    """A u32 count, then the result of ``write`` for each."""
     return U32.pack(len(values)) + b"".join(map(write, values))
 
 
@@ -316,7 +316,7 @@ def read_metadata_fast(data: bytes, pos: int) -> tuple[Metadata, int]:
 # A store has few keys, and each stands in nearly every message.
 @lru_cache(maxsize=4096)
 def _key_and_tag(head: bytes) -> tuple[str, int]:
-    """What an entry begins with, when its key is shorter than 256 bytes."""
+    """Key and tag of an entry whose key is shorter than 256 bytes."""
     (size,) = U32.unpack_from(head)
     if size + 5 != len(head):
         raise IndexError

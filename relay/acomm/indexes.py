@@ -1,4 +1,4 @@
-"""Section 4 of an `.acomm` file: which messages of section 2 a key leads to.
+"""Section 4 of an `.acomm` file: the messages of section 2 by key.
 
     u32 count, then for each index:  type u32 | length u64 | data
     data of channel, topic, sender, correlation:  u64 count, then  key | u64 count | ids u64...
@@ -32,7 +32,7 @@ MIN_TIME_ENTRY = 16
 
 
 class IndexType(IntEnum):
-    """What an index goes by; the numbers on disk."""
+    """Keys of the indexes; the numbers on disk."""
 
     CHANNEL = 1
     TIMESTAMP = 2
@@ -121,9 +121,9 @@ def decode(reader: Reader) -> Indexes:
 
 
 def verify(indexes: Indexes, messages: Iterable[Message]) -> list[str]:
-    """What the indexes say against the messages: one line for each index that is wrong.
+    """Compare the indexes with the messages: one line for each index that differs.
 
-    An index that is absent is not wrong.
+    A missing index is not an error.
     """
     true = build(messages)
     problems = []

@@ -21,8 +21,7 @@ Metadata = dict[str, MetadataValue]
 
 
 class FrozenMetadata(dict[str, MetadataValue]):
-    """Metadata that is handed out: read like any dict, and never changed. A copy of it is a
-    plain dict."""
+    """Read-only metadata for callers; a copy of it is a plain dict."""
 
     __slots__ = ()
 
@@ -50,7 +49,7 @@ class LabelledEnum(IntEnum):
 
 
 class MessageType(LabelledEnum):
-    """What a message is for."""
+    """The purpose of a message."""
 
     TEXT = 0
     COMMAND = 1  # expects an Acknowledgment
@@ -63,7 +62,7 @@ class MessageType(LabelledEnum):
 
 
 class MessageStatus(LabelledEnum):
-    """Where a message stands; it moves on evidence alone."""
+    """The status of a message; it changes on evidence alone."""
 
     CREATED = 0
     SENT = 1
@@ -75,7 +74,7 @@ class MessageStatus(LabelledEnum):
 
 
 class Priority(LabelledEnum):
-    """0 goes first."""
+    """Priorities; 0 goes first."""
 
     CRITICAL = 0
     HIGH = 1
@@ -85,7 +84,7 @@ class Priority(LabelledEnum):
 
 
 class ChannelType(LabelledEnum):
-    """Who receives what is sent to a channel."""
+    """The kinds of channels, by their recipients."""
 
     DIRECT = 0  # the other one of two
     GROUP = 1  # every participant but the sender
@@ -94,7 +93,7 @@ class ChannelType(LabelledEnum):
 
 
 class ChannelState(LabelledEnum):
-    """Whether a channel takes messages."""
+    """The states of a channel."""
 
     ACTIVE = 0
     PAUSED = 1
@@ -103,7 +102,7 @@ class ChannelState(LabelledEnum):
 
 
 class ParticipantRole(LabelledEnum):
-    """What a participant may do in a channel."""
+    """The roles of participants."""
 
     OWNER = 0
     MEMBER = 1
@@ -111,7 +110,7 @@ class ParticipantRole(LabelledEnum):
 
 
 class MatchMode(LabelledEnum):
-    """How a topic pattern is matched."""
+    """Kinds of topic patterns."""
 
     EXACT = 0
     WILDCARD = 1  # has a `*` segment
@@ -119,7 +118,7 @@ class MatchMode(LabelledEnum):
 
 
 class DeliveryMode(LabelledEnum):
-    """What is promised for a delivery."""
+    """Delivery guarantees."""
 
     AT_MOST_ONCE = 0
     AT_LEAST_ONCE = 1
@@ -127,7 +126,7 @@ class DeliveryMode(LabelledEnum):
 
 
 class RetentionKind(LabelledEnum):
-    """What bounds the messages that a channel keeps."""
+    """Kinds of retention policies."""
 
     FOREVER = 0
     DURATION = 1  # seconds
@@ -136,7 +135,7 @@ class RetentionKind(LabelledEnum):
 
 
 class DeliveryState(LabelledEnum):
-    """Where one recipient's copy of a message stands; in the order in which it moves."""
+    """The state of one recipient's delivery, in the order in which it advances."""
 
     SENT = 0  # accepted for it, not there yet
     STAGED = 1  # an owner that delivers has it ready: from here on only the last step is left
@@ -144,13 +143,13 @@ class DeliveryState(LabelledEnum):
     DELIVERED = 3  # it stands in the recipient's inbox or queue
     RECEIVED = 4  # the recipient has taken it
     ACKNOWLEDGED = 5
-    BOUNCED = 6  # there is no such recipient any more
+    BOUNCED = 6  # the recipient is gone
     EXPIRED = 7  # its ttl passed first
     DEAD = 8  # its attempts are exhausted
 
 
 class SortField(LabelledEnum):
-    """What a query sorts by."""
+    """Sort fields of a query."""
 
     CREATED_AT = 0
     PRIORITY = 1
@@ -159,7 +158,7 @@ class SortField(LabelledEnum):
 
 
 class SortOrder(LabelledEnum):
-    """Which end comes first."""
+    """Sort orders."""
 
     ASCENDING = 0
     DESCENDING = 1
@@ -206,7 +205,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Participant(msgspec.Struct, frozen=True):
-    """One who takes part in a channel."""
+    """A member of a channel."""
 
     id: str
     role: ParticipantRole = ParticipantRole.MEMBER
@@ -222,7 +221,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class ChannelConfig(msgspec.Struct, frozen=True):
-    """How a channel behaves; the defaults are the document's."""
+    """The configuration of a channel; the defaults are the document's."""
 
     delivery: DeliveryMode = DeliveryMode.AT_MOST_ONCE
     max_message_size: int = 1_048_576  # bytes
@@ -240,14 +239,14 @@ FLUSH_MODES = (None, "immediate", "batch", "manual")  # by their numbers on disk
 
 
 class ChannelSettings(msgspec.Struct, frozen=True):
-    """What a channel may be told beside its ChannelConfig, which version 1 has no field for."""
+    """Settings of a channel that version 1 of the file has no field for."""
 
     max_pending: int | None = None  # messages underway; more are held. None: no limit
     flush: str | None = None  # one of FLUSH_MODES; None: as the store
 
 
 class ArchiveInfo(msgspec.Struct, frozen=True):
-    """One archive file that a store lists: where it is, and what is in it."""
+    """One archive file that a store lists."""
 
     name: str  # below the archive folder: 2026-01-31/000001.acomm
     messages: int
@@ -260,7 +259,7 @@ class ArchiveInfo(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """The file that a message came in: what its owner must know to find it again."""
+    """The file that a message came in, with what is needed to find it again."""
 
     agent: str
     path: str  # below the home
@@ -274,7 +273,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 
 
 class Channel(msgspec.Struct, frozen=True):
-    """A named context of communication."""
+    """A named conversation with participants and rules."""
 
     id: int
     name: str
@@ -301,11 +300,11 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class Obligation(msgspec.Struct, frozen=True):
-    """An answer that a recipient owes: it has the message, and has neither done nor refused it."""
+    """An answer that a recipient owes: it has the message and has not completed or failed it."""
 
     due_ms: int = 0  # Unix ms: when it is overdue; 0: attempts go on, and end first
     reminders: int = 0  # how often it was reminded
-    said: str = ""  # its last acknowledgment that is no end: received, in_progress
+    said: str = ""  # its last acknowledgment that did not end it: received, in_progress
     since: int = 0  # Unix seconds: when it said so; else when it got the message
 
 
@@ -319,7 +318,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class MessageFilter(msgspec.Struct, frozen=True):
-    """What a query asks for; every given criterion must match."""
+    """The criteria of a query; each one given must match."""
 
     channel_ids: tuple[int, ...] | None = None
     sender: str | None = None
@@ -375,7 +374,7 @@ class StoreFile(msgspec.Struct, frozen=True):
 
 
 def read_only_copy(message: Message) -> Message:
-    """The message as a caller may have it: with metadata that it cannot change.
+    """The message for a caller, with read-only metadata.
 
     The store keeps plain dicts, which the garbage collector does not walk.
     """

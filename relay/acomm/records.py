@@ -251,7 +251,7 @@ MAX_CONTENT_BYTES = 1_048_576
 # AES-256-GCM adds a nonce of 12 and a tag of 16 bytes to the content that it seals.
 ENCRYPTION_BYTES = 28
 
-# Far more than any record that this writes; one that is not whole in so many bytes is none.
+# Far more than any record that is written here; one that is larger is not a record.
 MOST_RECORD_BYTES = 16 << 20
 
 # The smallest record: texts empty, options absent.
@@ -457,7 +457,7 @@ def _middle_fast(
 def _end_fast(
     data: bytes, pos: int
 ) -> tuple[int | None, int | None, int | None, int, int, bytes | None, int]:
-    """What stands behind created_at, from the tag of delivered_at on, and where it ends."""
+    """The fields after created_at, from the tag of delivered_at on, and their end."""
     tags = 0
     times: list[int | None] = []
     for _ in range(3):

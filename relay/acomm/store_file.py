@@ -155,7 +155,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def peek_header(path: str) -> FileHeader:
-    """The header alone, to decide whether the file is needed; nothing vouches for it.
+    """The header alone, unverified, to decide whether the file is needed.
 
     Errors: as ``read``, for magic, size, version and total_size.
     """
@@ -206,8 +206,8 @@ def read_indexes(path: str) -> tuple[Indexes, dict[int, bytes]]:
 def write(path: str, store: StoreFile, compress: bool = True, columns: bool = False) -> None:
     """Replace the file by one that holds ``store``; after the rename inside, it does.
 
-    A crash before that leaves the old file, and perhaps ``path.tmp``. Whatever stood at
-    ``path`` is gone: read it first if it may be damaged, or no store at all.
+    A crash before that leaves the old file, and perhaps ``path.tmp``. The previous content of
+    ``path`` is lost: read it first if it may be damaged or another file.
     Errors: those of ``encode``, before anything is touched; OSError.
     """
     write_atomic(path, encode(store, compress, columns))
@@ -256,7 +256,7 @@ _NONCE_PURPOSE = b"acomm nonce"
 
 
 def encrypt(file: StoreFile, key: bytes | None) -> StoreFile:
-    """The store as its file shall hold it: every content sealed, or as it is without a key."""
+    """The store with encrypted contents; unchanged without a key."""
     if key is None:
         return file
     cipher = AESGCM(key)
@@ -271,9 +271,9 @@ def encrypt(file: StoreFile, key: bytes | None) -> StoreFile:
 
 
 def decrypt(file: StoreFile, key: bytes | None, path: str) -> StoreFile:
-    """The store with plain contents; one that is not encrypted as it is, with a key or without.
+    """The store with plain contents; unchanged if it is not encrypted.
 
-    Errors: SealedStore when it is encrypted and there is no key, or not its key; FormatError
+    Errors: SealedStore when it is encrypted and ``key`` is missing or not its key; FormatError
     for a content too short to be sealed.
     """
     if not file.encrypted:
@@ -291,7 +291,9 @@ def decrypt(file: StoreFile, key: bytes | None, path: str) -> StoreFile:
         try:
             return cipher.decrypt(nonce, rest, U64.pack(message.id))
         except InvalidTag:
-            raise SealedStore(f"{path}: message {message.id} does not open with this key") from None
+            raise SealedStore(
+                f"{path}: message {message.id} cannot be decrypted with this key"
+            ) from None
 
     return _with_contents(file, unsealed, encrypted=False)
 
@@ -311,7 +313,7 @@ def _with_contents(
     )
 
 
-LATER_EVENTS_LOST = "without what came after"  # said where no journal has it
+LATER_EVENTS_LOST = "later events are lost"  # unless a journal has them
 PREVIOUS = ".prev"
 SUFFIX = ".acomm"
 T = TypeVar("T")
@@ -376,11 +378,11 @@ def load(
     read_only: bool = False,
     outcome: str = LATER_EVENTS_LOST,
 ) -> T | None:
-    """What ``make`` makes of the file, or of the one before it; None when neither is there.
-    It is given the name as well.
+    """The result of ``make`` for the file, or for the previous one; None if neither exists.
+    ``make`` gets the values and the name of the file.
 
-    ``warn`` hears it when the file was damaged or gone, and what was lost with it. ``keep``:
-    who only looks leaves a damaged file where it is. ``after``: what became of what came after.
+    ``warn`` is called when the file was damaged or missing, with the consequence. ``keep``:
+    a damaged file is left where it is. ``after``: the fate of later events, for the warning.
     Errors: FormatError of the file when both are damaged, or it is of another version or format,
     or whole and beyond a limit: then nothing is touched; OSError, UnsafePath.
     """
@@ -391,13 +393,13 @@ def load(
         if not fsio.exists(previous):
             return None
         made = make(read(previous), previous)
-        warn(f"{path} is gone: the store is that of {previous}, {outcome}")
+        warn(f"{path} is missing: using {previous}; {outcome}")
         return made
     except FormatError as exc:
         if isinstance(exc, VersionError | LimitError) or not fsio.exists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
-        said = f"{exc}; the store is that of {previous}, {outcome}"
+        said = f"{exc}; using {previous}; {outcome}"
         warn(said if read_only else f"{said}, and the damaged file is now {set_aside(path)}")
         return made
 
@@ -405,18 +407,18 @@ def load(
 def _make_of_previous(
     path: str, previous: str, make: Callable[[StoreFile, str], T], fault: FormatError
 ) -> T:
-    """The store of the file before. Errors: the fault of the file itself when that is no use."""
+    """The store of the previous file. Errors: the error of the file itself if that fails, too."""
     with open(path, "rb") as file:
         container.refuse_other_format(file.read(container.HEADER.size), path)
     try:
         return make(read(previous), previous)
     except FormatError as exc:
-        fault.hint = f"{previous} is damaged as well ({exc}); both were left as they are"
+        fault.hint = f"{previous} is also damaged ({exc}); both files were left unchanged"
         raise fault from None
 
 
 def set_aside(path: str) -> str:
-    """Rename a damaged file to a name that nothing has; that name, or none where it is gone."""
+    """Rename a damaged file to an unused name; returns it, or "" if the file is gone."""
     if not os.path.lexists(path):
         return ""
     stem = path.removesuffix(SUFFIX) + ".bad"

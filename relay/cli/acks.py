@@ -45,7 +45,7 @@ def acks(
     Commands and queries are listed until they are completed, failed or given up; at-least-once
     messages until they are acknowledged. SAID: the recipient's last interim ack and its age, or
     whether the message was read. DUE: when the answer becomes overdue or an at-least-once message
-    is delivered again; - if there is no limit. REMINDED: number of reminders sent.
+    is delivered again; - without a limit. REMINDED: number of reminders sent.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
@@ -197,7 +197,7 @@ def show_dead(ctx: click.Context, home: str | None, message_id: str, as_json: bo
         if message_id in (facts["id"], str(facts["number"])):
             break
     else:
-        raise NotFound(f"there is no dead letter {message_id!a}", hint="see `relay dead list`")
+        raise NotFound(f"dead letter {message_id!a} does not exist", hint="see `relay dead list`")
     facts |= {"content": letter.message.content.decode(errors="replace")}
     if as_json:
         echo_json(facts)

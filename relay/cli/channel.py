@@ -79,7 +79,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         store = read_store(opened)
     found = store.get_channel_by_name(name.removeprefix("#"))
     if found is None:
-        raise ChannelNotFound(f"there is no channel {name!a}", hint="`relay channel list --all`")
+        raise ChannelNotFound(f"channel {name!a} does not exist", hint="`relay channel list --all`")
     facts = _facts(store, found)
     if as_json:
         echo_json(facts)

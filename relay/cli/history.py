@@ -110,7 +110,7 @@ def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) 
         store = read_store(opened)
     messages = store.get_thread(uuid4_of(thread_id))
     if not messages:
-        raise NotFound(f"there is no thread {thread_id}", hint="`relay history` lists messages")
+        raise NotFound(f"thread {thread_id} does not exist", hint="`relay history` lists messages")
     _show(opened, store, messages, as_json)
 
 
@@ -199,7 +199,7 @@ def _channel_id(store: CommStore, name: str) -> int:
 
     found = store.get_channel_by_name(name.removeprefix("#"))
     if found is None:
-        raise ChannelNotFound(f"there is no channel {name!a}", hint="`relay channel list --all`")
+        raise ChannelNotFound(f"channel {name!a} does not exist", hint="`relay channel list --all`")
     return found.id
 
 

@@ -267,7 +267,7 @@ def audit_rows(
 ) -> dict[str, list[sqlite3.Row]]:
     """Read a message's rows in audit_log by recipient, oldest first.
 
-    Rows since ``since_ns``, when the message was discovered, are scanned: there is no index.
+    Rows since ``since_ns``, the time of discovery, are scanned, because no index covers it.
     """
     row = db.execute(
         "SELECT id FROM audit_log WHERE at < ? ORDER BY id DESC LIMIT 1",

@@ -353,7 +353,7 @@ def _load(
             key,
             read_only=warn is None,
             accept=accept,
-            outcome="and the journal has what came after"
+            outcome="the journal has the later events"
             if has_journal
             else store_file.LATER_EVENTS_LOST,
         )

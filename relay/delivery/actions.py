@@ -219,7 +219,7 @@ def _channel(command: ControlCommand, store: CommStore) -> Channel:
     if channel is None:
         if not is_channel_name(name):
             raise Refused(f"{name[:60]!r} is not a valid channel name")
-        raise Refused(f"there is no channel {name}: `relay channel create {name}` makes one")
+        raise Refused(f"channel {name} does not exist: `relay channel create {name}` makes one")
     return channel
 
 
@@ -277,7 +277,7 @@ def _settings(command: ControlCommand) -> dict[str, object]:
     """The settings of a command, as the engine takes them; the engine checks the values."""
     unknown = [name for name in command.settings if name not in SETTINGS]
     if unknown:
-        raise Refused(f"there is no setting {unknown[0]}: expected one of {_list(SETTINGS)}")
+        raise Refused(f"setting {unknown[0]} does not exist: expected one of {_list(SETTINGS)}")
     return {name: _value(name, text) for name, text in command.settings.items()}
 
 
@@ -351,7 +351,7 @@ def _dead_letter(command: ControlCommand, store: CommStore) -> DeadLetter:
         message = letter.message
         if wanted in (str(message.id), message.relay_id):
             return letter
-    raise Refused(f"there is no dead letter {wanted[:60]!r}: `relay dead list` lists them")
+    raise Refused(f"dead letter {wanted[:60]!r} does not exist: `relay dead list` lists them")
 
 
 # -- the journal -----------------------------------------------------------------------------

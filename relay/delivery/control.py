@@ -126,7 +126,7 @@ def _change_channel(
         wanted = filter_of(fields.get("FILTER", ""))
         return _subscribe(channel, name, pattern, wanted, sender, store)
     if channel is None:
-        return ControlReply(False, f"there is no channel {name}")
+        return ControlReply(False, f"channel {name} does not exist")
     if kind is Kind.LEAVE:
         if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
             return ControlReply(True, f"you are not a member of {name}")

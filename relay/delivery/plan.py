@@ -199,7 +199,7 @@ class Planner:
         """The message as stored before a crash or a transient error."""
         stored = self._store.find_by_relay_id(work.message_id)
         if stored is None and work.is_repeat:  # a crash came before its row was completed
-            stored = self._store.find_by_relay_id(work.message_id)
+            stored = self._store.find_by_relay_id(work.message_id, include_archived=True)
         return stored
 
     def _route(
@@ -409,8 +409,7 @@ class Planner:
         self, work: WorkItem, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
     ) -> None:
         """Reply to the sender; the id is derived from the message answered."""
-        reply_id = reply_id or _answer_id(work, kind)
-        to = work.agent
+        reply_id, to = reply_id or _answer_id(work, kind), work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
         kept = self._store.find_by_relay_id(reply_id) or self._store_reply(

@@ -235,7 +235,7 @@ def file_fates(
     """The fate of each of ``missing``: message id -> when it was written (Unix ns).
 
     ``known``: the identity of the inbox that was delivered to; None: unknown.
-    Errors: FileNotFoundError if there is no inbox; OSError, UnsafePath if it cannot be read, which
+    Errors: FileNotFoundError without an inbox; OSError, UnsafePath if it cannot be read, which
     proves nothing.
     """
     inbox = dirs.get("agents", agent, "inbox")

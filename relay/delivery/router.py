@@ -179,7 +179,7 @@ def _route_channel(name: str, store: CommStore) -> Route | Bounce:
     channel = store.get_channel_by_name(name)
     if channel is None:
         return Bounce(
-            f"there is no channel {name}: KIND join, TO: #{name} "
+            f"channel {name} does not exist: KIND join, TO: #{name} "
             "creates a group, KIND subscribe a channel with topics"
         )
     return Route(name, channel.channel_type, shown_channel=name)

@@ -1,4 +1,4 @@
-"""What a delivery still has before it: pure rules that state and commands share.
+"""Pure rules on acknowledgments, retries and pending messages, for state and commands.
 
 An acknowledgment may be given to what ``requires_ack`` names. It is waited for, and the message
 delivered again until it comes, where at least once was asked for (``is_retried``) and nowhere

@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class ArchiveIndexes(NamedTuple):
-    """What is kept of an archive to know whether it is needed."""
+    """The indexes of an archive, which tell whether its messages are needed."""
 
     indexes: Indexes
     hashes: Sequence[int]  # of the relay ids, ascending
@@ -138,7 +138,7 @@ class Archives:
         return aside
 
     def count(self, note: ArchiveInfo, wanted: MessageFilter) -> int | None:
-        """How many messages of an archive match, where its indexes alone can tell."""
+        """The number of matching messages in an archive, if its indexes alone can tell."""
         if not is_index_query(wanted) or (note.archived and not wanted.include_archived):
             return None
         ids = self._ids(note, wanted)
@@ -431,7 +431,7 @@ class Roller:
         return self._pressed or is_old or len(self._final) >= self._policy.messages
 
     def _messages(self, numbers: Iterable[int]) -> Iterator[Message]:
-        """What was found final; what has gone meanwhile is left out."""
+        """The messages found final, without those that were removed meanwhile."""
         state = self._store.state
         for number in numbers:
             message = state.messages.get(number) or state.archive.get(number)
@@ -462,7 +462,7 @@ class Roller:
         return _WrittenArchive(note, ids)
 
     def _snapshot(self, messages: Sequence[Message], now_s: int) -> StoreSnapshot:
-        """What the archive holds: the messages, their channels, who received them."""
+        """The content of the archive: the messages, their channels and recipients."""
         state = self._store.state
         counts = Counter(message.channel_id for message in messages)
         channels = tuple(

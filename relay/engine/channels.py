@@ -1,4 +1,4 @@
-"""Channels, who takes part in them, and subscriptions to their topics.
+"""Channels, their participants, and subscriptions to their topics.
 
 Source: data-structures.txt "Channel", "Participant", "Subscription".
 """
@@ -60,7 +60,7 @@ class ChannelCommands(DeliveryCommands):
         validation.check_channel_name(name)
         validation.check_participant("owner", owner)
         if name in self.state.names:
-            raise DuplicateChannel(f"there is a channel {name} already")
+            raise DuplicateChannel(f"channel {name} already exists")
         channel_type = validation.check_member("channel_type", channel_type, ChannelType)
         config = validation.check_config(ChannelConfig() if config is None else config)
         description, tags = validation.check_words(description, tags)
@@ -93,7 +93,7 @@ class ChannelCommands(DeliveryCommands):
         return [self.get_channel(channel_id) for channel_id in self.state.channels]
 
     def message_count(self, channel_id: int) -> int:
-        """How many messages the channel has had. Errors: ChannelNotFound."""
+        """The number of messages ever sent in the channel. Errors: ChannelNotFound."""
         return self.get_channel(channel_id).message_count
 
     def join_channel(
@@ -137,7 +137,7 @@ class ChannelCommands(DeliveryCommands):
     def set_identities(self, identities: Mapping[str, str]) -> None:
         """The id of each participant's key: of who joins from now on, and of who takes part.
 
-        Who is not named has none. Errors: ValidationFailed for an id that is no text.
+        Others have none. Errors: ValidationFailed for an id that is not a string.
         """
         if not isinstance(identities, Mapping):
             raise ValidationFailed("identities", f"{identities!r} is not a mapping of names to ids")
@@ -221,7 +221,7 @@ class ChannelCommands(DeliveryCommands):
     ) -> list[Subscription]:
         """Subscriptions by id: all, or those to one channel, of one subscriber, or both.
 
-        Errors: ChannelNotFound; ValidationFailed for a subscriber that is no text.
+        Errors: ChannelNotFound; ValidationFailed for a subscriber that is not a string.
         """
         if channel_id is not None:
             self.get_channel(channel_id)
@@ -234,15 +234,17 @@ class ChannelCommands(DeliveryCommands):
         ]
 
     def set_subscription_active(self, subscription_id: int, active: bool) -> Subscription:
-        """Let a subscription rest, or go on: one that rests receives nothing, and stays known.
+        """Pause or resume a subscription; a paused one receives nothing.
 
-        The same again changes nothing. Errors: ValidationFailed when there is none of that number.
+        Repeating it changes nothing. Errors: ValidationFailed for an unknown id.
         """
         known = self.state.subscriptions.get(
             validation.check_number("subscription_id", subscription_id)
         )
         if known is None:
-            raise ValidationFailed("subscription_id", f"there is no subscription {subscription_id}")
+            raise ValidationFailed(
+                "subscription_id", f"subscription {subscription_id} does not exist"
+            )
         if type(active) is not bool:
             raise ValidationFailed("active", f"{active!r} is not True or False")
         return self._change_subscription(known, active=active, filter=known.filter)
@@ -282,7 +284,7 @@ class ChannelCommands(DeliveryCommands):
     def _deliver_sticky(
         self, channel: Channel, participant: str, is_wanted: Callable[[Message], bool]
     ) -> None:
-        """Deliver to a newcomer what a sticky channel has, once; answers are nobody else's."""
+        """Deliver the messages of a sticky channel to a new participant, once; answers excepted."""
         if channel.config.retention.kind is not RetentionKind.FOREVER:
             self._retain(channel, 0)
         earlier = [
@@ -349,12 +351,12 @@ class ChannelCommands(DeliveryCommands):
 
         ``flush`` is immediate, batch, manual or None, as the store; ``max_pending`` a number or
         None; ``description`` a text or None; ``tags`` texts.
-        Errors: ChannelNotFound; ValidationFailed for a name or value that is none, and for a
+        Errors: ChannelNotFound; ValidationFailed for an unknown name or invalid value, and for a
         ``max_participants`` below those who are there.
         """
         channel = self.get_channel(channel_id)
         if unknown := changes.keys() - _KNOWN:
-            raise ValidationFailed("config", f"there is no setting {min(unknown)}")
+            raise ValidationFailed("config", f"unknown setting {min(unknown)}")
         words = validation.check_words(
             changes.pop("description", channel.description), changes.pop("tags", channel.tags)
         )
@@ -370,7 +372,7 @@ class ChannelCommands(DeliveryCommands):
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
         """Pause, drain, close or resume a channel. Closed is final.
 
-        Errors: ChannelNotFound; ValidationFailed for what is no state; ChannelUnavailable when
+        Errors: ChannelNotFound; ValidationFailed for an invalid state; ChannelUnavailable when
         it is closed.
         """
         channel = self.get_channel(channel_id)

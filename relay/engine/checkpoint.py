@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class FlushSource(Protocol):
-    """What is written: a store."""
+    """The store that is written."""
 
     @property
     def sequence(self) -> int:
@@ -122,7 +122,7 @@ def _call_back(alarm: weakref.ref[Alarm]) -> None:
 
 
 class _Unwritten(NamedTuple):
-    """What a policy has waiting."""
+    """Unwritten messages of one policy."""
 
     since: int  # monotonic ns
     messages: int

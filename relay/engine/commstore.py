@@ -1,4 +1,4 @@
-"""CommStore: the message engine. Channels, messages, subscriptions, and what became of each.
+"""CommStore: the message engine with channels, messages, subscriptions and deliveries.
 
     with CommStore.open("project.acomm") as store:
         channel = store.create_channel("planner-executor", ChannelType.DIRECT, "planner")
@@ -83,14 +83,14 @@ class CommStore(RetryCommands):
         accept: Callable[[CommStore], object] = lambda store: None,
         outcome: str = store_file.LATER_EVENTS_LOST,
     ) -> CommStore | None:
-        """The store in the file at ``path``, in memory; None when there is no file.
+        """The store in the file at ``path``, in memory; None if the file does not exist.
 
-        A damaged file is set aside, or left where it is with ``keep``, and the one before it
-        taken; ``warn`` (default: the log) hears of it, and of ``after``: what came after it.
-        ``accept`` looks at a store before anything is set aside for it, and raises where it is
-        of no use. Errors: FormatError when neither is of use, and unless ``keep`` LimitError for
-        one that could not be written again; SealedStore for one that ``key`` does not open;
-        nothing was touched then.
+        A damaged file is renamed, or left as it is if ``read_only``, and the previous one is used;
+        ``warn`` (default: the log) gets a warning that ends with ``outcome``, the fate of later
+        events. ``accept`` checks a store before anything is renamed for it, and raises if it is
+        unusable. Errors: FormatError when both files are unusable; LimitError, unless
+        ``read_only``, for one that could not be written again; SealedStore for one that ``key``
+        does not decrypt; nothing was changed then.
         """
         warn = warn or logging.getLogger("relay.engine").warning
 
@@ -139,7 +139,7 @@ class CommStore(RetryCommands):
         limits: Limits = DEFAULT_LIMITS,
         warn: Callable[[str], object] | None = None,
     ) -> CommStore:
-        """The store at ``path`` for writing, a new one when there is no file; ``close`` it.
+        """The store at ``path`` for writing, created if it does not exist; ``close`` it.
 
         It is flushed as ``policy`` says (a batch of 100 messages or 5 s), whether or not anything
         more happens, and by ``close``. A temp file that a killed writer left is removed,
@@ -239,7 +239,7 @@ class CommStore(RetryCommands):
                 self._commit(self._policy_in(channel_id))
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
-        """What is due: see RetryCommands; then retention, what was held back, and the flush."""
+        """Do what is due: retries (see RetryCommands), retention, deferred messages, the flush."""
         if self._read_only_reason:
             return []
         again = super().tick(now_ns)
@@ -257,7 +257,7 @@ class CommStore(RetryCommands):
                 self._flusher.flush()
 
     def _enqueue_undelivered(self) -> None:
-        """Deliver what was accepted before, and not delivered."""
+        """Deliver messages that were accepted before the store was opened."""
         held = self.state.pending.held
         for number, deliveries in list(self.state.deliveries.items()):
             message = self.state.messages.get(number)
@@ -268,7 +268,7 @@ class CommStore(RetryCommands):
         self.resume()
 
     def _policy_of(self, event: events.Event) -> FlushPolicy | None:
-        """How soon the event's channel wants it written."""
+        """The flush policy of the event's channel."""
         if isinstance(event, events.MessageSent):
             channel_id = event.message.channel_id
         else:
@@ -277,14 +277,14 @@ class CommStore(RetryCommands):
         return self._policy_in(channel_id)
 
     def _policy_in(self, channel_id: int) -> FlushPolicy | None:
-        """How soon a channel wants things written; None: as soon as the store does."""
+        """The flush policy of a channel; None: the store's."""
         settings = self.state.settings.get(channel_id) if type(channel_id) is int else None
         if settings is None or settings.flush in (None, "immediate"):  # ``settle`` sees to that
             return None
         return _MANUAL if settings.flush == "manual" else _BATCH
 
     def close(self) -> None:
-        """Flush, and let the lock go: from now on nothing is taken, for it would be in no file."""
+        """Flush and release the lock; later commands are refused, as nothing would write them."""
         try:
             self.flush()
         finally:

@@ -45,7 +45,7 @@ RESCAN_DIVISOR = 16
 
 
 class Compacted(NamedTuple):
-    """What ``compact`` dropped, and what that freed."""
+    """The messages that ``compact`` dropped, and the bytes that it freed."""
 
     archived: int
     dead_letters: int
@@ -117,12 +117,12 @@ class StoreCore:
 
     @property
     def sequence(self) -> int:
-        """How many events the store has had in its life."""
+        """The number of events since the store was created."""
         return self.state.sequence
 
     @property
     def messages_sent(self) -> int:
-        """How many messages were sent since the store was opened."""
+        """The number of messages sent since the store was opened."""
         return self.state.messages_sent
 
     @property
@@ -161,7 +161,7 @@ class StoreCore:
             self.fresh_events.append(event)
 
     def record_event(self, event: events.Event) -> None:
-        """Put on record what the store itself has no part in."""
+        """Record an event that changes nothing in the store."""
         self.apply(event)
 
     def snapshot(self) -> StoreSnapshot:
@@ -172,12 +172,12 @@ class StoreCore:
         """The channel as it is now, its message count included. Errors: ChannelNotFound."""
         channel = self.state.channels.get(channel_id) if type(channel_id) is int else None
         if channel is None:
-            raise ChannelNotFound(f"there is no channel {channel_id!r}")
+            raise ChannelNotFound(f"channel {channel_id!r} does not exist")
         # the state counts beside its channels: sending need not make a new one each time
         return msgspec.structs.replace(channel, message_count=self.state.counts[channel_id])
 
     def get_settings(self, channel_id: int) -> ChannelSettings:
-        """What the channel was told beside its config. Errors: ChannelNotFound."""
+        """The settings of a channel beside its config. Errors: ChannelNotFound."""
         return self.state.settings.get(self.get_channel(channel_id).id, _DEFAULT)
 
     def is_participant(self, channel_id: int, participant: str) -> bool:
@@ -214,7 +214,7 @@ class StoreCore:
             return self._archive(old)
         message = self.state.messages.get(check_number("message_id", message_id))
         if message is None:
-            raise MessageNotFound(f"there is no live message {message_id}")
+            raise MessageNotFound(f"live message {message_id} does not exist")
         if not self.is_final(message):
             raise ValidationFailed(
                 "message_id", f"message {message_id} has a delivery that is open, or was given up"
@@ -335,7 +335,7 @@ class StoreCore:
         """Room for ``size`` bytes of content and metadata.
 
         True when the file comes near its limit just now.
-        Errors: StoreFull, StoreCapacity when there is none.
+        Errors: StoreFull, StoreCapacity.
         """
         state, limits = self.state, self.limits
         kept = len(state.messages) + len(state.dead_letters) + len(state.archive)

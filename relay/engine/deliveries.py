@@ -56,7 +56,7 @@ class OverdueAnswer(NamedTuple):
 
     @property
     def is_exhausted(self) -> bool:
-        """True when it was reminded as often as anybody is: it is given up."""
+        """True when all reminders were sent."""
         return self.obligation.reminders >= MAX_REMINDERS
 
 
@@ -290,7 +290,7 @@ class DeliveryCommands(StoreCore):
         filter: MessageFilter | None = None,
         peek: bool = False,
     ) -> list[Message]:
-        """What ``participant`` has not received yet, oldest first inside a priority.
+        """Messages that ``participant`` has not received yet, oldest first within a priority.
 
         ``channel_id`` None: of every channel it takes part in, and what the system told it. What
         is returned counts as received, unless ``peek``. A message past its ttl is not returned,
@@ -394,7 +394,7 @@ class DeliveryCommands(StoreCore):
         self.apply(events.OwedNoMore(message_id, tuple(recipients), self._now_s(), said))
 
     def add_downtime(self, by_ms: int) -> None:
-        """So long nobody ran, or the clock was set forward by it: each deadline is later by it."""
+        """Move each deadline by the time in which no relay ran or the clock was changed."""
         self.apply(events.TimeLost(by_ms, self._now_s()))
 
     def downtime_ns(self, since_ns: int) -> int:
@@ -417,13 +417,13 @@ class DeliveryCommands(StoreCore):
             self.apply(events.Owed(message.id, owing, due_ms, now_ms // 1000))
 
     def _pause_obligation(self, message_id: int, recipient: str) -> None:
-        """It has the message no more, or not yet: the answer's time begins when it has it."""
+        """Stop the timer of an answer until the recipient has the message."""
         one = self.state.owed.get(message_id, {}).get(recipient)
         if one is not None and one.due_ms:
             self.apply(events.Owed(message_id, (recipient,), 0, self._now_s(), one.said))
 
     def restore_obligation(self, message: Message, recipient: str, said: str) -> None:
-        """Its owner's books say that this is owed, and the store does not know: from now on it is.
+        """Add an obligation that the owner's records have and the store lacks.
 
         ``said``: the recipient's last acknowledgment that ended nothing; empty: none.
         """
@@ -437,7 +437,7 @@ class DeliveryCommands(StoreCore):
         return not self.delivers_itself and ack_rules.requires_answer(message)
 
     def _restart_answer_timer(self, message: Message, recipient: str, said: str) -> None:
-        """It said that its answer is under way: its time begins anew."""
+        """Restart the timer of an answer after ``received`` or ``in_progress``."""
         due_ms = self._now_ms() + self._answer_timeout_ms(message)
         self.apply(events.Owed(message.id, (recipient,), due_ms, self._now_s(), said))
 

@@ -65,7 +65,7 @@ class ChannelChanged(_Event, frozen=True):
 
 
 class ParticipantJoined(_Event, frozen=True):
-    """Somebody takes part in a channel."""
+    """A participant joined a channel."""
 
     channel_id: int
     participant: Participant
@@ -73,7 +73,7 @@ class ParticipantJoined(_Event, frozen=True):
 
 
 class ParticipantLeft(_Event, frozen=True):
-    """Somebody no longer takes part; its subscriptions there end."""
+    """A participant left a channel; its subscriptions there ended."""
 
     channel_id: int
     participant: str
@@ -118,7 +118,7 @@ class MessageSent(_Event, frozen=True):
 
 
 class DeliveriesAdded(_Event, frozen=True):
-    """Somebody who joined a sticky channel is a recipient of these earlier messages, too."""
+    """A new participant of a sticky channel became a recipient of these earlier messages."""
 
     recipient: str
     message_ids: tuple[int, ...]
@@ -377,7 +377,7 @@ class EventCodec:
         return self._encode(EventRecord(VERSION, sealed=sealed))
 
     def decode(self, payload: bytes, offset: int, path: str = "journal") -> EventRecord:
-        """What a record says. Errors: FormatError, VersionError naming its offset; SealedStore."""
+        """Decode a record. Errors: FormatError, VersionError with its offset; SealedStore."""
         try:
             frame = self._decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -396,4 +396,4 @@ class EventCodec:
         try:
             return self._cipher.decrypt(nonce, rest, U64.pack(offset))
         except (InvalidTag, ValueError):
-            raise SealedStore(f"{path} at {offset} does not open with this key") from None
+            raise SealedStore(f"{path} at {offset} cannot be decrypted with this key") from None

@@ -207,7 +207,7 @@ class MessageCommands(ChannelCommands):
         """Each name once; those that do not take part are checked like participants' ids."""
         members = self.state.members[channel_id]
         if isinstance(names, str) or not isinstance(names, Iterable):
-            raise ValidationFailed(field, f"{names!r} is no list of participants")
+            raise ValidationFailed(field, f"expected a list of participants, got {names!r}")
         names = tuple(names)
         for name in names:
             if not isinstance(name, str) or name not in members:
@@ -221,7 +221,7 @@ class MessageCommands(ChannelCommands):
         return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
 
     def _answerable(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
-        """What an answer might answer; other types do not look at their thread."""
+        """Messages that an answer may refer to; empty for other types."""
         if message_type not in ack_rules.ANSWERS or not isinstance(correlation_id, str):
             return []
         return self.thread_in_store(correlation_id) or self.get_thread(correlation_id)
@@ -266,7 +266,7 @@ class MessageCommands(ChannelCommands):
         """Ask the channel; the query's correlation id is the thread that responses name.
 
         ``timeout_s``: how long its answer is waited for; None: as the channel says. Errors: as
-        ``send_message``, ValidationFailed for a timeout that is none.
+        ``send_message``, ValidationFailed for an invalid timeout.
         """
         metadata: Metadata | None = None
         if timeout_s is not None:
@@ -296,7 +296,7 @@ class MessageCommands(ChannelCommands):
         """Send to whoever subscribed to the topic. Errors: ValidationFailed for another type."""
         channel = self.get_channel(channel_id)
         if channel.channel_type is not ChannelType.PUB_SUB:
-            raise ValidationFailed("channel", f"{channel.name} is no PubSub channel")
+            raise ValidationFailed("channel", f"{channel.name} is not a PubSub channel")
         fields["topic"] = topic
         return self.send_message(channel_id, sender, MessageType.TEXT, content, **fields)
 
@@ -315,7 +315,7 @@ class MessageCommands(ChannelCommands):
         """
         original = self._find_kept(validation.check_number("message_id", message_id))
         if original is None:
-            raise MessageNotFound(f"there is no message {message_id}")
+            raise MessageNotFound(f"message {message_id} does not exist")
         if status not in ACK_STATUSES:
             raise ValidationFailed("status", f"{status!r} is not one of {', '.join(ACK_STATUSES)}")
         if text is not None:
@@ -337,7 +337,7 @@ class MessageCommands(ChannelCommands):
     def _originals(
         self, channel_id: int, message_type: MessageType, correlation_id: object
     ) -> list[Message]:
-        """What an answer in this channel answers. Errors: ValidationFailed when it is nothing."""
+        """Messages that an answer in this channel answers. Errors: ValidationFailed for none."""
         thread = self.get_thread(correlation_id) if isinstance(correlation_id, str) else []
         is_response = message_type == MessageType.RESPONSE
         originals = [
@@ -423,7 +423,7 @@ class MessageCommands(ChannelCommands):
         }
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
-        """Who the message was routed to; of one that was rolled out, too."""
+        """The recipients of a message, also of an archived one."""
         known = self.state.deliveries.get(check_number("message_id", message_id))
         if known is None and self.archives is not None:
             found = self.archives.get(self.state.archives, message_id)

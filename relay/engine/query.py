@@ -45,10 +45,10 @@ class QueryResult(NamedTuple):
 def check_filter(wanted: MessageFilter) -> MessageFilter:
     """The filter itself, when a subscription in a file can have it.
 
-    Errors: ValidationFailed for a value that is none, and for a pattern that is none.
+    Errors: ValidationFailed for an invalid value or pattern.
     """
     if not isinstance(wanted, MessageFilter):
-        raise ValidationFailed("filter", f"{wanted!r} is no MessageFilter")
+        raise ValidationFailed("filter", f"expected a MessageFilter, got {wanted!r}")
     values = validation.fields_of(wanted)
     numbers = [(name, values[name]) for name in ("limit", "offset", "after", "before")]
     numbers += [("channel_ids", number) for number in values["channel_ids"] or ()]
@@ -296,7 +296,7 @@ class _Chunk:
 
 
 def _put(index: dict[Any, list[int]], keys: Iterable[object], numbers: list[int]) -> None:
-    """Note under each key the number beside it; None is no key."""
+    """Add each number under the key at its position; None is not a key."""
     for key, number in zip(keys, numbers, strict=True):
         if key is not None:
             _append(index.setdefault(key, []), number)

@@ -1,4 +1,4 @@
-"""What falls due: overdue acknowledgments, retries, dead letters, the exactly-once set.
+"""Retries, dead letters and the exactly-once set.
 
 For each recipient of its own, by the schedule of the guide (base 1 s, 3 retries):
 
@@ -45,7 +45,7 @@ FORGET_PER_MS = 16  # entries of the exactly-once set; so much rest for each of 
 
 
 class RetryDecision(Enum):
-    """What is to become of an overdue delivery."""
+    """The next step for an overdue delivery."""
 
     RETRY = auto()  # its next attempt
     EXPIRED = auto()  # its ttl has passed
@@ -96,7 +96,7 @@ class RetryCommands(MessageCommands):
         """
         now_ns = self._now_ns() if now_ns is None else check_number("now_ns", now_ns)
         if not 0 <= now_ns < 2**64:
-            raise ValidationFailed("now_ns", f"{now_ns} is no time in nanoseconds")
+            raise ValidationFailed("now_ns", f"expected a time in nanoseconds, got {now_ns}")
         now_ms = now_ns // NS_PER_MS
         again = self._do(self.due(now_ns), now_ms)
         while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
@@ -123,7 +123,7 @@ class RetryCommands(MessageCommands):
         return again
 
     def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[OverdueDelivery]:
-        """What is overdue and asks for something to be done, of the next ``limit`` deliveries.
+        """The overdue deliveries that need action, of the next ``limit`` ones.
 
         What merely begins to wait for its next attempt does so here; so does what exactly-once
         forbids: its attempt counts, and delivers nothing. The same is found again until it is
@@ -235,7 +235,7 @@ class RetryCommands(MessageCommands):
         """Discard the dead letters that are older; how many there were."""
         is_number = isinstance(older_than_s, int | float) and not isinstance(older_than_s, bool)
         if not is_number or not -inf < older_than_s < inf:
-            raise ValidationFailed("older_than_s", f"{older_than_s!r} is no number of seconds")
+            raise ValidationFailed("older_than_s", f"expected seconds, got {older_than_s!r}")
         limit = self._now_ns() / NS_PER_S - older_than_s
         old = [message_id for message_id, note in self.state.dead.items() if note.at < limit]
         for message_id in old:
@@ -246,7 +246,7 @@ class RetryCommands(MessageCommands):
         note = self.state.dead.get(check_number("message_id", message_id))
         message = self.state.dead_letters.get(message_id) or self.state.messages.get(message_id)
         if note is None or message is None:
-            raise MessageNotFound(f"there is no dead letter {message_id}")
+            raise MessageNotFound(f"dead letter {message_id} does not exist")
         return DeadLetter(read_only_copy(message), note.recipients, note.last_error, note.at)
 
     def _forget_duplicates(self, now_ms: int) -> None:
@@ -261,7 +261,7 @@ class RetryCommands(MessageCommands):
         return over_ns is not None and now_ms * NS_PER_MS >= over_ns
 
     def _decide(self, message_id: int, recipient: str, now_ms: int) -> OverdueDelivery | None:
-        """What is to become of a delivery whose time is up; None when it is settled here."""
+        """The decision on a delivery whose timer has expired; None if nothing is left to do."""
         message = self.state.messages[message_id]
         delivery = self.state.deliveries[message_id][recipient]
         attempt = delivery.attempt
@@ -293,7 +293,7 @@ class RetryCommands(MessageCommands):
         return None
 
     def _pause_ms(self, message: Message, attempts: int) -> int:
-        """How long to wait after so many attempts: twice as long each time."""
+        """The backoff after so many attempts; it doubles each time."""
         doubled = min(max(attempts - 1, 0), MAX_WAIT_MS.bit_length())
         return min(self._config(message).retry_backoff_ms << doubled, MAX_WAIT_MS)
 
@@ -335,5 +335,5 @@ class RetryCommands(MessageCommands):
 
 
 def dead_letter_text(message: Message, recipients: Iterable[str], reason: str) -> str:
-    """What the sender and the system's topic are told."""
+    """The text of a dead letter's notification."""
     return f"message {message.id} to {', '.join(recipients)} is dead: {reason}"

@@ -124,7 +124,7 @@ def _subscriptions(state: State, message: Message) -> list[Subscription]:
 
 
 def _asked(state: State, message: Message) -> tuple[str, ...]:
-    """Who sent what this answers: the others of its thread that are no answers themselves."""
+    """The senders of what this answers: other messages of its thread that are not answers."""
     thread = message.correlation_id
     if thread is None:
         return ()

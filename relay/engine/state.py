@@ -376,7 +376,7 @@ class State(Tables):
         self._return_to_life(message_id)
 
     def _note_retries(self, message_id: int, delivery: Delivery) -> None:
-        """How often the message was tried again, whoever it was for."""
+        """Update the number of retries of a message, over all recipients."""
         message = self.messages[message_id]
         retries = delivery.attempt - delivery.spent
         retries -= delivery.state is not DeliveryState.WAITING

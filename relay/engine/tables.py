@@ -72,7 +72,7 @@ class PendingMessages:
         return sorted(c for c, waiting in self._waiting.items() if any(waiting))
 
     def in_order(self, channel_id: int, heeds_priority: bool) -> Iterator[int]:
-        """What a channel holds, in the order in which it goes on."""
+        """The held messages of a channel, in the order of their release."""
         waiting = self._waiting[channel_id]
         if heeds_priority:
             for one in waiting:
@@ -386,7 +386,7 @@ class Tables:
             self.kept[channel_id] = sum(self._weight(self.messages[n]) for n in numbers)
 
     def _weight(self, message: Message) -> int:
-        """What a message counts for in its channel's retention: one, or its bytes."""
+        """The weight of a message in its channel's retention: one, or its bytes."""
         kind = self.channels[message.channel_id].config.retention.kind
         return 1 if kind is RetentionKind.COUNT else len(message.content)
 
@@ -436,7 +436,7 @@ class Tables:
         return gone
 
     def _forget(self, message: Message) -> None:
-        """What was kept of a message that is gone for good."""
+        """Remove everything kept of a message that is deleted."""
         self.record_bytes -= record_bytes(message)
         self.owed.pop(message.id, None)
         for recipient, delivery in self.deliveries.pop(message.id, {}).items():

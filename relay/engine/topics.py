@@ -24,24 +24,25 @@ ANY = "*"
 def check_topic(topic: str) -> None:
     """Errors: ValidationFailed when a message cannot carry this topic."""
     if not isinstance(topic, str):
-        raise ValidationFailed("topic", f"{topic!r} is no text")
+        raise ValidationFailed("topic", f"expected a string, got {topic!r}")
     if not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
         raise ValidationFailed(
             "topic",
-            f"{topic!r} is no topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
+            f"{topic!r} is not a valid topic; expected one like build.front.ok, "
+            f"at most {MAX_TOPIC_BYTES} bytes",
             len(topic.encode(errors="replace")),
         )
 
 
 def match_mode(pattern: str) -> MatchMode:
-    """How a pattern is matched.
+    """The match mode of a pattern.
 
     Errors: ValidationFailed for an empty segment; for ``*`` or ``#`` beside other text in the
     first segment, where no topic has them; for ``#`` as a segment anywhere but last, or at the
     end of a longer one, which other readers take for the end of a prefix.
     """
     if not isinstance(pattern, str):
-        raise ValidationFailed("topic_pattern", f"{pattern!r} is no text")
+        raise ValidationFailed("topic_pattern", f"expected a string, got {pattern!r}")
     segments = pattern.split(".")
     is_multi = segments[-1] == MULTI
     first, *rest = (segments[:-1] if is_multi else segments) or [ANY]

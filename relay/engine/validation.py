@@ -55,9 +55,9 @@ _CONFIG_NUMBERS = {
 
 
 def check_number(field: str, value: object) -> int:
-    """The number of a message, or of nanoseconds: a whole one, which true and 1.0 are not."""
+    """Require an ``int``: not a bool, not a float."""
     if type(value) is not int:
-        raise ValidationFailed(field, f"{value!r} is no whole number")
+        raise ValidationFailed(field, f"expected an integer, got {value!r}")
     return value
 
 
@@ -88,9 +88,9 @@ def check_channel_name(name: str) -> None:
 def check_config(config: ChannelConfig) -> ChannelConfig:
     """The settings themselves, when every value is one that a channel can have."""
     if not isinstance(config, ChannelConfig):
-        raise ValidationFailed("config", f"{config!r} is no ChannelConfig")
+        raise ValidationFailed("config", f"expected a ChannelConfig, got {config!r}")
     if not isinstance(config.retention, Retention):
-        raise ValidationFailed("retention", f"{config.retention!r} is no Retention")
+        raise ValidationFailed("retention", f"expected a Retention, got {config.retention!r}")
     values = fields_of(config)
     for name, (least, most) in _CONFIG_NUMBERS.items():
         value = values[name]
@@ -116,7 +116,7 @@ def fields_of(values: msgspec.Struct) -> dict[str, Any]:
         except msgspec.ValidationError as exc:
             raise ValidationFailed(field.name, f"{value!r}: {exc}") from None
         except UnicodeEncodeError:
-            raise ValidationFailed(field.name, f"{value!r} is no text") from None
+            raise ValidationFailed(field.name, f"expected a string, got {value!r}") from None
     return found
 
 
@@ -136,7 +136,7 @@ def check_words(description: object, tags: object) -> tuple[str | None, tuple[st
         length = len(str(description))
         raise ValidationFailed("description", f"at most {MAX_DESCRIPTION} characters", length)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise ValidationFailed("tags", f"{tags!r} is no list of tags")
+        raise ValidationFailed("tags", f"expected a list of tags, got {tags!r}")
     found = tuple(check_text("tags", tag) for tag in tags)
     if len(found) > MAX_TAGS:
         raise ValidationFailed("tags", f"{len(found)} tags, at most {MAX_TAGS}", len(found))
@@ -150,7 +150,7 @@ def check_words(description: object, tags: object) -> tuple[str | None, tuple[st
 def check_text(field: str, value: object) -> str:
     """The text itself, when it is one that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise ValidationFailed(field, f"{value!r} is no text")
+        raise ValidationFailed(field, f"expected a string, got {value!r}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -159,7 +159,7 @@ def check_text(field: str, value: object) -> str:
 
 
 def content_bytes(content: str | bytes) -> bytes:
-    """Content as the store keeps it: UTF-8. Errors: ValidationFailed for what is no text."""
+    """Content as the store keeps it: UTF-8. Errors: ValidationFailed if it is not valid UTF-8."""
     if not isinstance(content, bytes):
         return check_text("content", content).encode()
     try:
@@ -174,12 +174,12 @@ def check_metadata(metadata: Metadata | None) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, dict):
-        raise ValidationFailed("metadata", f"{metadata!r} is no dict")
+        raise ValidationFailed("metadata", f"expected a dict, got {metadata!r}")
     if len(metadata) > MAX_METADATA_ENTRIES:
         raise ValidationFailed("metadata", f"{len(metadata)} entries, at most 64", len(metadata))
     for key, value in metadata.items():
         if not isinstance(key, str):
-            raise ValidationFailed("metadata", f"key {key!r} is no text")
+            raise ValidationFailed("metadata", f"expected a string as key, got {key!r}")
         if len(key) > MAX_METADATA_KEY:
             raise ValidationFailed("metadata", f"key {key[:20]!r}… is too long", len(key))
         if isinstance(value, str):
@@ -190,7 +190,7 @@ def check_metadata(metadata: Metadata | None) -> None:
                 raise ValidationFailed(f"metadata {key}", f"{value} does not fit 64 bits")
         elif not (value is None or isinstance(value, float)):
             raise ValidationFailed(
-                f"metadata {key}", f"{value!r} is no text, number or truth value"
+                f"metadata {key}", f"expected a string, number or bool, got {value!r}"
             )
 
 
@@ -230,7 +230,7 @@ def check_message(
     elif channel.channel_type is ChannelType.PUB_SUB and message_type not in ANSWERS:
         raise ValidationFailed("topic", f"channel {channel.name} needs a TOPIC")
     if ttl is not None and type(ttl) is not int:
-        raise ValidationFailed("ttl", f"{ttl!r} is no whole number of seconds")
+        raise ValidationFailed("ttl", f"expected seconds as an integer, got {ttl!r}")
     if ttl is not None and ttl <= 0:
         raise ValidationFailed("ttl", "must be above 0")
     if ttl is not None and ttl >= 2**64:
@@ -247,7 +247,7 @@ def check_member(field: str, value: int, kind: type[Member]) -> Member:
 def check_signature(signature: object) -> None:
     """At most the 64 bytes of an Ed25519 signature."""
     if not isinstance(signature, bytes):
-        raise ValidationFailed("signature", f"{signature!r} is no bytes")
+        raise ValidationFailed("signature", f"expected bytes, got {signature!r}")
     if len(signature) > MAX_SIGNATURE_BYTES:
         raise ValidationFailed("signature", f"at most {MAX_SIGNATURE_BYTES} bytes", len(signature))
 
@@ -272,7 +272,9 @@ def _check_channel(
     ):
         raise NotParticipant(f"only its owner {channel.owner} sends to channel {channel.name}")
     if channel.channel_type is ChannelType.DIRECT and len(channel.participants) != 2:
-        raise ValidationFailed("channel", f"direct channel {channel.name} lacks its second")
+        raise ValidationFailed(
+            "channel", f"direct channel {channel.name} has no second participant yet"
+        )
 
 
 def check_correlation(
@@ -287,7 +289,7 @@ def check_correlation(
     if correlation_id is not None and not (
         isinstance(correlation_id, str) and UUID4.fullmatch(correlation_id)
     ):
-        raise ValidationFailed("correlation_id", f"{correlation_id!r} is no UUID v4")
+        raise ValidationFailed("correlation_id", f"{correlation_id!r} is not a valid UUID v4")
     if message_type is MessageType.RESPONSE:
         if not any(kind is MessageType.QUERY for kind, _ in thread):
             raise ValidationFailed("correlation_id", "a Response must answer an existing Query")

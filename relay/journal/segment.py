@@ -369,7 +369,7 @@ def read_sealed(
 
 
 class SegmentFile(NamedTuple):
-    """One segment of a stream; ``path`` is empty if there is no local copy."""
+    """One segment of a stream; ``path`` is empty without a local copy."""
 
     segment_id: int
     path: str

@@ -257,7 +257,7 @@ class Tiers:
         return tuple(sorted(wait.text for wait in tuple(self._waits.values())))
 
     def _next_command(self) -> str | None:
-        """Run one segment of the oldest command; a line about it, None if there is no command."""
+        """Run one segment of the oldest command; a line about it, None without a command."""
         while self._commands:
             try:
                 done = next(self._commands[0])

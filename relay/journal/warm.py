@@ -1,6 +1,6 @@
 """Tier 1: a sealed segment as zstd frames of at most 64 KiB each, and their dictionaries.
 
-One record is read by decompressing one or two frames. There is no index: each frame's header has
+One record is read by decompressing one or two frames. No index is needed: each frame's header has
 its length, and walking the frames of 64 MiB takes some ten milliseconds, once per file. Each frame
 has its size and a checksum. A segment counts as compressed once the file was read back and equals
 the segment, byte for byte.

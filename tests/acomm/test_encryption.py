@@ -60,7 +60,7 @@ def test_a_content_is_nonce_ciphertext_and_tag_bound_to_its_id() -> None:
     assert len(content) == 12 + 5 + 16
     assert AESGCM(KEY).decrypt(content[:12], content[12:], struct.pack("<Q", 7)) == b"hello"
     moved = msgspec.structs.replace(sealed, messages=(message(8, content=content),))
-    with pytest.raises(SealedStore, match="message 8 does not open with this key"):
+    with pytest.raises(SealedStore, match="message 8 cannot be decrypted with this key"):
         decrypt(moved, KEY, "it")
 
 
@@ -93,7 +93,7 @@ def test_without_its_key_nothing_is_read() -> None:
     sealed = encrypt(small_store(), KEY)
     with pytest.raises(SealedStore, match="it is encrypted, and no key was given"):
         decrypt(sealed, None, "it")
-    with pytest.raises(SealedStore, match="it: message 1 does not open with this key"):
+    with pytest.raises(SealedStore, match="it: message 1 cannot be decrypted with this key"):
         decrypt(sealed, OTHER_KEY, "it")
     short = msgspec.structs.replace(sealed, messages=(message(content=bytes(27)),))
     with pytest.raises(FormatError, match="message 1 to have 28 bytes of content and more"):

@@ -185,14 +185,14 @@ def test_given_time_it_waits_for_the_relays_word(
     script(
         monkeypatch,
         lambda: answer(relay, Kind.ACK, "completed you are a member of ci"),
-        lambda: answer(relay, Kind.NACK, "there is no channel dev"),
+        lambda: answer(relay, Kind.NACK, "channel dev does not exist"),
     )
     sent = alice.join("ci", timeout_s=5)
     assert relay.for_orchestrator == [
         (sent, MessageFile("__orchestrator__", Kind.JOIN, relay.for_orchestrator[0][1].headers,
                            b"CHANNEL: ci"))
     ]  # fmt: skip
-    with pytest.raises(Refused, match="there is no channel dev"):
+    with pytest.raises(Refused, match="channel dev does not exist"):
         alice.leave("dev", timeout_s=5)
     with pytest.raises(Timeout):
         alice.leave("dev", timeout_s=0)

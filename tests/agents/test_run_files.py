@@ -13,7 +13,7 @@ import pytest
 from relay.agents.run_files import BLOCK_BYTES, LogRotator, rotate
 from relay.base import fsio
 from relay.base.home import Home
-from relay.engine.checkpoint import Inline
+from relay.engine.checkpoint import InlineExecutor
 from tests.fakes import FakeClock
 
 MOST = 2 * BLOCK_BYTES
@@ -37,7 +37,7 @@ def make_rotator(home: Home, clock: FakeClock, logged: list[str]) -> LogRotator:
     def note(text: str, **facts: Any) -> None:
         logged.append(text)
 
-    return LogRotator(home, MOST, 2, Inline(), clock, note)
+    return LogRotator(home, MOST, 2, InlineExecutor(), clock, note)
 
 
 def test_nothing_is_left_out_of_a_log_a_little_too_long(home: Home, log: Path) -> None:

@@ -367,7 +367,7 @@ def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
     assert [row["relay_id"] for row in opened.collect()] == ["1-1", None]
     for options, line in (
         ({}, "at 0 is encrypted, and no key was given"),
-        ({"key_file": str(tmp_path / "other")}, "at 0 does not open with this key"),
+        ({"key_file": str(tmp_path / "other")}, "at 0 cannot be decrypted with this key"),
         ({"key_file": str(tmp_path / "none")}, "key file .*none: No such file"),
     ):
         with pytest.raises(RelayError, match=line), explained():

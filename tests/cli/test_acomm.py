@@ -188,7 +188,7 @@ def test_an_encrypted_file_with_and_without_its_key(tmp_path: Path) -> None:
     key.write_bytes(bytes(32))
     wrong = run("check", path, "--key-file", key)
     assert wrong.exit_code == 3
-    assert "does not open with this key\n1 error found" in wrong.stdout
+    assert "cannot be decrypted with this key\n1 error found" in wrong.stdout
     assert isinstance(refused("dump", path, "--key-file", key), SealedStore)
     key.chmod(0o644)
     assert isinstance(refused("dump", path, "--key-file", key), KeyFileError)

@@ -119,7 +119,7 @@ def test_a_line_that_it_does_not_know_is_named(store: CommStore, name: str) -> N
 )
 def test_a_channel_that_is_not_there(store: CommStore, name: str) -> None:
     text = refused(store, f"ACTION: {name}\nCHANNEL: ci" + _more(name))
-    assert text == "there is no channel ci: `relay channel create ci` makes one"
+    assert text == "channel ci does not exist: `relay channel create ci` makes one"
     assert "is no" in refused(store, f"ACTION: {name}\nCHANNEL: a b" + _more(name))
 
 
@@ -185,7 +185,7 @@ def test_a_closed_channel_is_not_made_again(ci: CommStore) -> None:
         ("CHANNEL: ci\nTYPE: crowd", "TYPE 'crowd' is not one of group, broadcast, pubsub, direct"),
         ("CHANNEL: ci\nTYPE: group\nOWNER: a b", "OWNER 'a b' is not a valid agent name"),
         ("CHANNEL: ci\nTYPE: group\nOWNER: __orchestrator__", "is not a valid agent name"),
-        ("CHANNEL: ci\nTYPE: group\nvolume: 11", "there is no setting volume"),
+        ("CHANNEL: ci\nTYPE: group\nvolume: 11", "setting volume does not exist"),
         ("CHANNEL: ci\nTYPE: group\nack_timeout: 0", "ack_timeout: 0 is not a number from 1"),
     ],
 )
@@ -294,9 +294,9 @@ def test_none_takes_an_optional_setting_back(ci: CommStore, name: str) -> None:
     ("line", "said"),
     [
         ("", "no setting is given: expected any of delivery"),
-        ("volume: 11", f"there is no setting volume: expected one of {', '.join(SETTINGS)}"),
-        ("self: 1", "there is no setting self"),
-        ("channel_id: 1", "there is no setting channel_id"),
+        ("volume: 11", f"setting volume does not exist: expected one of {', '.join(SETTINGS)}"),
+        ("self: 1", "setting self does not exist"),
+        ("channel_id: 1", "setting channel_id does not exist"),
         ("delivery: maybe", "delivery 'maybe' is not one of at-most-once"),
         ("delivery: 1", "delivery '1' is not one of at-most-once"),
         ("retention: 3600", "retention '3600' is not one of forever, duration SECONDS"),
@@ -423,7 +423,7 @@ def test_old_dead_letters_are_purged(dead: CommStore, clock: FakeClock) -> None:
 @pytest.mark.parametrize("wanted", ["r-3", "3", "r-9", "0", "-1", "é"])
 def test_what_is_not_dead_stays_as_it_is(dead: CommStore, verb: str, wanted: str) -> None:
     text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
-    assert text == f"there is no dead letter {wanted!r}: `relay dead list` lists them"
+    assert text == f"dead letter {wanted!r} does not exist: `relay dead list` lists them"
 
 
 @pytest.mark.parametrize("age", ["soon", "-1", "1.5", "7d"])

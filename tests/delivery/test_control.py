@@ -248,7 +248,7 @@ def test_a_name_that_is_none_of_ours(store: CommStore, kind: str, name: str) -> 
 
 @pytest.mark.parametrize("kind", ["leave", "unsubscribe"])
 def test_a_channel_that_is_not_there(store: CommStore, kind: str) -> None:
-    assert refused(store, kind, "CHANNEL: team") == "there is no channel team"
+    assert refused(store, kind, "CHANNEL: team") == "channel team does not exist"
 
 
 # -- the others ----------------------------------------------------------------------------

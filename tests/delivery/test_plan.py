@@ -133,7 +133,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     [
         ("TO: dave\n\nhi", "there is no agent dave"),
         ("TO: alice\n\nhi", "cannot send a message to itself"),
-        ("TO: #none\n\nhi", "there is no channel none"),
+        ("TO: #none\n\nhi", "channel none does not exist"),
         ("TO: bob\nKIND: ack\nRE: 1234567890-\n\n", "does not name a message"),
     ],
 )
@@ -368,7 +368,7 @@ def test_what_it_refuses_it_says_with_a_nack(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
     assert (work.is_control, work.failure) == (True, "")
     assert parse_delivered(work.outgoing[0].data).kind is Kind.NACK
-    assert said(work) == "there is no channel team\n"
+    assert said(work) == "channel team does not exist\n"
 
 
 def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) -> None:

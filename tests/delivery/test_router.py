@@ -154,7 +154,7 @@ def test_a_channel_says_itself_who_gets_it(store: CommStore, kind: ChannelType) 
 
 def test_a_channel_that_is_not_there_bounces_with_what_to_do(store: CommStore) -> None:
     text = bounce(route(to("#team"), "alice", EVERYBODY, store))
-    assert text.startswith("there is no channel team:")
+    assert text.startswith("channel team does not exist:")
     assert "KIND join, TO: #team" in text and "subscribe" in text
 
 

@@ -106,7 +106,7 @@ def test_a_mode_by_its_number_is_that_mode(store: CommStore) -> None:
 def test_a_setting_that_is_none_is_refused(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     before = store.snapshot()
-    with pytest.raises(ValidationFailed, match="there is no setting colour") as caught:
+    with pytest.raises(ValidationFailed, match="unknown setting colour") as caught:
         store.configure_channel(channel.id, echo=True, colour="red")
     assert caught.value.field == "config"
     with pytest.raises(ChannelNotFound):

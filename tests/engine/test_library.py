@@ -77,7 +77,7 @@ def test_subscriptions_of_a_channel_and_of_a_subscriber(store: CommStore, topics
     assert store.subscriptions(topics.id) == [made[0], made[2]]
     assert store.subscriptions(subscriber="bob") == made[:2]
     assert store.subscriptions(other.id, "eve") == []
-    with pytest.raises(Exception, match="no channel 9"):
+    with pytest.raises(Exception, match="channel 9 does not exist"):
         store.subscriptions(9)
 
 

@@ -140,13 +140,16 @@ def test_a_filter_of_anything_says_so_or_finds(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda s: s.send_message(GROUP, "a", MessageType.TEXT, "x", recipients="bob"), "no list"),
+        (
+            lambda s: s.send_message(GROUP, "a", MessageType.TEXT, "x", recipients="bob"),
+            "expected a list",
+        ),
         (lambda s: s.send_message(GROUP, "a", MessageType.TEXT, "x", ttl=True), "ttl"),
         (lambda s: s.send_query(GROUP, "a", "what?", "5"), "timeout_s"),
         (lambda s: s.send_query(GROUP, "a", "what?", 0), "timeout_s"),
         (lambda s: s.acknowledge_message(1, "b", "completed", b"done"), "text"),
-        (lambda s: s.unsubscribe(9, "b"), "no channel 9"),
-        (lambda s: s.join_channel(True, "c"), "no channel True"),
+        (lambda s: s.unsubscribe(9, "b"), "channel 9 does not exist"),
+        (lambda s: s.join_channel(True, "c"), "channel True does not exist"),
         (lambda s: s.tick(2**70), "now_ns"),
     ],
 )

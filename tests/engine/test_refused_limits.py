@@ -164,6 +164,6 @@ def test_a_name_that_is_none(store: CommStore, name: Any) -> None:
 @pytest.mark.parametrize("pattern", [None, 5, ["a"]])
 def test_a_pattern_that_is_none(store: CommStore, pattern: Any) -> None:
     channel = store.create_channel("p", ChannelType.PUB_SUB, "a")
-    with pytest.raises(ValidationFailed, match=r"^topic_pattern: .* is no text$"):
+    with pytest.raises(ValidationFailed, match=r"^topic_pattern: expected a string, got"):
         store.subscribe(channel.id, "b", pattern)
     assert not store.is_participant(channel.id, "b")

@@ -277,7 +277,7 @@ def test_discard_and_purge(scene: Scene) -> None:
     assert [letter.message.id for letter in scene.store.dead_letters()] == [second]
     scene.store.discard_dead_letter(second)
     assert scene.store.dead_letters() == []
-    with pytest.raises(MessageNotFound, match="no dead letter"):
+    with pytest.raises(MessageNotFound, match="dead letter 1 does not exist"):
         scene.store.replay_dead_letter(first)
     scene.reopened()
     assert scene.send() > second  # numbers are never used twice, also after a purge

@@ -113,7 +113,10 @@ def test_in_a_broadcast_channel_the_owner_alone_sends(store: CommStore) -> None:
 
 def test_a_direct_channel_needs_its_second(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.DIRECT, "a")
-    assert "lacks its second" in refused(store, "channel", lambda: send(store, channel, "a")).reason
+    assert (
+        "has no second participant"
+        in refused(store, "channel", lambda: send(store, channel, "a")).reason
+    )
 
 
 # -- content -------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_config_and_what_show_says_of_it(home: Path) -> None:
     )
 
     unknown = refused(home, "config", "jobs", "volume=11")
-    assert "there is no setting volume: expected one of delivery, max_message_size" in unknown
+    assert "setting volume does not exist: expected one of delivery, max_message_size" in unknown
     assert "ack_timeout: 0 is not a number" in refused(home, "config", "jobs", "ack_timeout=0")
     assert "is not one line" in refused(home, "config", "jobs", "echo=true\nx: 1", code=2)
     for bad in (
@@ -183,9 +183,9 @@ def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["join", "nowhere"], "there is no channel nowhere: `relay channel create nowhere`"),
-        (["close", "nowhere"], "there is no channel nowhere"),
-        (["config", "nowhere", "echo=true"], "there is no channel nowhere"),
+        (["join", "nowhere"], "channel nowhere does not exist: `relay channel create nowhere`"),
+        (["close", "nowhere"], "channel nowhere does not exist"),
+        (["config", "nowhere", "echo=true"], "channel nowhere does not exist"),
         (["create", "a b"], "'a b' is not a valid channel name for channel.create"),
         (["create", "all"], "neither all nor dm/"),
         (["subscribe", "hooks", "a.#.b"], "topic_pattern: 'a.#.b'"),

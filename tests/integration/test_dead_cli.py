@@ -91,7 +91,7 @@ def test_what_is_not_dead_is_not_shown(home: Path) -> None:
     for wanted in (FRESH, "1700", "99", "é\n"):
         done = relay("dead", "show", wanted, home=home)
         assert done.returncode == 1
-        assert "there is no dead letter" in done.stderr and done.stderr.count("\n") == 1
+        assert "does not exist" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_store_without_any(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_discard_and_purge(home: Path) -> None:
         assert done.stdout == f"dead letter {FIRST} is discarded\n"
         assert [letter["id"] for letter in lines(home, "dead", "list")] == [SECOND]
         again = relay("dead", "discard", FIRST, home=home)
-        assert again.returncode == 6 and "there is no dead letter" in again.stderr
+        assert again.returncode == 6 and "does not exist" in again.stderr
         not_dead = relay("dead", "replay", FRESH, home=home)
         assert not_dead.returncode == 6
-        assert f"there is no dead letter '{FRESH}': `relay dead list`" in not_dead.stderr
+        assert f"dead letter '{FRESH}' does not exist: `relay dead list`" in not_dead.stderr
         for verb in (["replay", SECOND], ["discard", SECOND], ["purge", "--older-than", "0s"]):
             other = relay("dead", *verb, "--as", "bob", home=home)
             assert other.returncode == 6

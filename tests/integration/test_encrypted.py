@@ -74,7 +74,7 @@ def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) ->
     before = path.read_bytes()
     kept = key.read_bytes()
     key.unlink()
-    for problem in ("No such file or directory", "does not open with this key", "found 0644"):
+    for problem in ("No such file or directory", "cannot be decrypted with this key", "found 0644"):
         up = relay("up", home=home)
         assert up.returncode == 5
         assert problem in up.stderr and "Traceback" not in up.stderr
@@ -131,7 +131,7 @@ def test_the_doctor_says_what_a_start_would(home: Path) -> None:
     key.unlink()
     assert f"key file {key}: No such file" in doctors_word(home)
     crypto.create_key(str(key))
-    assert "does not open with this key" in doctors_word(home)
+    assert "cannot be decrypted with this key" in doctors_word(home)
     for path in (home / "store").glob("relay.acomm*"):
         path.unlink()  # the journal alone is left
     assert f"{home / 'journal'}" in doctors_word(home)

@@ -59,7 +59,7 @@ def test_a_thread_by_its_name(told: Box) -> None:
     ]
     none = relay("thread", "nothing", home=told.root)
     assert none.returncode == 1
-    assert "there is no thread nothing" in none.stderr
+    assert "thread nothing does not exist" in none.stderr
 
 
 def test_search(told: Box) -> None:

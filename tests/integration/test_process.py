@@ -198,7 +198,7 @@ def test_a_damaged_store_falls_back_to_the_file_before(home: Path) -> None:
     store.write_bytes(store.read_bytes()[:-1])
     looked = relay("history", "--json", home=home)
     assert "first" in looked.stdout and "second" in looked.stdout  # the journal has it
-    assert "relay.acomm.prev, and the journal has what came after" in looked.stderr
+    assert "relay.acomm.prev; the journal has the later events" in looked.stderr
     assert store.exists()  # who only looks changes nothing
     assert relay("up", home=home).returncode == 0
     try:

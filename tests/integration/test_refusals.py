@@ -19,7 +19,7 @@ from tests.box import Box
         ("TO: nobody\n\nhi", "there is no agent nobody"),
         ("TO: root\n\nhi", "root is a reserved name"),
         ("TO: alice\n\nhi", "an agent cannot send a message to itself"),
-        ("TO: #nowhere\n\nhi", "there is no channel nowhere"),
+        ("TO: #nowhere\n\nhi", "channel nowhere does not exist"),
         ("TO: #dm/alice/bob\n\nhi", "is a direct channel"),
         ("TO: #all\n\nhi", "write TO: *"),
         ("no header at all", "line 1"),

@@ -92,7 +92,7 @@ def test_when_both_are_damaged_nothing_is_touched(path: Path) -> None:
     for _ in range(2):
         with pytest.raises(FormatError, match=r"s\.acomm at") as caught:
             CommStore.open(str(path), MANUAL)
-        assert "s.acomm.prev is damaged as well" in caught.value.hint
+        assert "s.acomm.prev is also damaged" in caught.value.hint
     assert (path.read_bytes(), previous(path).read_bytes()) == (BROKEN, BROKEN[:-1])
     assert names(path.parent) == {"s.acomm", "s.acomm.prev"}
 
@@ -112,7 +112,7 @@ def test_a_file_that_is_gone_is_the_one_before(path: Path) -> None:
     said: list[str] = []
     with CommStore.open(str(path), MANUAL, warn=said.append) as store:
         assert [m.content for m in store.query_messages().messages] == [b"one"]
-    assert "is gone" in said[0]
+    assert "is missing" in said[0]
     assert contents(path) == [b"one"]
     path.unlink()
     with pytest.raises(RelayError, match="exists already"):

@@ -83,8 +83,8 @@ FAILURES: Mapping[str, str] = {
     r"there is no agent|is a reserved name|nobody is Lead|no lead is set|no longer here"
     r"|is no longer an agent|nobody else takes part|nobody received it": "no_recipient",
     r"is the sender itself|cannot send a message to itself": "to_itself",
-    r"there is no channel|is (Paused|Draining|Closed)|is a (direct channel:|channel between)"
-    r"|is everybody|means every agent": "channel",
+    r"there is no channel|^channel .* does not exist|is (Paused|Draining|Closed)"
+    r"|is a (direct channel:|channel between)|is everybody|means every agent": "channel",
     r"^RE |^THREAD |a response answers a query|expects no acknowledgment"
     r"|does not expect an acknowledgment": "answers_nothing",
     r"header|, line \d+|is empty|is missing|control character|given twice|UTF-8|: TO |KIND|TTL": (
