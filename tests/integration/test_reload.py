@@ -61,8 +61,8 @@ def test_another_configuration_is_followed_without_a_new_process(running: Relay)
     assert "log_level: 'info' -> 'debug'" in said["changed"]
     drop(home, "alice", "TO: lead\n\nnow there is one", "1000000002-02.msg")
     until((home / "agents/bob/inbox/1000000002-02.msg").exists)
-    until(lambda: log(home, "carry"))  # said once it is there
-    (line,) = log(home, "carry")  # a line a message at debug, and never what it says
+    until(lambda: log(home, "deliver_message"))  # said once it is there
+    (line,) = log(home, "deliver_message")  # a line a message at debug, and never what it says
     assert (line["message_id"], line["recipients"]) == ("1000000002-02", ["bob"])
     assert "now there is one" not in json.dumps(line)
     until(lambda: status(home).get("ready"))
