@@ -47,7 +47,7 @@ else:
 """
 
 
-def backup(box: Box, target: Path) -> home_backup.BackedUp:
+def backup(box: Box, target: Path) -> home_backup.BackupResult:
     return home_backup.backup(box.home, box.config, Clock(), str(target))
 
 
