@@ -1,4 +1,4 @@
-"""The relay's log: JSON lines, a sentence each and its facts; the file is rotated by size.
+"""The relay's log: one JSON object per line with a sentence and its facts; rotated by size.
 
     relay.log      current
     relay.log.1    previous, and so on; the oldest is removed

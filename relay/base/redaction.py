@@ -34,15 +34,14 @@ class Redacted(NamedTuple):
     secrets: tuple[str, ...]  # longest first
 
     def clean(self, text: str) -> str:
-        """A text about the file, without them."""
+        """Remove the secrets from a text about the file."""
         return mask(text, self.secrets)
 
 
 def redact(data: bytes, *, loose: bool = False) -> Redacted | None:
-    """A file without the values of its ENV; None where it is no spawn, or has none.
+    """Remove the values of ENV from a file; None for a file without ENV or of another kind.
 
-    Doing it again changes nothing. ``loose``: of a file that is no message, where the colon may
-    be what is missing.
+    A second call changes nothing. ``loose``: for a malformed file, where the colon may be missing.
     """
     if not _SPAWN.search(data):
         return None
@@ -60,7 +59,7 @@ def redact(data: bytes, *, loose: bool = False) -> Redacted | None:
 
 
 def parse_env(text: str) -> list[tuple[str, str]]:
-    """The settings of an ENV, ``A=1,B=2`` or a line each, in order; what is none has no name."""
+    """The settings of an ENV, ``A=1,B=2`` or a line each, in order; invalid ones have no name."""
     found: list[tuple[str, str]] = []
     for line in text.split("\n"):
         for part in _NEXT.split(line.strip()):

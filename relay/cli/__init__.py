@@ -72,7 +72,7 @@ COMMANDS = {
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.agents", "Create and confirm the keys that agents sign with."),
     "doctor": ("relay.cli.doctor", "Check the home for problems."),
-    "audit": ("relay.cli.audit", "Account for every message, with Spark jobs."),
+    "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
 }
 

@@ -61,7 +61,7 @@ def restore(
     Every file is checked against the backup's list before anything is changed. An existing home is
     kept as HOME.before-restore. Never run a home and its copy at the same time.
     """
-    from relay.daemon import restore as home_restore
+    from relay.daemon import home_restore
 
     root = home_root(ctx, home)
     done = home_restore.restore(directory, root, force=force)

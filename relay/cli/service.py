@@ -71,7 +71,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     from relay.daemon import service as services
 
     found = _of(ctx, home)
-    there = services.installed(found)
+    there = services.read_installed(found)
     word = "missing" if there is None else "current" if there == found.text else "another"
     if as_json:
         echo_json({"path": found.path, "state": word})
@@ -95,7 +95,7 @@ def show(ctx: click.Context, home: str | None) -> None:
     from relay.daemon import service as services
 
     found = _of(ctx, home)
-    there = services.installed(found)
+    there = services.read_installed(found)
     if there is None:
         raise NotFound(f"{found.path} is not installed", hint="`relay service install` writes it")
     click.echo(sanitize(there.decode(errors="replace"), lines=True), nl=False)

@@ -43,7 +43,7 @@ from relay.daemon.status import (
 )
 from relay.ledger import wal
 
-REQUEST_TIMEOUT_S = 5  # a slow or silent client holds a thread no longer
+REQUEST_TIMEOUT_S = 5  # a slow or silent client is disconnected then
 MOST_CONNECTIONS = 32  # at once, per server: each takes a descriptor, and the loop needs some
 QUIET_S = 60  # the same error is not logged again sooner
 STOP_POLL_S = 0.1  # the longest that the end of the process waits for a server
@@ -92,15 +92,15 @@ class Admin:
 
     def _serve(self, name: str, server: _Threads) -> None:
         """Serve until stopped; errors of the system are logged once and do not end it."""
-        said_at = float(-QUIET_S)
+        logged_at = float(-QUIET_S)
         while not server.is_ended.is_set():
             try:
                 server.serve_forever(STOP_POLL_S)
             except Exception as exc:
-                if time.monotonic() - said_at > QUIET_S:
+                if time.monotonic() - logged_at > QUIET_S:
                     text = f"Health and metrics: error on {name}, still serving: {exc}"
                     self._log(text, action="admin", level="warning")
-                said_at = time.monotonic()
+                logged_at = time.monotonic()
                 server.is_ended.wait(STOP_POLL_S)
 
     def _socket_path(self) -> str:
@@ -119,7 +119,7 @@ class Admin:
         admin = self
 
         class Handler(BaseHandler):
-            """Of this relay."""
+            """Handler for this relay."""
 
             board = admin._board
             trouble = property(lambda _: admin.trouble)
@@ -138,7 +138,7 @@ class BaseHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a page."""
-        if not self._is_asked_by_name():
+        if not self._is_allowed_host():
             self.send_error(403, f"ask by one of {', '.join(LOOPBACK_NAMES)}, or admin.listen")
             return
         pages = {
@@ -153,7 +153,7 @@ class BaseHandler(BaseHTTPRequestHandler):
             return
         page()
 
-    def _is_asked_by_name(self) -> bool:
+    def _is_allowed_host(self) -> bool:
         """False for a Host header with a foreign name (DNS rebinding in a browser)."""
         if self.server.address_family == socket.AF_UNIX:  # type: ignore[attr-defined]
             return True
@@ -210,11 +210,11 @@ class BaseHandler(BaseHTTPRequestHandler):
 
 
 class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A thread a request; those that linger are cut off: after their time, or the oldest for who
-    comes when there are too many."""
+    """A thread per request. A connection is closed after ``REQUEST_TIMEOUT_S``, and the oldest one
+    when there are more than ``MOST_CONNECTIONS``."""
 
     daemon_threads = True
-    request_queue_size = 64  # more at once are no monitors
+    request_queue_size = 64  # monitors need far fewer
     block_on_close = False
 
     def __init__(self, *arguments: Any) -> None:
@@ -224,7 +224,7 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(*arguments)
 
     def shutdown(self) -> None:
-        """Stop serving; it is not begun again."""
+        """Stop serving for good."""
         self.is_ended.set()
         super().shutdown()
 
@@ -245,8 +245,8 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 self._cut(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close an answered or cut-off connection: its thread ends."""
-        with self._lock:  # closed within: a number that is free again is not cut off
+        """Close a connection that was answered or shut down; its thread ends."""
+        with self._lock:  # closed while locked: a reused descriptor must not be shut down
             self._since.pop(request, None)
             super().shutdown_request(request)
 
@@ -269,7 +269,8 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _UnixServer(_Threads):
-    """Server on a socket path; one left by a killed relay is replaced: the home's lock is ours."""
+    """Server on a socket path. A socket left by a killed relay is replaced, because this process
+    holds the home's lock."""
 
     address_family = socket.AF_UNIX
     _bound: os.stat_result | None = None
@@ -287,7 +288,7 @@ class _UnixServer(_Threads):
     def server_close(self) -> None:
         super().server_close()
         path = str(self.server_address)
-        if self._bound is not None:  # what else may stand there is not ours
+        if self._bound is not None:  # another file there is not ours
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.lstat(path), self._bound):
                     os.unlink(path)

@@ -22,7 +22,7 @@ from relay.delivery.work import Context
 from relay.ledger import Ledger
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
-TOLD = " told"
+NOTIFIED = " told"
 LEVELS = {DiskState.OK: "info", DiskState.FLOOR: "error"}
 
 
@@ -56,19 +56,19 @@ class DiskMonitor:
 
     def begin(self) -> None:
         """Check the disk before the first tick, so that nothing is taken in below the floor."""
-        self._look()
+        self._check_disk()
 
     def step(self) -> None:
         """Check the disk, act on it and publish the status, as far as each is due."""
-        reading = self._look()
+        reading = self._check_disk()
         if reading is not None:
-            self._tell(reading)
+            self._notify(reading)
         self._publish_pauses()  # the disk is not the only reason
         snapshot = self._publisher.step(news=True)
         if snapshot is not None:
             self._board.snapshot = snapshot
 
-    def _look(self) -> DiskUsage | None:
+    def _check_disk(self) -> DiskUsage | None:
         """The disk's usage; None before the next check is due."""
         if self._clock.monotonic_ns() < self._disk.due_ns():
             return None
@@ -77,7 +77,7 @@ class DiskMonitor:
         if reading is not None:
             self._board.disk = reading
             self._pause(reading)
-            self._say(change)
+            self._log_change(change)
         return reading
 
     def _pause(self, reading: DiskUsage) -> None:
@@ -89,7 +89,7 @@ class DiskMonitor:
         pauses = self._dispatcher.pauses
         self._board.pauses = {who: why for who, why in pauses.items() if why}
 
-    def _say(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
+    def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):
             return
         before, now = change
@@ -103,22 +103,22 @@ class DiskMonitor:
             free_bytes=now.free_bytes,
         )
 
-    def _tell(self, reading: DiskUsage) -> None:
+    def _notify(self, reading: DiskUsage) -> None:
         """Notify operator and lead, once per episode."""
         try:
-            began = self._ledger.get_state(EPISODE) or ""
+            episode = self._ledger.get_state(EPISODE) or ""
             if not reading.state.is_alert:
-                if began:
-                    self._note("")
+                if episode:
+                    self._save_episode("")
                 return
-            if began.endswith(TOLD):
+            if episode.endswith(NOTIFIED):
                 return
-            if not began:
-                began = str(self._clock.now_ns())
-                self._note(began)
+            if not episode:
+                episode = str(self._clock.now_ns())
+                self._save_episode(episode)
             names = {OPERATOR, self._dispatcher.roster.trusted_lead() or OPERATOR}
-            if self._dispatcher.notifier.announce(names, _notice(reading), EPISODE, int(began)):
-                self._note(began + TOLD)
+            if self._dispatcher.notifier.announce(names, _notice(reading), EPISODE, int(episode)):
+                self._save_episode(episode + NOTIFIED)
             self._trouble = ""
         except LedgerError as exc:  # a full disk, too: logged, and tried again
             if str(exc) != self._trouble:
@@ -126,7 +126,7 @@ class DiskMonitor:
                 text = f"Could not notify about the disk: {exc}"
                 self._log(text, action="disk", level="warning")
 
-    def _note(self, value: str) -> None:
+    def _save_episode(self, value: str) -> None:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.set_state(EPISODE, value, now)

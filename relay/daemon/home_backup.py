@@ -1,13 +1,13 @@
-"""A copy of a whole home, made while its relay runs or not: `relay backup`.
+"""Back up a whole home, while its relay runs or not: `relay backup`.
 
-    1  agents/, archive/, keys, config.json     as they are met
-    2  store/, ledger.db                        each of one instant
-    3  journal/                                 last: it knows all that the others say
-    4  what was delivered, read or archived meanwhile, as far as that journal knows it
+    1  agents/, archive/, keys, config.json     one after another
+    2  store/, ledger.db                        a snapshot of each
+    3  journal/                                 last: it covers all of the above
+    4  files delivered, read or archived meanwhile, as far as that journal has them
 
-So the copy is a home as a crash would have left it, and the next start of it puts it right: what
-was accepted before the copy began is in it, and what came later is there whole or not at all.
-Complete once it has its name: a crash leaves ``DIR.unfinished``. docs/decisions/0020 has why.
+The copy is like a home after a crash, and its next start recovers it: everything accepted before
+the backup began is in it; what came later is there completely or not at all. The backup is complete
+once it has its name: a crash leaves ``DIR.unfinished``. Reasons: docs/decisions/0020.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ MANIFEST = "backup.json"
 VERSION = 1
 UNFINISHED = ".unfinished"
 TRIES = 5  # the journal's segments change tiers once in minutes
-PIECE_BYTES = 1 << 20
-STILL_NS = 2_000_000_000  # a file that was written later may have changed within one tick of mtime
-MAIL = (PENDING, "", READ)  # of an inbox, in the order in which a message goes through it
+CHUNK_BYTES = 1 << 20
+MTIME_SLACK_NS = (
+    2_000_000_000  # a file that was written later may have changed within one tick of mtime
+)
+INBOX_FOLDERS = (PENDING, "", READ)  # of an inbox, in the order in which a message goes through it
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -67,14 +69,14 @@ class BackupManifest(msgspec.Struct, frozen=True):
     dirs: dict[str, int]  # path -> mtime in ns: an inbox' own says when a file last left it
 
 
-class BackedUp(msgspec.Struct, frozen=True):
+class BackupResult(msgspec.Struct, frozen=True):
     """The result of a backup."""
 
     manifest: BackupManifest
     left_out: tuple[str, ...]  # links and the like, and a key that lies outside of the home
 
 
-def backup(home: Home, config: Config, clock: Clock, target: str) -> BackedUp:
+def backup(home: Home, config: Config, clock: Clock, target: str) -> BackupResult:
     """Copy the home to the new directory ``target``, whole and durable; the relay goes on.
 
     Private keys are in it, and every file has mode 600. Errors: RelayError when the name is taken,
@@ -82,12 +84,12 @@ def backup(home: Home, config: Config, clock: Clock, target: str) -> BackedUp:
     """
     target = os.path.abspath(target)
     if os.path.lexists(target):
-        raise RelayError(f"{target} is there already", hint="name another directory")
+        raise RelayError(f"{target} exists already", hint="name another directory")
     if os.path.realpath(target).startswith(os.path.realpath(home.root) + os.sep):
         raise RelayError(f"{target} is in the home itself", hint="name a directory elsewhere")
     temp = target + UNFINISHED
     if os.path.lexists(temp):
-        shutil.rmtree(temp)  # of one that was cut short
+        shutil.rmtree(temp)  # left by an interrupted backup
     os.makedirs(os.path.dirname(target), exist_ok=True)
     fsio.fault("create", temp)
     os.mkdir(temp, fsio.DIR_MODE)
@@ -103,7 +105,7 @@ def backup(home: Home, config: Config, clock: Clock, target: str) -> BackedUp:
     return made
 
 
-def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
+def _make(home: Home, config: Config, clock: Clock, root: str) -> BackupResult:
     at = iso_time(clock.now_ns())
     copy = _Copy(home, root)
     copy.file((), CONFIG)
@@ -116,30 +118,30 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
     _copy_journal(copy, home)
     if config.journal.objects and "/" not in config.journal.objects.strip("./"):
         copy.tree(config.journal.objects)
-    told = Projection()
+    projection = Projection()
     key = store_key(home, config, make=False)
-    with Home(root) as made:  # it has to open, and says what it knows
-        store = open_store_readonly(made, clock, config, key, heard=told.apply)
-    known = _known(store, told, os.path.join(root, LEDGER))
+    with Home(root) as made:  # verifies that the copy opens
+        store = open_store_readonly(made, clock, config, key, on_event=projection.apply)
+    known = _file_filter(store, projection, os.path.join(root, LEDGER))
     for note in store.state.archives:
         *folders, name = f"{ARCHIVES}/{note.name}".split("/")
         copy.file(tuple(folders), name)
-    copy.tree("archive", wanted=known)
+    copy.tree("archive", is_wanted=known)
     copy.tree("attachments")
     copy.tree(CONTINUITY)
     for agent in home.agent_names():
-        _Mail(copy, store, known, agent).follow()
-    _keep_mailboxes(copy, home)
+        _InboxCopy(copy, store, known, agent).sync()
+    _clear_mailbox_ids(copy, home)
     manifest = BackupManifest(
         VERSION, __version__, home_id, at, tuple(copy.files.values()), copy.dirs
     )
-    copy.keep_times()
+    copy.set_dir_times()
     fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
-    return BackedUp(manifest, tuple(left_out + copy.left_out))
+    return BackupResult(manifest, tuple(left_out + copy.left_out))
 
 
 class _Copy:
-    """The copy that is being made. Reads through the home's descriptors, and follows no link."""
+    """The copy in progress. Reads through the home's descriptors, and follows no link."""
 
     def __init__(self, home: Home, root: str) -> None:
         self.home = home
@@ -149,13 +151,15 @@ class _Copy:
         self.dirs: dict[str, int] = {}
         self.left_out: list[str] = []
 
-    def tree(self, *parts: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
-        """A directory and all that is in it, as far as it is not there already; what is gone by
-        the time it is come to is passed over. ``wanted`` is asked about files that are new."""
-        with self.home.dirs() as dirs:
-            self._tree(dirs, parts, wanted)
+    def tree(self, *parts: str, is_wanted: Callable[[str], bool] = lambda _: True) -> None:
+        """Copy a directory tree; unchanged files are kept, and files that vanish are skipped.
 
-    def _tree(self, dirs: Dirs, parts: tuple[str, ...], wanted: Callable[[str], bool]) -> None:
+        ``is_wanted`` decides about new files.
+        """
+        with self.home.dirs() as dirs:
+            self._tree(dirs, parts, is_wanted)
+
+    def _tree(self, dirs: Dirs, parts: tuple[str, ...], is_wanted: Callable[[str], bool]) -> None:
         path = "/".join(parts)
         try:
             names = sorted(os.listdir(dirs.get(*parts)))
@@ -171,19 +175,19 @@ class _Copy:
             except FileNotFoundError:
                 continue
             if stat.S_ISDIR(mode):
-                self._tree(dirs, (*parts, name), wanted)
+                self._tree(dirs, (*parts, name), is_wanted)
             elif not stat.S_ISREG(mode):
-                self.left_out.append(f"{path}/{name}: no regular file")
-            elif f"{path}/{name}" in self.files or wanted(name):
+                self.left_out.append(f"{path}/{name}: not a regular file")
+            elif f"{path}/{name}" in self.files or is_wanted(name):
                 self.file_in(dirs, parts, name)
 
     def file(self, parts: tuple[str, ...], name: str) -> bool:
-        """One file; False where there is none."""
+        """Copy one file; False if it does not exist."""
         with self.home.dirs() as dirs:
             return self.file_in(dirs, parts, name)
 
     def file_in(self, dirs: Dirs, parts: tuple[str, ...], name: str) -> bool:
-        """The same, with the directories of a walk."""
+        """Copy one file, using the open directories of a walk."""
         path = "/".join((*parts, name))
         try:
             fd = fsio.open_shared(name, dirs.get(*parts))
@@ -196,7 +200,7 @@ class _Copy:
             status = os.fstat(fd)
             known = self.files.get(path)
             is_same = known and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns)
-            if not is_same or time.time_ns() - status.st_mtime_ns < STILL_NS:
+            if not is_same or time.time_ns() - status.st_mtime_ns < MTIME_SLACK_NS:
                 if parts:
                     self.make_dir("/".join(parts))
                 target = os.path.join(self.root, path)
@@ -208,36 +212,36 @@ class _Copy:
         return True
 
     def make_dir(self, path: str, mtime_ns: int | None = None) -> None:
-        """A directory of the copy, and those above it."""
+        """Create a directory of the copy, and its parents."""
         os.makedirs(os.path.join(self.root, path), fsio.DIR_MODE, exist_ok=True)
         if mtime_ns is not None:
             self.dirs[path] = mtime_ns
 
     def drop(self, path: str) -> None:
-        """Take a file out of the copy again."""
+        """Remove a file from the copy."""
         if self.files.pop(path, None) is not None:
             folder, _, name = path.rpartition("/")
             self.names[folder].discard(name)
             os.unlink(os.path.join(self.root, path))
 
-    def keep_times(self) -> None:
-        """Give the directories their times, once nothing is put into them any more."""
+    def set_dir_times(self) -> None:
+        """Set the directories' times, once all files are written."""
         for path, mtime_ns in self.dirs.items():
             os.utime(os.path.join(self.root, path), ns=(mtime_ns, mtime_ns))
 
 
 def copy_bytes(source: int, target: str, mtime_ns: int) -> tuple[int, str]:
-    """A file of mode 600 with what can be read of a descriptor; (its size, its SHA-256). Zeros,
-    which a segment has ahead, take no room."""
+    """Copy a descriptor to a file of mode 600; returns size and SHA-256. Chunks of zeros, which
+    preallocated segments have, become holes."""
     fsio.fault("create", target)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, fsio.FILE_MODE)
     digest, size = hashlib.sha256(), 0
     try:
-        while piece := os.read(source, PIECE_BYTES):
-            digest.update(piece)
-            if piece.count(0) < len(piece):
-                fsio.write_at(fd, piece, size, target)
-            size += len(piece)
+        while chunk := os.read(source, CHUNK_BYTES):
+            digest.update(chunk)
+            if chunk.count(0) < len(chunk):
+                fsio.write_at(fd, chunk, size, target)
+            size += len(chunk)
         os.ftruncate(fd, size)
     finally:
         os.close(fd)
@@ -246,7 +250,7 @@ def copy_bytes(source: int, target: str, mtime_ns: int) -> tuple[int, str]:
 
 
 def _copy_key(copy: _Copy, config: Config) -> list[str]:
-    """The key of the store's file; one outside of the home is its owner's to keep."""
+    """Copy the store's key file; one outside of the home is only reported."""
     name = config.store.key_file
     if os.path.isabs(name):
         return [f"{name}: it lies outside of the home"] if config.store.encrypt else []
@@ -256,25 +260,25 @@ def _copy_key(copy: _Copy, config: Config) -> list[str]:
 
 
 def _copy_ledger(copy: _Copy, home: Home) -> str:
-    """The ledger as it is at one instant; which home it is of."""
+    """Copy a snapshot of the ledger; returns the home's id."""
     if not os.path.exists(home.path(LEDGER)):
         return ""
     target = os.path.join(copy.root, LEDGER)
     ledger_backup.backup(home, target)
-    _list_ledger(copy)
+    _add_ledger_entry(copy)
     return ledger_backup.home_id(target)
 
 
-def _list_ledger(copy: _Copy) -> None:
+def _add_ledger_entry(copy: _Copy) -> None:
     with open(os.path.join(copy.root, LEDGER), "rb") as file:
         status = os.fstat(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     copy.files[LEDGER] = Entry(LEDGER, status.st_size, digest, status.st_mtime_ns)
 
 
-def _keep_mailboxes(copy: _Copy, home: Home) -> None:
-    """Where these inboxes are put back they have other inodes, and are the same: what is missing
-    from one left it. One that is not the inbox the ledger knows stays another one."""
+def _clear_mailbox_ids(copy: _Copy, home: Home) -> None:
+    """Clear the recorded inodes of unchanged inboxes: restored ones have other inodes and are the
+    same inboxes. An inbox that the ledger does not know keeps its entry."""
     if LEDGER not in copy.files:
         return
     with contextlib.closing(Ledger.open(os.path.join(copy.root, LEDGER))) as ledger:
@@ -282,15 +286,17 @@ def _keep_mailboxes(copy: _Copy, home: Home) -> None:
         for agent, known in ledger.agents.mailboxes().items():
             with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
                 if reads.mailbox_identity(dirs, agent) == known:
-                    same.append((agent, None))  # not known: the next start's first scan sees it
+                    same.append(
+                        (agent, None)
+                    )  # unknown: the first scan of the next start records it
         with ledger.transaction():
             ledger.agents.set_mailboxes(same)
-    _list_ledger(copy)
+    _add_ledger_entry(copy)
 
 
 def _copy_journal(copy: _Copy, home: Home) -> None:
-    """The manifest before the segments, so that these are as new: what a manifest lacks of its
-    segments is found by opening it. Again where one left its tier meanwhile."""
+    """Copy the manifest before the segments, which are then at least as new; opening the journal
+    finds the rest. Repeated if a segment changed its tier meanwhile."""
     for _ in range(TRIES):
         before = _segments(home)
         for path in [path for path in copy.files if path.startswith(JOURNAL + "/")]:
@@ -316,28 +322,28 @@ def _segments(home: Home) -> list[object]:
     return found
 
 
-def _known(store: CommStore, told: Projection, ledger: str) -> Callable[[str], bool]:
-    """Asks about a file of the archive: does the copy know its message?"""
-    rows: set[str] = set(told.rows)
-    rows |= {one.origin.path.rpartition("/")[2] for one in told.rejections}
+def _file_filter(store: CommStore, projection: Projection, ledger: str) -> Callable[[str], bool]:
+    """A predicate for archive files: true if the copy knows the message."""
+    rows: set[str] = set(projection.rows)
+    rows |= {one.origin.path.rpartition("/")[2] for one in projection.rejections}
     if os.path.exists(ledger):
         with contextlib.closing(ledger_file.connect_readonly(ledger)) as db:
             rows |= {row[0] for row in db.execute("SELECT message_id FROM messages")}
 
-    def knows(name: str) -> bool:
+    def is_known_file(name: str) -> bool:
         message_id = message_id_of(name)
         if message_id is None:
             return name in rows  # a refused file of another name
         return message_id in rows or store.find_by_relay_id(message_id) is not None
 
-    return knows
+    return is_known_file
 
 
-class _Mail:
-    """An inbox of the copy brought up to how it stands after the journal was copied.
+class _InboxCopy:
+    """Updates an inbox of the copy after the journal was copied.
 
-    What that journal does not know is left out: it was accepted later. A file that has moved on
-    since moves on here, and one that left has left: nobody finds twice what he has taken.
+    Files that this journal does not know are left out: they were accepted later. A file that has
+    moved since is moved here, and one that was taken is removed, so that no agent finds it twice.
     """
 
     def __init__(
@@ -345,46 +351,50 @@ class _Mail:
     ) -> None:
         self._copy = copy
         self._store = store
-        self._known = known
+        self._is_known_file = known
         self._agent = agent
         self._base = ("agents", agent, "inbox")
 
-    def follow(self) -> None:
-        """Look at each folder once, in the order in which a message goes through them."""
-        copy, there = self._copy, dict[str, str]()  # name -> the folder where it was seen last
+    def sync(self) -> None:
+        """Copy each folder once, in the order in which a message moves through them."""
+        copy, locations = self._copy, dict[str, str]()  # name -> the folder where it was seen last
         with copy.home.dirs() as dirs:
-            for folder in MAIL:
-                self._take(dirs, folder, there)
-        for folder in MAIL:
+            for folder in INBOX_FOLDERS:
+                self._copy_folder(dirs, folder, locations)
+        for folder in INBOX_FOLDERS:
             path = self._path(folder)
             for name in list(copy.names.get(path, ())):
-                if there.get(name) != folder:
+                if locations.get(name) != folder:
                     copy.drop(f"{path}/{name}")
         outbox = f"agents/{self._agent}/outbox"
         sent = copy.names.get(outbox, set())
         for name in sent & copy.names.get(f"{outbox}/{PENDING}", set()):
-            copy.drop(f"{outbox}/{PENDING}/{name}")  # it was renamed while it was copied
+            copy.drop(f"{outbox}/{PENDING}/{name}")  # renamed during the copy
 
-    def _take(self, dirs: Dirs, folder: str, there: dict[str, str]) -> None:
+    def _copy_folder(self, dirs: Dirs, folder: str, locations: dict[str, str]) -> None:
         parts = (*self._base, folder) if folder else self._base
         try:
             descriptor = dirs.get(*parts)
         except (FileNotFoundError, UnsafePath):
             return
-        mtime_ns = os.fstat(descriptor).st_mtime_ns  # before: what left since is seen as later
+        mtime_ns = os.fstat(
+            descriptor
+        ).st_mtime_ns  # taken first, so that later changes are noticed
         for name in sorted(os.listdir(descriptor)):
-            is_known = any(name in self._copy.names.get(self._path(one), ()) for one in MAIL)
+            is_known = any(
+                name in self._copy.names.get(self._path(one), ()) for one in INBOX_FOLDERS
+            )
             if name in (PENDING, READ) or not (is_known or self._has(name)):
                 continue
             if self._copy.file_in(dirs, parts, name):
-                there[name] = folder
+                locations[name] = folder
         self._copy.make_dir("/".join(parts), mtime_ns)
 
     def _has(self, name: str) -> bool:
-        """True when the copy's journal says that this agent is to have this file."""
+        """True if the copy's journal has a delivery of this file to this agent."""
         message = self._store.find_by_relay_id(message_id_of(name) or "")
-        if message is None:  # of one that was rolled out since, it says the message alone
-            return self._known(name)
+        if message is None:  # rolled into an archive: only the message is known
+            return self._is_known_file(name)
         return self._agent in self._store.state.deliveries.get(message.id, {})
 
     def _path(self, folder: str) -> str:
@@ -392,7 +402,7 @@ class _Mail:
 
 
 def read_backup(source: str) -> BackupManifest:
-    """Read a backup's manifest. Errors: RelayError where there is none, FormatError."""
+    """Read a backup's manifest. Errors: RelayError if it is missing, FormatError."""
     path = os.path.join(source, MANIFEST)
     if not os.path.isfile(path):
         raise RelayError(

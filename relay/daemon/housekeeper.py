@@ -28,12 +28,12 @@ from relay.ledger.wal import WalWatch
 
 PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk
 PAUSE_FACTOR = 4  # pause this many times as long as the slice took
-LOOK_NS = NS_PER_S  # interval of looking at the thread
+POLL_NS = NS_PER_S  # interval at which the thread is polled
 CHECK_NS = 86_400 * NS_PER_S  # the ledger is checked once a day, 5 ms a MiB
 AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays low
 SLICE_NS = 50_000_000  # between two slices of rows
 T = TypeVar("T")
-Said = tuple[str, str, dict[str, object]]  # sentence, action, facts
+LogLine = tuple[str, str, dict[str, object]]  # sentence, action, facts
 
 
 class Housekeeper:
@@ -58,16 +58,16 @@ class Housekeeper:
         self._log = log
         self._pause_s = pause_s
         self._stopping = threading.Event()
-        self._asked: list[Prune | Pack] = []
-        self._job: Future[list[Said]] | None = None
-        self._forgetting = False
-        self._forgotten = 0
-        # A start has other things to do; and one that is started again and again prunes, too.
+        self._queue: list[Prune | Pack] = []
+        self._job: Future[list[LogLine]] | None = None
+        self._is_pruning_audit = False
+        self._audit_rows_pruned = 0
+        # Not right at the start, and early enough for a relay that is restarted often.
         self._next_prune_ns = clock.monotonic_ns() + min(60, config.retention.every_s) * NS_PER_S
         self._next_check_ns = self._next_prune_ns
         self._next_disk_ns = clock.monotonic_ns()
-        self._next_row_ns = 0
-        self.damage = ""  # what the last look through the ledger found
+        self._next_audit_ns = 0
+        self.damage = ""  # what the last check of the ledger found
         self.wal = WalWatch(ledger, home.path(LEDGER), config.ledger, clock, executor, log)
 
     @property
@@ -75,10 +75,10 @@ class Housekeeper:
         """The reason to pause intake now, or an empty string."""
         return self.wal.paused
 
-    def ask(self, order: Prune | Pack) -> None:
+    def enqueue(self, job: Prune | Pack) -> None:
         """Queue a job for the thread; lost in a crash."""
-        if order not in self._asked:
-            self._asked.append(order)
+        if job not in self._queue:
+            self._queue.append(job)
 
     def stop(self) -> None:
         """End the thread after its current slice."""
@@ -92,50 +92,50 @@ class Housekeeper:
         now = self._clock.monotonic_ns()
         due = self.wal.poll(idle=idle)
         self._take_result()
-        if self._forgetting and now >= self._next_row_ns:
-            self._forget()
-            self._next_row_ns = now + SLICE_NS
+        if self._is_pruning_audit and now >= self._next_audit_ns:
+            self._prune_audit_rows()
+            self._next_audit_ns = now + SLICE_NS
         if self._job is None:
-            self._begin(now, is_low)
-        if self._forgetting:
-            due = min(due, self._next_row_ns)
+            self._start_next_job(now, is_low)
+        if self._is_pruning_audit:
+            due = min(due, self._next_audit_ns)
         if self._job is not None:
-            due = min(due, now + LOOK_NS)
+            due = min(due, now + POLL_NS)
         return min(due, self._next_prune_ns, self._next_check_ns, self._next_disk_ns)
 
-    def _begin(self, now: int, is_low: bool) -> None:
+    def _start_next_job(self, now: int, is_low: bool) -> None:
         """Start the thread's next job: requested, due, or needed by a full disk."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
-            self.ask(Prune())
+            self.enqueue(Prune())
         if now >= self._next_disk_ns:
             self._next_disk_ns = now + self._config.disk.check_s * NS_PER_S
-            if not self._asked and is_low and packable(self._home, self._clock):
-                self.ask(Pack())
-        if self._asked:
-            order = self._asked.pop(0)
-            if isinstance(order, Prune):
-                self._forgetting = True
+            if not self._queue and is_low and packable(self._home, self._clock):
+                self.enqueue(Pack())
+        if self._queue:
+            job = self._queue.pop(0)
+            if isinstance(job, Prune):
+                self._is_pruning_audit = True
                 self._job = self._executor.submit(self._prune)
             else:
-                self._job = self._executor.submit(self._pack, order.before)
+                self._job = self._executor.submit(self._pack, job.before)
         elif now >= self._next_check_ns:
             self._next_check_ns = now + CHECK_NS
             self._job = self._executor.submit(self._check)
 
-    def _forget(self) -> None:
-        gone = prune.prune_audit(self._ledger, self._config.retention, self._clock.now_ns())
-        self._forgotten += gone
-        if not gone:
-            self._forgetting = False
-            if self._forgotten:
+    def _prune_audit_rows(self) -> None:
+        pruned = prune.prune_audit(self._ledger, self._config.retention, self._clock.now_ns())
+        self._audit_rows_pruned += pruned
+        if not pruned:
+            self._is_pruning_audit = False
+            if self._audit_rows_pruned:
                 self._log(
-                    f"Removed {self._forgotten} rows of audit_log and security_events",
+                    f"Removed {self._audit_rows_pruned} rows of audit_log and security_events",
                     action="prune",
                     kind="audit",
-                    count=self._forgotten,
+                    count=self._audit_rows_pruned,
                 )
-                self._forgotten = 0
+                self._audit_rows_pruned = 0
 
     def _take_result(self) -> None:
         if self._job is None or not self._job.done():
@@ -152,20 +152,20 @@ class Housekeeper:
 
     # -- in the thread -----------------------------------------------------------------
 
-    def _prune(self) -> list[Said]:
+    def _prune(self) -> list[LogLine]:
         now = self._clock.now_ns()
-        found = self._go(prune.prune_files(self._home, self._config.retention, now))
+        found = self._run_slices(prune.prune_files(self._home, self._config.retention, now))
         return [
             (
-                f"Removed {gone.number} files of {gone.kind}, {gone.n_bytes} bytes",
+                f"Removed {pruned.number} files of {pruned.kind}, {pruned.n_bytes} bytes",
                 "prune",
-                {"kind": gone.kind, "count": gone.number, "bytes": gone.n_bytes},
+                {"kind": pruned.kind, "count": pruned.number, "bytes": pruned.n_bytes},
             )
-            for gone in found or ()
-            if gone.number
+            for pruned in found or ()
+            if pruned.number
         ]
 
-    def _check(self) -> list[Said]:
+    def _check(self) -> list[LogLine]:
         """Check the ledger's pages: SQLite itself notices damage only when a page is used."""
         path = self._home.path(LEDGER)
         try:
@@ -177,16 +177,18 @@ class Housekeeper:
         self.damage = f"{found}; {found.hint}" if found else ""
         return [(self.damage, "ledger_damaged", {"level": "warning"})] if found else []
 
-    def _pack(self, before: str) -> list[Said]:
-        said: list[Said] = []
+    def _pack(self, before: str) -> list[LogLine]:
+        lines: list[LogLine] = []
         for day in packable(self._home, self._clock, before):
-            packed = self._go(archive_pack.pack(self._home, day))
+            packed = self._run_slices(archive_pack.pack(self._home, day))
             if packed is None:
                 break
-            said.append((describe_pack(packed), "pack", {"day": packed.day, "files": packed.files}))
-        return said
+            lines.append(
+                (describe_pack(packed), "pack", {"day": packed.day, "files": packed.files})
+            )
+        return lines
 
-    def _go(self, steps: Iterator[T | None]) -> T | None:
+    def _run_slices(self, steps: Iterator[T | None]) -> T | None:
         """Run the steps with a pause after each; the last value, or None when interrupted."""
         value, began = None, time.monotonic()
         for value in steps:

@@ -23,11 +23,11 @@ from relay.journal.tiers import Tiers
 
 
 def run_command(home: Home, opened: OpenedStore, clock: Clock, order: JournalCommand) -> None:
-    """Have a relay that runs do it: a seal now, by the loop; anything else beside it, in the
-    thread of the tiers. Errors: those of ``EventLog.seal``."""
+    """Run a command in a running relay: a seal at once in the loop, any other in the tiers' thread.
+    Errors: those of ``EventLog.seal``."""
     if order.verb == plan.SEAL:
         opened.log.seal()
-        opened.tiers.wake()  # who seals by hand wants it moved on, not in a minute
+        opened.tiers.wake()  # a segment sealed by hand is moved on at once
     else:
         opened.tiers.enqueue(carry_out(home, opened.tiers, clock, order))
 
@@ -55,7 +55,7 @@ def retention(policy: TierPolicy, order: JournalCommand) -> TierPolicy:
         policy = policy._replace(keep_age_s=order.keep_age_s, keep_bytes=order.keep_bytes)
     if policy.keep_age_s is None and policy.keep_bytes is None:
         raise JournalError(
-            "there is no limit for what to keep of the journal",
+            "no limit is set for the size or age of the journal",
             hint="set journal.keep_age_s or journal.keep_mib in config.json, or give an option",
         )
     return policy
@@ -80,8 +80,8 @@ def prunable_below(home: Home) -> int:
 
 
 def pin_base(home: Home) -> int:
-    """Keep the checkpoint before as the base from which the store can be made again; the offset
-    below which the journal is not needed for that. Errors: OSError."""
+    """Keep the previous checkpoint as the base for a rebuild of the store; returns the offset below
+    which the rebuild does not need the journal. Errors: OSError."""
     previous, base = home.path(STORE) + PREVIOUS, home.path(BASE)
     if covered_offset(previous) > covered_offset(base):
         link_base(previous, base)
@@ -89,8 +89,8 @@ def pin_base(home: Home) -> int:
 
 
 def covered_offset(path: str) -> int:
-    """Offset up to which a store file covers the journal; 0 if it is missing, damaged or of no
-    journal."""
+    """Offset up to which a store file covers the journal; 0 if it is missing, damaged or does not
+    refer to a journal."""
     try:
         state = EngineState.decode(store_file.read(path).engine_state)
     except (FileNotFoundError, FormatError):

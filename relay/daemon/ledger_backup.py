@@ -1,8 +1,8 @@
-"""The ledger kept and put back: `relay ledger backup`, `restore`, `check`.
+"""Back up and restore the ledger: `relay ledger backup`, `relay ledger restore`.
 
-A backup is of one instant, made while the relay runs. After a restore the next start tells the
-ledger from the journal what it lacks: messages, deliveries, refusals. What the journal does not
-have is in the ledger that was set aside: audit_log and security_events of that time.
+A backup is a snapshot, made while the relay runs. After a restore the next start adds what is
+missing from the journal: messages, deliveries, refusals. The journal does not have audit_log and
+security_events of that time: they are in the ledger that was set aside.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SIDE_FILES = ("-wal", "-shm")
 
 
 class RestoredLedger(NamedTuple):
-    """What was put back, and what became of the ledger before."""
+    """The restored content, and where the previous ledger is."""
 
     content: LedgerContent
-    aside: str  # its path now; empty when there was none
+    aside: str  # its path; empty if there was none
 
 
 def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
-    """Copy the ledger to ``target``, whole, checked and durable; returns what it has.
+    """Copy the ledger to ``target``, complete, verified and durable; returns its content.
 
-    The relay goes on meanwhile. Committed at the rename: a file that was there stays until then.
-    Errors: LedgerError when the name is taken and not ``force``, or for no ledger; FormatError for
-    a damaged one; OSError.
+    The relay keeps running. Committed by the rename: an existing file stays until then.
+    Errors: LedgerError when the target exists and not ``force``, or the ledger is missing;
+    FormatError for a damaged one; OSError.
     """
     source = home.path(LEDGER)
     if not os.path.exists(source):
@@ -45,52 +45,54 @@ def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
         raise LedgerError(f"{target} exists already", hint="name another file, or use --force")
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
-        raise LedgerError(f"there is no directory {folder}", hint="make it, or name another file")
+        raise LedgerError(
+            f"directory {folder} does not exist", hint="create it, or name another file"
+        )
     with ledger_file.temporary_copy(source, target) as (temp, content):
         ledger_file.install_copy(temp, target, replace=force)
     return content
 
 
 def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
-    """Put a backup in the ledger's place; the ledger before is set aside, never removed.
+    """Replace the ledger by a backup; the previous ledger is set aside, never removed.
 
-    ``force`` takes the ledger of another home, too. Committed at one rename: killed before it the
-    ledger is as it was. Errors: AlreadyRunning; LedgerBusy while somebody has the ledger open;
-    VersionError; FormatError for a damaged backup; LedgerError for one of another home.
+    ``force`` accepts the ledger of another home, too. Committed by one rename: if killed before,
+    the ledger is unchanged. Errors: AlreadyRunning; LedgerBusy while another process has the ledger
+    open; VersionError; FormatError for a damaged backup; LedgerError for another home's.
     """
     path = home.path(LEDGER)
     if not os.path.isfile(source):
-        raise LedgerError(f"there is no file {source}", hint="name a ledger's backup")
-    with contextlib.ExitStack() as held:
+        raise LedgerError(f"{source} does not exist", hint="name a ledger's backup")
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(fsio.locked(home.path(LOCK)))
+            stack.enter_context(fsio.locked(home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(f"a relay runs for {home.root}") from exc
-        temp, content = held.enter_context(ledger_file.temporary_copy(source, path))
+        temp, content = stack.enter_context(ledger_file.temporary_copy(source, path))
         if content.version > SCHEMA_VERSION:
             expected = f"user_version <= {SCHEMA_VERSION}"
             raise VersionError(source, 60, expected, content.version)
         if not force:
             _check_home(path, temp, source)
         check_unused(path)
-        _count_on(path, temp)
+        _keep_epoch(path, temp)
         aside = set_aside(path, BEFORE)
         ledger_file.install_copy(temp, path, replace=True)
     return RestoredLedger(content, aside)
 
 
 def _check_home(path: str, temp: str, source: str) -> None:
-    """Messages of another home would be asked of this one's journal and archive."""
+    """Errors: LedgerError for another home's ledger, whose messages this journal does not have."""
     ours, theirs = home_id(path), home_id(temp)
     if ours and theirs and ours != theirs:
         raise LedgerError(
             f"{source} is the ledger of another home",
-            hint="name a backup of this one; --force takes it all the same",
+            hint="name a backup of this home, or use --force",
         )
 
 
 def home_id(path: str) -> str:
-    """What the home's first start drew; empty where there is none, or no ledger."""
+    """The random id from the home's first start; empty if the home was never started."""
     with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
         row = db.execute("SELECT value FROM orchestrator_state WHERE key = 'home_id'").fetchone()
         return str(row[0]) if row else ""
@@ -98,18 +100,18 @@ def home_id(path: str) -> str:
 
 
 def check_unused(path: str) -> None:
-    """Who has the old one open would remove the new one's WAL when he closes it.
+    """Check that no process has the ledger open: closing the old one would remove the new WAL.
 
-    Errors: LedgerBusy with their pids.
+    Errors: LedgerBusy with the pids.
     """
     users = ledger_file.holders(path)
     if users:
         who = ", ".join(f"pid {pid} ({name})" for pid, name in sorted(users.items()))
-        raise LedgerBusy(f"{path} is open elsewhere: {who}", hint="end that first")
+        raise LedgerBusy(f"{path} is open elsewhere: {who}", hint="end it first")
 
 
-def _count_on(path: str, temp: str) -> None:
-    """Starts are counted on from the newer of the two: no two of them have one number."""
+def _keep_epoch(path: str, temp: str) -> None:
+    """Continue the count of starts from the higher of the two, so that each number is unique."""
     query = "SELECT CAST(value AS INTEGER) FROM orchestrator_state WHERE key = 'epoch'"
     with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
         (epoch,) = db.execute(query).fetchone() or (0,)
@@ -126,14 +128,14 @@ def _present(path: str) -> ledger_file.Connection:
 
 
 def set_aside(path: str, suffix: str) -> str:
-    """The second name of the ledger that is there; its WAL is folded into it, or goes along.
+    """Give the current ledger a second name and return it; its WAL is merged, or renamed with it.
 
     A WAL that stayed would be taken for the new ledger's.
     """
     if not os.path.lexists(path):
         return ""
     aside = fsio.free_name(path + suffix, *SIDE_FILES)
-    with contextlib.suppress(LedgerError):  # one that is no database goes with its WAL
+    with contextlib.suppress(LedgerError):  # a file that is not a database keeps its WAL
         with contextlib.closing(_present(path)) as reader:
             ledger_file.content(reader)
         with contextlib.closing(ledger_file.connect(path, timeout_s=0)) as db:

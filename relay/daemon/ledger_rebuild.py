@@ -1,9 +1,8 @@
-"""The ledger made again from the journal: `relay ledger rebuild`.
+"""Rebuild the ledger from the journal: `relay ledger rebuild`.
 
-A start does so by itself where ``ledger.db`` is gone: what is done here is that start's recovery,
-on a ledger beside the one that is there, which gives its place once the new one is found sound.
-What the journal does not know is taken over from the old one, as far as it can be read: agents
-and their keys, processes, security events, and which home it is.
+The same recovery as at a start without ``ledger.db``, on a new ledger beside the current one, which
+it replaces once it is verified. Rows that the journal does not have are copied from the old ledger
+as far as it can be read: agents and their keys, processes, security events, and the home's id.
 """
 
 from __future__ import annotations
@@ -30,9 +29,15 @@ from relay.ledger.file import LEFTOVERS, LedgerContent
 
 BEFORE = ".before-rebuild"
 UNFINISHED = ".rebuilt"
-# What no event of the journal tells. Of orchestrator_state all but what the journal's reader notes.
-ONLY_THERE = ("orchestrator_state", "agents", "processes", "pending_operations", "security_events")
-POSITION = "journal"
+# Tables that the journal does not have; of orchestrator_state all but the journal's position.
+LEDGER_ONLY_TABLES = (
+    "orchestrator_state",
+    "agents",
+    "processes",
+    "pending_operations",
+    "security_events",
+)
+POSITION_KEY = "journal"
 
 
 class Rebuilt(NamedTuple):
@@ -41,33 +46,33 @@ class Rebuilt(NamedTuple):
     content: LedgerContent
     aside: str  # its path now; empty when there was none
     kept: dict[str, int]  # rows taken over from it, by table
-    lost: tuple[str, ...]  # what is not in the new one, a line each
+    lost: tuple[str, ...]  # missing from the new one, a line each
 
 
 def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]) -> Rebuilt:
-    """Make the ledger again; the one before is set aside, never removed.
+    """Rebuild the ledger; the previous one is set aside, never removed.
 
-    Committed at one rename: killed before it the ledger is as it was, and what recovery did to
-    inboxes and journal the next start would have done. Errors: AlreadyRunning; LedgerBusy while
-    somebody has the ledger open; those of ``open_store``; OSError.
+    Committed by one rename: if killed before, the ledger is unchanged, and recovery's changes to
+    inboxes and journal are those of the next start. Errors: AlreadyRunning; LedgerBusy while
+    another process has the ledger open; those of ``open_store``; OSError.
     """
     path = home.path(LEDGER)
     temp = path + UNFINISHED
     lost: list[str] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(fsio.locked(home.path(LOCK)))
+            stack.enter_context(fsio.locked(home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(f"a relay runs for {home.root}") from exc
         check_unused(path)
         ledger_file.remove(temp, "", *LEFTOVERS)
         fsio.fault("create", temp)
         with contextlib.closing(Ledger.open(temp)) as ledger:
-            kept = _take_over(path, ledger, lost)
+            kept = _copy_rows(path, ledger, lost)
             _recover(home, config, clock, ledger, log, lost)
         content = ledger_file.verify(temp)
         if os.path.exists(path):
-            lost.append("audit_log: what changed before now is in the ledger before alone")
+            lost.append("audit_log: changes before now are only in the previous ledger")
         aside = set_aside(path, BEFORE)
         ledger_file.install_copy(temp, path, replace=True)
     return Rebuilt(content, aside, kept, tuple(lost))
@@ -101,11 +106,11 @@ def _recover(
         opened.log.close()
 
 
-def _take_over(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
-    """Copy what only the old ledger knows, each table up to what cannot be read; how many rows."""
+def _copy_rows(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
+    """Copy the rows that only the old ledger has, as far as readable; returns counts by table."""
     kept: dict[str, int] = {}
-    for table in ONLY_THERE if os.path.exists(path) else ():
-        rows, why = _readable(path, table)
+    for table in LEDGER_ONLY_TABLES if os.path.exists(path) else ():
+        rows, why = _readable_rows(path, table)
         with ledger.transaction():
             for row in rows:
                 ledger.import_row(table, row)
@@ -117,17 +122,17 @@ def _take_over(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
 
 
 _LOST = {
-    "orchestrator_state": "which home it is, and how often it was started",
+    "orchestrator_state": "the home's id, and the number of its starts",
     "agents": "agents{after} and their keys; the next start lists those that have"
     " a mailbox, and `relay key show NAME` says which key it takes from now on",
     "processes": "processes{after}; the next start takes over those that run",
-    "pending_operations": "what was asked of processes{after}",
+    "pending_operations": "requests to processes{after}",
     "security_events": "security events{after}",
 }
 
 
-def _readable(path: str, table: str) -> tuple[list[dict[str, object]], str]:
-    """The rows of a damaged ledger's table up to the first that cannot be read, and why not."""
+def _readable_rows(path: str, table: str) -> tuple[list[dict[str, object]], str]:
+    """The rows of a table up to the first unreadable one, and the error."""
     rows: list[dict[str, object]] = []
     why = ""
     try:
@@ -138,4 +143,4 @@ def _readable(path: str, table: str) -> tuple[list[dict[str, object]], str]:
                 rows.append(dict(zip(names, row, strict=True)))
     except LedgerError as exc:
         why = str(exc)
-    return [row for row in rows if row.get("key") != POSITION], why
+    return [row for row in rows if row.get("key") != POSITION_KEY], why

@@ -48,7 +48,7 @@ from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 
 Warn = Callable[[str], object]
-_keeping = threading.Lock()  # a checkpoint and a prune may both write the base
+_base_lock = threading.Lock()  # a checkpoint and a prune may both write the base
 
 
 class OpenedStore(NamedTuple):
@@ -120,23 +120,23 @@ def open_store_readonly(
     clock: Clock,
     config: Config,
     key: bytes | None = None,
-    heard: Callable[[Event], object] = lambda _: None,
+    on_event: Callable[[Event], object] = lambda _: None,
 ) -> CommStore:
     """Load the store as it is now, read-only, while a daemon may be running.
 
-    ``heard`` gets every event after the newest checkpoint.
+    ``on_event`` gets every event after the newest checkpoint.
 
     Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned, SealedStore
     for an encrypted one that is not this key's.
     """
     store = _load(home, clock, config, key, None)
-    records = JournalReader(stream_dir(home), warn=store.warn).read(_begin(store))
+    records = JournalReader(stream_dir(home), warn=store.warn).read(_covered_offset(store))
 
-    def hear(frame: EventRecord, _: int) -> None:
+    def on_record(frame: EventRecord, _: int) -> None:
         if frame.event is not None:
-            heard(frame.event)
+            on_event(frame.event)
 
-    replay(records, EventCodec(key), store, hear, store.warn)
+    replay(records, EventCodec(key), store, on_record, store.warn)
     return store
 
 
@@ -166,9 +166,11 @@ def open_store(
     assert store.archives is not None
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
-    if ledger_position > _begin(store) and _is_gone(stream_dir(home)):
-        _go_on_from(home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key)
-    covered, codec = _begin(store), EventCodec(key)
+    if ledger_position > _covered_offset(store) and _has_no_files(stream_dir(home)):
+        _continue_after_lost_stream(
+            home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key
+        )
+    covered, codec = _covered_offset(store), EventCodec(key)
     with contextlib.ExitStack() as held:
         journal = Journal.open(
             stream_dir(home),
@@ -184,7 +186,7 @@ def open_store(
         tiers = make_tiers(home, config, journal.manifest, clock, warn)
         journal.fetch = tiers.fetch
 
-        _check_reach(home, store, journal.first, touched=True)
+        _check_not_pruned(home, store, journal.first, changed=True)
         past = JournalReplay(store, ledger_position)
         past.replay(journal, codec, boot, warn)
         state = store.state
@@ -194,10 +196,10 @@ def open_store(
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
-    return OpenedStore(store, log, tiers, past.told, past.power_cut)
+    return OpenedStore(store, log, tiers, past.projection, past.power_cut)
 
 
-def _is_gone(folder: str) -> bool:
+def _has_no_files(folder: str) -> bool:
     """True when a stream has no files: it was removed, or never existed.
 
     Errors: OSError when the folder cannot be read.
@@ -209,7 +211,7 @@ def _is_gone(folder: str) -> bool:
     return not any(files for _, _, files in os.walk(folder, onerror=fail))
 
 
-def _go_on_from(
+def _continue_after_lost_stream(
     home: Home, store: CommStore, position: JournalPosition, config: Config, key: bytes | None
 ) -> None:
     """Continue after a stream was lost that the ledger followed further than any store file.
@@ -250,12 +252,12 @@ class JournalReplay:
     """Replays the journal into the store and the ledger's projection."""
 
     def __init__(self, store: CommStore, ledger_position: int) -> None:
-        self.told = Projection()
+        self.projection = Projection()
 
         self.boot = store.state.journal.boot_id if store.state.journal else ""
         self.power_cut = False
         self._store = store
-        self._covered = _begin(store)
+        self._covered = _covered_offset(store)
         self._ledger_position = ledger_position
 
     def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
@@ -266,28 +268,28 @@ class JournalReplay:
                 f" before {journal.first} was pruned: rows of that time are not restored"
             )
         begin = min(self._covered, self._ledger_position)
-        replay(journal.read(begin), codec, self._store, self._hear, warn)
+        replay(journal.read(begin), codec, self._store, self._on_record, warn)
         self.power_cut = self.boot not in ("", boot)
         if self.power_cut:  # inboxes are then compared with everything delivered since
-            self._tell_all(journal.read(begin), codec)
+            self._replay_all(journal.read(begin), codec)
 
-    def _hear(self, frame: EventRecord, offset: int) -> None:
+    def _on_record(self, frame: EventRecord, offset: int) -> None:
         if frame.start is not None:
             self.boot = frame.start.boot_id
         if frame.event is not None and offset >= self._ledger_position:
-            self.told.apply(frame.event, is_recent=offset >= self._covered)
+            self.projection.apply(frame.event, is_recent=offset >= self._covered)
 
-    def _tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
+    def _replay_all(self, records: Iterable[Record], codec: EventCodec) -> None:
         """Apply all records to the projection, whatever the ledger has."""
-        self.told, self._ledger_position = Projection(), 0
+        self.projection, self._ledger_position = Projection(), 0
         for record in records:
-            self._hear(codec.decode(record.payload, record.offset), record.offset)
+            self._on_record(codec.decode(record.payload, record.offset), record.offset)
 
 
 def link_base(previous: str, base: str) -> None:
     """Keep a checkpoint as the base for a rebuild when both others are lost."""
     temp = base + ".tmp"
-    with _keeping, contextlib.suppress(FileNotFoundError):
+    with _base_lock, contextlib.suppress(FileNotFoundError):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temp)
         os.link(previous, temp, follow_symlinks=False)
@@ -295,7 +297,7 @@ def link_base(previous: str, base: str) -> None:
         fsio.sync_dir(os.path.dirname(base))
 
 
-def _begin(store: CommStore) -> int:
+def _covered_offset(store: CommStore) -> int:
     return store.state.journal.offset if store.state.journal else 0
 
 
@@ -339,7 +341,7 @@ def _load(
     first = JournalReader(stream_dir(home)).first()
 
     def accept(store: CommStore) -> None:
-        _check_reach(home, store, first)
+        _check_not_pruned(home, store, first)
 
     fault: FormatError | None = None
     try:
@@ -360,10 +362,10 @@ def _load(
             raise
         store, fault = None, exc
     if store is None:
-        store = _begin_again(home, clock, limits, key, warn)
+        store = _base_or_empty(home, clock, limits, key, warn)
         accept(store)  # before anything is touched
         if warn is not None and (fault or (has_journal and _had_file(home, first))):
-            _say_made_again(path, fault, warn)
+            _warn_of_rebuild(path, fault, warn)
     store.archives = Archives(home.path(ARCHIVES), key)
     store.warn = warn or store.warn
     store.delivers_itself = False  # a file in an inbox is what counts
@@ -378,7 +380,7 @@ def _had_file(home: Home, first: int) -> bool:
     return first > 0 or bool(checkpoint_offsets(stream_dir(home)))
 
 
-def _begin_again(
+def _base_or_empty(
     home: Home, clock: Clock, limits: Limits, key: bytes | None, warn: Warn | None
 ) -> CommStore:
     """The store before the journal's first record: empty, or the base if it was pruned."""
@@ -391,20 +393,20 @@ def _begin_again(
     return base or CommStore(clock, None, limits)
 
 
-def _check_reach(home: Home, store: CommStore, first: int, *, touched: bool = False) -> None:
+def _check_not_pruned(home: Home, store: CommStore, first: int, *, changed: bool = False) -> None:
     """Errors: JournalPruned when the journal does not reach back to the store's offset."""
-    begin = _begin(store)
+    begin = _covered_offset(store)
     if begin < first:
         found = f"covers the journal before {begin}" if begin else "can be read"
         raise JournalPruned(
             f"{home.path(STORE)}: the journal's records before offset {first} were pruned, and no"
             f" store file from there on {'is left: the best one ' if begin else ''}{found}",
             hint=f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup made since"
-            f" the journal was pruned{'' if touched else '; nothing was changed'}",
+            f" the journal was pruned{'' if changed else '; nothing was changed'}",
         )
 
 
-def _say_made_again(path: str, fault: FormatError | None, warn: Warn) -> None:
+def _warn_of_rebuild(path: str, fault: FormatError | None, warn: Warn) -> None:
     """Set damaged files aside, and warn about what the store is rebuilt from."""
     if fault is None:
         warn(f"{path} is missing: the store is rebuilt from the journal")

@@ -56,16 +56,16 @@ class Daemon:
         self._log = log
         self._clock = Clock()
         self._config = config
-        self._former: Config | None = None  # until a session has begun with the present one
+        self._previous_config: Config | None = None  # until a session runs with the current one
         self._notifier = notifier
         self.board = SharedStatus(home.root, config, self._clock)
         self._admin = Admin(self.board, log)
-        self._session_now: Session | None = None
-        self._next: Config | None = None  # to be followed as soon as the session can end
-        self._was_ready = False  # once; it is not said again
-        self._has_served = False  # since a session last failed
+        self._session: Session | None = None
+        self._next_config: Config | None = None  # applied as soon as the session can end
+        self._was_ready = False  # reported once
+        self._has_served = False  # since the last failed session
         self._stopping = False
-        self._asked_to_reload = False
+        self._reload_requested = False
         self._lock_fd = -1
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -74,26 +74,26 @@ class Daemon:
         Errors: AlreadyRunning; LedgerError, FormatError when a file cannot be used; HomeMissing
         when the home was removed meanwhile.
         """
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
-                lock_fd = held.enter_context(fsio.locked(self._home.path(LOCK)))
+                lock_fd = stack.enter_context(fsio.locked(self._home.path(LOCK)))
             except BlockingIOError as exc:
-                raise self._runs_already() from exc
+                raise self._already_running() from exc
             self._lock_fd = lock_fd
-            self._note_trouble("")
+            self._set_trouble("")
             watchdog = Watchdog(self._notifier, lambda: self.board.health().is_healthy)
-            held.callback(self._admin.end)
-            held.callback(watchdog.end)
+            stack.callback(self._admin.end)
+            stack.callback(watchdog.end)
             self._admin.begin(self._config.admin.listen)
             watchdog.begin()
             try:
                 self._serve(ready)
-            finally:  # the pid stays in the lock's file unless this end was asked for
+            finally:  # the pid stays in the lock file unless the end was requested
                 if self._stopping or not self._was_ready:
                     os.ftruncate(lock_fd, 0)
 
-    def _runs_already(self) -> AlreadyRunning:
-        """Another one has the lock: who it is, and whether it answers."""
+    def _already_running(self) -> AlreadyRunning:
+        """The error for a lock held by another relay, with its pid and whether it answers."""
         pid = lock_holder(self._home)
         text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
         if pid is None or not ask(self._home).is_silent:
@@ -101,10 +101,10 @@ class Daemon:
         what, remedy = silence(pid)
         return AlreadyRunning(f"{text}, and {what}", hint=remedy)
 
-    def _note_trouble(self, text: str) -> None:
+    def _set_trouble(self, text: str) -> None:
         """Write the reason why no session runs next to the pid; the ledger may be unavailable."""
-        note = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
-        write_trouble(self._lock_fd, note)
+        trouble = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
+        write_trouble(self._lock_fd, trouble)
 
     def stop(self) -> None:
         """End the loop after the current batch; safe in a signal handler."""
@@ -113,12 +113,12 @@ class Daemon:
 
     def reload(self) -> None:
         """Read config.json again after the current batch; safe in a signal handler."""
-        self._asked_to_reload = True
+        self._reload_requested = True
         self.wake()
 
     def wake(self) -> None:
         """End the wait of the running session, if there is one."""
-        session = self._session_now
+        session = self._session
         if session is not None:
             session.watcher.wake()
 
@@ -130,19 +130,19 @@ class Daemon:
         pause_s = 1
         while not self._stopping:
             try:
-                self._session(lambda: self._session_begins(ready))
+                self._run_session(lambda: self._on_session_start(ready))
             except Exception as exc:
                 # An unexpected error must not end the relay for all agents either.
                 if not self._was_ready:
                     self._log_refusal(exc)
                 if not self._was_ready or isinstance(exc, HomeMissing):
                     raise
-                if self._former is not None:
-                    self._take_back(exc)
+                if self._previous_config is not None:
+                    self._revert_config(exc)
                     continue
                 pause_s = 1 if self._has_served else min(2 * pause_s, MOST_PAUSE_S)
                 self._has_served = False
-                self._begin_again(pause_s, exc)
+                self._wait_for_retry(pause_s, exc)
         self._notifier.say("STOPPING=1")
 
     def _log_refusal(self, exc: Exception) -> None:
@@ -151,26 +151,26 @@ class Daemon:
             text = f"Did not start: {exc}" + (f"; {exc.hint}" if exc.hint else "")
             self._log(text, action="not_started", level="error", error=type(exc).__name__)
 
-    def _session_begins(self, ready: Callable[[], None]) -> None:
+    def _on_session_start(self, ready: Callable[[], None]) -> None:
         """Note that a session is open and recovered; the first one is reported as ready."""
         self._has_served = True
-        self._former = None
-        self._note_trouble("")
+        self._previous_config = None
+        self._set_trouble("")
         if not self._was_ready:
             self._was_ready = True
             ready()
         self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
 
-    def _begin_again(self, pause_s: int, exc: Exception) -> None:
+    def _wait_for_retry(self, pause_s: int, exc: Exception) -> None:
         """Log why a session ended or did not start, and wait before the next.
 
         Errors: HomeMissing when the home is gone.
         """
         self._home.check_is_there()
-        said, hint = str(exc) or type(exc).__name__, remedy(exc)
-        self._note_trouble(said)
+        reason, hint = str(exc) or type(exc).__name__, remedy(exc)
+        self._set_trouble(reason)
         self._log(
-            f"Beginning again in {pause_s} s: {said}{f'; {hint}' if hint else ''}",
+            f"Retrying in {pause_s} s: {reason}{f'; {hint}' if hint else ''}",
             action="begin_again",
             level="error",
             error=type(exc).__name__,
@@ -181,26 +181,26 @@ class Daemon:
     def _pause(self, seconds: int) -> None:
         """Wait; a stop or a new configuration ends the wait."""
         deadline = self._clock.monotonic_ns() + seconds * NS_PER_S
-        while not self._must_end() and self._clock.monotonic_ns() < deadline:
+        while not self._session_must_end() and self._clock.monotonic_ns() < deadline:
             self._home.check_is_there()
             time.sleep(0.1)
 
-    def _session(self, ready: Callable[[], None]) -> None:
-        """Open everything, recover, serve until told to end, close everything."""
+    def _run_session(self, ready: Callable[[], None]) -> None:
+        """Open everything, recover, serve until the session must end, close everything."""
         self._home.check_place()
         with Session(self._home, self._config, self._clock, self._log, self.board) as session:
-            self._session_now = session
+            self._session = session
             try:
                 ready()
-                session.serve(self._must_end)
+                session.serve(self._session_must_end)
                 if self._stopping:
                     self._notifier.say("STOPPING=1")
                     if not session.wait_background(PATIENCE_S):
-                        self._leave()
+                        self._exit_now()
             finally:
-                self._session_now = None
+                self._session = None
 
-    def _leave(self) -> None:
+    def _exit_now(self) -> None:
         """End at once. The current batch is finished and the store written; a tier job is cut off
         as by a kill, and the next start continues it."""
         self._log(
@@ -214,27 +214,27 @@ class Daemon:
 
     # -- SIGHUP ------------------------------------------------------------------------
 
-    def _must_end(self) -> bool:
+    def _session_must_end(self) -> bool:
         """True when the session is to end: for good, or for one with another configuration.
 
-        For that no step of the journal's tiers is waited for, nor cut off: an upload may take
-        minutes, and the session serves meanwhile.
+        A reload neither waits for a running tier job nor aborts it: an upload may take minutes, and
+        the session serves meanwhile.
         """
         if self._stopping:
             return True
-        session = self._session_now
-        if self._asked_to_reload:
-            self._asked_to_reload = False
-            self._next = self._read_config()
+        session = self._session
+        if self._reload_requested:
+            self._reload_requested = False
+            self._next_config = self._read_config()
             if session is not None:
-                session.is_ending = self._next is not None
-        if self._next is None or (session is not None and not session.wait_background(0)):
+                session.is_ending = self._next_config is not None
+        if self._next_config is None or (session is not None and not session.wait_background(0)):
             return False
         self._notifier.reloading(self._clock.monotonic_ns())
-        # Where nobody is served, anyway, what fails next is no fault of the configuration.
-        self._former = None if session is None else self._config
-        self._follow(self._next)
-        self._next = None
+        # Without a session, a failure to start one is not caused by the new configuration.
+        self._previous_config = None if session is None else self._config
+        self._apply_config(self._next_config)
+        self._next_config = None
         return True
 
     def _read_config(self) -> Config | None:
@@ -250,7 +250,7 @@ class Daemon:
         self._log(text, action="reload", changed=changed)
         return fresh if changed else None
 
-    def _follow(self, config: Config) -> None:
+    def _apply_config(self, config: Config) -> None:
         """Apply a configuration to everything outside of the session."""
         listen_before = self._config.admin.listen
         self._config = self.board.config = config
@@ -259,12 +259,12 @@ class Daemon:
             self._admin.end()
             self._admin.begin(config.admin.listen)
 
-    def _take_back(self, exc: Exception) -> None:
-        """No session begins with the new configuration: the one before is followed again."""
-        assert self._former is not None
-        former, self._former = self._former, None
-        self._follow(former)
-        self._refuse_config(f"no session begins with it: {exc}")
+    def _revert_config(self, exc: Exception) -> None:
+        """Return to the previous configuration, because no session starts with the new one."""
+        assert self._previous_config is not None
+        previous, self._previous_config = self._previous_config, None
+        self._apply_config(previous)
+        self._refuse_config(f"no session starts with it: {exc}")
 
     def _refuse_config(self, why: str) -> None:
         self.board.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
@@ -299,7 +299,7 @@ def tune_process() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # a batch opens three directories an agent
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # the store is values without cycles: walking all of it again and again finds nothing
+    # the store has no reference cycles: repeated full collections find nothing
     gc.set_threshold(*GC_THRESHOLDS)
     return hard
 
@@ -342,7 +342,7 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int)
     arguments = parser.parse_args()
 
-    told = False
+    is_reported = False
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):  # the caller may have gone
@@ -350,8 +350,8 @@ def main() -> int:
             os.write(fd, text.encode(errors="backslashreplace"))
 
     def ready() -> None:
-        nonlocal told
-        told = True
+        nonlocal is_reported
+        is_reported = True
         say(READY.decode())
         if arguments.ready_fd is not None:
             os.close(arguments.ready_fd)
@@ -363,7 +363,7 @@ def main() -> int:
         if hint is None:
             raise
         code = exc.exit_code if isinstance(exc, RelayError) else EXIT_FAILED
-        if told:  # the caller no longer waits: stderr goes to the service manager
+        if is_reported:  # the caller no longer waits: stderr goes to the service manager
             print(f"relay: {exc}; {hint}", file=sys.stderr)
         else:
             say(f"{code}\n{exc or type(exc).__name__}\n{hint}\n")

@@ -43,15 +43,15 @@ class Projection:
         self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
         self.rejections: list[events.FileRefused] = []  # without a row of their own
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
-        self.moved: dict[Key, DeliveryFacts] = {}  # without their message ids
-        self.owed: dict[Key, ObligationFacts] = {}  # likewise
+        self.delivery_facts: dict[Key, DeliveryFacts] = {}  # without their message ids
+        self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
         self._is_recent = True
         self.written: set[Key] = set()  # delivered to an inbox by recent events
 
     def apply(self, event: Event, *, is_recent: bool = True) -> None:
         """Apply one event. ``is_recent``: it is after the checkpoint."""
         self._is_recent = is_recent
-        handler = _FOLD.get(type(event))
+        handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
 
@@ -60,21 +60,28 @@ class Projection:
     ) -> list[DeliveryFacts]:
         """Delivery rows; ``relay_id_of`` resolves messages accepted before these events."""
         rows: list[DeliveryFacts] = []
-        for (number, _), facts in self.moved.items():
+        for (number, _), facts in self.delivery_facts.items():
             relay_id = self.relay_ids.get(number) or relay_id_of(number)
             if relay_id is not None:
                 due_at = now_ns if facts.state == "held" else None
                 rows.append(facts._replace(message_id=relay_id, due_at=due_at))
         return rows
 
-    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
+    def obligations(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
         """Entries about owed answers in the delivery rows."""
-        named = ((self.relay_ids.get(key[0]) or relay_id_of(key[0]), key) for key in self.owed)
-        return [self.owed[key]._replace(message_id=name) for name, key in named if name is not None]
+        named = (
+            (self.relay_ids.get(key[0]) or relay_id_of(key[0]), key)
+            for key in self.obligation_facts
+        )
+        return [
+            self.obligation_facts[key]._replace(message_id=name)
+            for name, key in named
+            if name is not None
+        ]
 
-    def _owed(self, event: events.Owed) -> None:
+    def _on_owed(self, event: events.Owed) -> None:
         for recipient in event.recipients:
-            before = self.owed.get(
+            before = self.obligation_facts.get(
                 (event.message_id, recipient), ObligationFacts("", recipient, "open")
             )
             after = before._replace(
@@ -83,17 +90,17 @@ class Projection:
                 ack_status=event.said or before.ack_status,
                 acked_at=event.at * NS_PER_S if event.said else before.acked_at,
             )
-            self.owed[event.message_id, recipient] = after
+            self.obligation_facts[event.message_id, recipient] = after
 
-    def _reminded(self, event: events.Reminded) -> None:
+    def _on_reminded(self, event: events.Reminded) -> None:
         key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
-        before = self.owed.get(key, ObligationFacts("", event.recipient, "open"))
+        before = self.obligation_facts.get(key, ObligationFacts("", event.recipient, "open"))
         count = max(before.reminders, event.reminders)  # it was given up once, and owed again
-        self.owed[key] = before._replace(due_at=due_at, reminders=count)
+        self.obligation_facts[key] = before._replace(due_at=due_at, reminders=count)
 
-    def _owed_no_more(self, event: events.OwedNoMore) -> None:
+    def _on_owed_no_more(self, event: events.OwedNoMore) -> None:
         for recipient in event.recipients:
-            before = self.owed.get(
+            before = self.obligation_facts.get(
                 (event.message_id, recipient), ObligationFacts("", recipient, "open")
             )
             after = before._replace(
@@ -102,37 +109,41 @@ class Projection:
                 ack_status=event.said or before.ack_status,
                 acked_at=event.at * NS_PER_S if event.said else before.acked_at,
             )
-            self.owed[event.message_id, recipient] = after
+            self.obligation_facts[event.message_id, recipient] = after
 
-    def _added(self, event: events.DeliveriesAdded) -> None:
+    def _on_added(self, event: events.DeliveriesAdded) -> None:
         for number in event.message_ids:
-            self._move(number, event.recipient, "held", event.at)
+            self._update_delivery(number, event.recipient, "held", event.at)
 
-    def _staged(self, event: events.DeliveriesStaged) -> None:
+    def _on_staged(self, event: events.DeliveriesStaged) -> None:
         for number, recipient, attempt in event.deliveries:
-            self._move(number, recipient, "staged", event.at, attempt)
+            self._update_delivery(number, recipient, "staged", event.at, attempt)
 
-    def _received(self, event: events.MessageReceived) -> None:
-        self._move(event.message_id, event.participant, "read", event.at, how=event.how)
+    def _on_received(self, event: events.MessageReceived) -> None:
+        self._update_delivery(event.message_id, event.participant, "read", event.at, how=event.how)
 
-    def _late_read(self, event: events.LateRead) -> None:
+    def _on_late_read(self, event: events.LateRead) -> None:
         key = (event.message_id, event.recipient)
-        before = self.moved.get(key) or DeliveryFacts("", event.recipient, _STATES[event.state], 1)
+        before = self.delivery_facts.get(key) or DeliveryFacts(
+            "", event.recipient, _STATES[event.state], 1
+        )
         read_at = event.at * NS_PER_S
         if event.state is DeliveryState.ACKNOWLEDGED:
             read_at = before.read_at or read_at
-        self.moved[key] = before._replace(read_at=read_at, read_how=event.how)
+        self.delivery_facts[key] = before._replace(read_at=read_at, read_how=event.how)
 
-    def _dead_lettered(self, event: events.DeadLettered) -> None:
+    def _on_dead_lettered(self, event: events.DeadLettered) -> None:
         for recipient in event.recipients:
-            self._move(event.message_id, recipient, "dead", event.at, why=event.last_error)
+            self._update_delivery(
+                event.message_id, recipient, "dead", event.at, why=event.last_error
+            )
 
-    def _timed(self, event: events.DeliveryTimed) -> None:
+    def _on_timed(self, event: events.DeliveryTimed) -> None:
         if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
             attempt = event.delivery.attempt
-            self._move(event.message_id, event.recipient, "held", event.at, attempt)
+            self._update_delivery(event.message_id, event.recipient, "held", event.at, attempt)
 
-    def _accepted(self, event: events.MessageSent) -> None:
+    def _on_accepted(self, event: events.MessageSent) -> None:
         message = event.message
         metadata = message.metadata or {}
         relay_id = metadata.get("relay_id")
@@ -142,14 +153,14 @@ class Projection:
         if event.origin is not None:
             self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
         else:
-            self.rows[relay_id] = _own(message, relay_id)
+            self.rows[relay_id] = _system_row(message, relay_id)
         at = message.created_at * NS_PER_S
         names = str(metadata.get("attachments", "")).split()
         self.references += [(one, relay_id, at) for one in names]
         for recipient in event.recipients:
-            self._move(message.id, recipient, "held", message.created_at)
+            self._update_delivery(message.id, recipient, "held", message.created_at)
 
-    def _refused(self, event: events.FileRefused) -> None:
+    def _on_refused(self, event: events.FileRefused) -> None:
         if not event.has_row:
             self.rejections.append(event)
             return
@@ -157,28 +168,32 @@ class Projection:
         self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
         self.failures.append((message_id, event.reason))
 
-    def _deliveries_moved(self, event: events.DeliveriesMoved) -> None:
+    def _on_deliveries_moved(self, event: events.DeliveriesMoved) -> None:
         state = _STATES.get(event.state)
         if state is None:
             return
         for recipient in event.recipients:
             number = event.message_id
-            self._move(number, recipient, state, event.at, event.attempt, said=event.said)
-            duty = self.owed.get((number, recipient))
-            if event.said and duty is not None:  # the latest status counts, even after the answer
-                self.owed[number, recipient] = duty._replace(
+            self._update_delivery(
+                number, recipient, state, event.at, event.attempt, said=event.said
+            )
+            obligation = self.obligation_facts.get((number, recipient))
+            if (
+                event.said and obligation is not None
+            ):  # the latest status counts, even after the answer
+                self.obligation_facts[number, recipient] = obligation._replace(
                     ack_status=event.said, acked_at=event.at * NS_PER_S
                 )
             if event.answer_id:
-                moved = self.moved[number, recipient]
+                delivery_facts = self.delivery_facts[number, recipient]
                 answer_id, text = event.answer_id, event.answer_text or None
-                self.moved[number, recipient] = moved._replace(
+                self.delivery_facts[number, recipient] = delivery_facts._replace(
                     answer_id=answer_id, answer_text=text
                 )
             if state == "written" and self._is_recent:
                 self.written.add((number, recipient))
 
-    def _move(
+    def _update_delivery(
         self,
         number: int,
         recipient: str,
@@ -192,7 +207,9 @@ class Projection:
     ) -> None:
         if recipient == ORCHESTRATOR and state in ("written", "acked"):
             state = "read"  # it has been carried out
-        before = self.moved.get((number, recipient)) or DeliveryFacts("", recipient, state, 0)
+        before = self.delivery_facts.get((number, recipient)) or DeliveryFacts(
+            "", recipient, state, 0
+        )
         changed: dict[str, Any] = {"state": state, "attempt": max(attempt, before.attempt, 1)}
         if state == "held" and before.staged_at is None:
             changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
@@ -206,10 +223,10 @@ class Projection:
             changed["last_error"] = why
         if how:
             changed["read_how"] = how
-        self.moved[number, recipient] = before._replace(**changed)
+        self.delivery_facts[number, recipient] = before._replace(**changed)
 
 
-def _own(message: Message, relay_id: str) -> FileFacts:
+def _system_row(message: Message, relay_id: str) -> FileFacts:
     """Ledger facts of a message sent by the orchestrator, which has no file."""
     metadata = message.metadata or {}
     at = int(metadata.get("created_ns") or 0)
@@ -225,8 +242,8 @@ def _own(message: Message, relay_id: str) -> FileFacts:
 def facts_of(message: Message, relay_id: str) -> FileFacts:
     """Ledger facts of an accepted message, as far as the store knows them."""
     if message.sender == ORCHESTRATOR:
-        return _own(message, relay_id)
-    known = _own(message, relay_id)
+        return _system_row(message, relay_id)
+    known = _system_row(message, relay_id)
     path = f"agents/{message.sender}/outbox/{relay_id}{MSG_SUFFIX}"
     return known._replace(agent_name=message.sender, file_path=path, file_mtime_ns=0)
 
@@ -249,17 +266,17 @@ def deliveries_of(
     ]
 
 
-_FOLD: dict[type, Callable[..., None]] = {
-    events.MessageSent: Projection._accepted,
-    events.FileRefused: Projection._refused,
-    events.DeliveriesAdded: Projection._added,
-    events.DeliveriesStaged: Projection._staged,
-    events.DeliveriesMoved: Projection._deliveries_moved,
-    events.MessageReceived: Projection._received,
-    events.LateRead: Projection._late_read,
-    events.DeadLettered: Projection._dead_lettered,
-    events.DeliveryTimed: Projection._timed,
-    events.Owed: Projection._owed,
-    events.Reminded: Projection._reminded,
-    events.OwedNoMore: Projection._owed_no_more,
+_HANDLERS: dict[type, Callable[..., None]] = {
+    events.MessageSent: Projection._on_accepted,
+    events.FileRefused: Projection._on_refused,
+    events.DeliveriesAdded: Projection._on_added,
+    events.DeliveriesStaged: Projection._on_staged,
+    events.DeliveriesMoved: Projection._on_deliveries_moved,
+    events.MessageReceived: Projection._on_received,
+    events.LateRead: Projection._on_late_read,
+    events.DeadLettered: Projection._on_dead_lettered,
+    events.DeliveryTimed: Projection._on_timed,
+    events.Owed: Projection._on_owed,
+    events.Reminded: Projection._on_reminded,
+    events.OwedNoMore: Projection._on_owed_no_more,
 }

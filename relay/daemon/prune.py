@@ -87,7 +87,7 @@ def prune_files(
     because only the ledger knows which files are needed; OSError.
     """
     needed = files_in_use(home)
-    gone: list[Pruned] = []
+    pruned: list[Pruned] = []
     cutoff = 0
     for kind in _kinds(home, settings):
         from_ns = cutoff if kind.name == "rejected" else 0  # older ones went with the archive
@@ -103,34 +103,36 @@ def prune_files(
                 if cost >= SLICE:
                     yield None
                     cost = 0
-        gone.append(total)
-    gone.append((yield from _collect_attachments(home, settings, now_ns, dry_run=dry_run)))
+        pruned.append(total)
+    pruned.append((yield from _collect_attachments(home, settings, now_ns, dry_run=dry_run)))
     if not dry_run:
         for day in archive_pack.days(home):
             if _is_past(settings.archive_days, _day_ns(day), now_ns):
                 archive_pack.remove_empty(home, "archive", day)
-    yield gone
+    yield pruned
 
 
 def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
     """Each kind of file, in the order of removal."""
 
     def rejected() -> Iterator[File]:
-        return (file for file in _archive(home) if file.folder[-1] == REJECTED)
+        return (file for file in _archive_files(home) if file.folder[-1] == REJECTED)
 
     return (
-        FileKind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
+        FileKind(
+            "archive", lambda: _archive_files(home), settings.archive_days, settings.archive_mib
+        ),
         FileKind("rejected", rejected, settings.rejected_days, 0),
-        FileKind("read", lambda: _read(home), settings.read_days, settings.read_mib),
-        FileKind("output", lambda: _output(home), settings.output_days, 0),
+        FileKind("read", lambda: _read_files(home), settings.read_days, settings.read_mib),
+        FileKind("output", lambda: _orphaned_logs(home), settings.output_days, 0),
     )
 
 
 def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
-    """The time before which files go: by age, or so that at most ``mib`` are left; 0: unlimited.
+    """The time before which files are removed, by age or total size; 0: none.
 
-    A midnight, because a day of the archive goes as a whole; one that ended less than a day ago
-    stays. Yields None after each slice.
+    Always midnight, because the archive is pruned by whole days; a day that ended less than a day
+    ago stays. Yields None after each slice.
     """
     today = now_ns // DAY_NS * DAY_NS
     cutoff = today - days * DAY_NS if days else 0
@@ -162,14 +164,14 @@ def files_in_use(home: Home) -> InUse:
         ).fetchall()
     parts = [row[1].split("/") for row in rows]
     days = {part[1] for part in parts if part[0] == "archive" and len(part) > 1}
-    days |= {iso_date(row[2]) for row in rows}  # it may lie there already, and not be noted
+    days |= {iso_date(row[2]) for row in rows}  # it may be archived already, and not yet recorded
     return InUse({row[0] for row in rows}, days)
 
 
 def _is_needed(file: File, needed: InUse) -> bool:
     if file.name.endswith(SUFFIX):
         return file.name.removesuffix(SUFFIX) in needed.days
-    # a refused or a second file may have a number behind its name
+    # a refused or duplicate file may have a number appended
     name = file.name[: file.name.find(MSG_SUFFIX) + len(MSG_SUFFIX)]
     return message_id_of(name) in needed.message_ids
 
@@ -184,10 +186,10 @@ def _is_past(days: int, at_ns: int, now_ns: int) -> bool:
     return bool(days) and at_ns < now_ns - days * DAY_NS
 
 
-# -- what there is -----------------------------------------------------------------------------
+# -- files by kind ------------------------------------------------------------------------------
 
 
-def _archive(home: Home) -> Iterator[File]:
+def _archive_files(home: Home) -> Iterator[File]:
     """Every file of the archive, packs included, dated by its day."""
     for name in sorted(_names(home.path("archive"))):
         day = name.removesuffix(SUFFIX)
@@ -197,10 +199,10 @@ def _archive(home: Home) -> Iterator[File]:
             size = os.lstat(home.path("archive", name)).st_size
             yield File(("archive",), name, size, _day_ns(day))
         else:
-            yield from _below(home, ("archive", day), _day_ns(day))
+            yield from _files_below(home, ("archive", day), _day_ns(day))
 
 
-def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
+def _files_below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
     """Every file below a folder; with ``at_ns`` 0 dated by its modification time."""
     folders = []
     with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
@@ -213,10 +215,10 @@ def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
                     status = entry.stat(follow_symlinks=False)
                     yield File(parts, entry.name, status.st_size, at_ns or status.st_mtime_ns)
     for name in sorted(folders):
-        yield from _below(home, (*parts, name), at_ns)
+        yield from _files_below(home, (*parts, name), at_ns)
 
 
-def _read(home: Home) -> Iterator[File]:
+def _read_files(home: Home) -> Iterator[File]:
     """Files that agents have read, dated by when they were moved there."""
     for agent in home.agent_names():
         parts = ("agents", agent, "inbox", READ)
@@ -229,7 +231,7 @@ def _read(home: Home) -> Iterator[File]:
                             yield File(parts, entry.name, status.st_size, status.st_ctime_ns)
 
 
-def _output(home: Home) -> Iterator[File]:
+def _orphaned_logs(home: Home) -> Iterator[File]:
     """Logs of agents whose directory is gone."""
     agents = set(home.agent_names()) | {"relay"}
     for name in sorted(_names(home.path("logs"))):
@@ -260,36 +262,36 @@ def _day_ns(day: str) -> int:
 def _collect_attachments(
     home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool
 ) -> Generator[None, None, Pruned]:
-    """Attachments that no message names any more, and that nobody is still to read."""
-    gone = Pruned("attachments")
+    """Remove attachments that no message names and no recipient is still to read."""
+    pruned = Pruned("attachments")
     days, mib = settings.attachments_days, settings.attachments_mib
-    older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
+    older_than_ns = yield from _cutoff(_attachment_files(home), now_ns, days, mib)
     path = home.path(LEDGER)
-    if older_than_ns <= 0 or not _is_of_today(path):
-        return gone
-    sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attached(home)}
-    # A connection of its own: to list them all would hold the loop up.
+    if older_than_ns <= 0 or not _is_current_version(path):
+        return pruned
+    sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attachment_files(home)}
+    # A separate connection: listing them all would block the loop.
     with contextlib.closing(Ledger.open(path)) as ledger:
         for name in attachments.remove_unreferenced(home, ledger, older_than_ns, dry_run=dry_run):
             if name is None:
                 yield
             else:
-                gone = gone.plus(*sizes.get(name, (0, now_ns)))
-    return gone
+                pruned = pruned.plus(*sizes.get(name, (0, now_ns)))
+    return pruned
 
 
-def _is_of_today(path: str) -> bool:
-    """False for a ledger that opening would change: the next start does that."""
+def _is_current_version(path: str) -> bool:
+    """False for a ledger that opening would migrate: the next start does that."""
     with contextlib.closing(open_readonly(path)) as db:
         return bool(db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION)
 
 
-def _attached(home: Home) -> Iterator[File]:
+def _attachment_files(home: Home) -> Iterator[File]:
     for folder in sorted(_names(home.path("attachments"))):
-        yield from _below(home, ("attachments", folder), 0)
+        yield from _files_below(home, ("attachments", folder), 0)
 
 
-# -- the ledger's own --------------------------------------------------------------------------
+# -- rows of the ledger -------------------------------------------------------------------------
 
 
 def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:
@@ -314,9 +316,11 @@ def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int
         return 0
     before = now_ns - settings.audit_days * DAY_NS
     with ledger.transaction():
-        gone = ledger.agents.prune_log(before, SLICE_ROWS)
-        if sum(gone.values()):
-            said = ", ".join(f"{count} rows of {table}" for table, count in gone.items() if count)
-            detail = f"removed {said} from before {iso_date(before)}: retention.audit_days"
+        pruned = ledger.agents.prune_log(before, SLICE_ROWS)
+        if sum(pruned.values()):
+            summary = ", ".join(
+                f"{count} rows of {table}" for table, count in pruned.items() if count
+            )
+            detail = f"removed {summary} from before {iso_date(before)}: retention.audit_days"
             ledger.agents.add_security_event(IncidentKind.AUDIT_PRUNED, None, None, detail, now_ns)
-    return sum(gone.values())
+    return sum(pruned.values())

@@ -75,16 +75,16 @@ def recover(
         for event in store.fresh_events or ():
             projection.apply(event)
         events.commit()
-        remade = _tell_ledger(ledger, store, projection, events.journal.durable, now)
-        remade += _tell_of_unsettled(ledger, store)
-        _settle_duties(ledger, store)
-        _find_refused(dirs, ledger, projection)
-        _hold_the_rest(ledger, store, now)
+        restored = _restore_rows(ledger, store, projection, events.journal.durable, now)
+        restored += _restore_unfinished_rows(ledger, store)
+        _reconcile_obligations(ledger, store)
+        _locate_refused_files(dirs, ledger, projection)
+        _defer_unstaged(ledger, store, now)
         rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
-            _mend_originals(files, ledger, store, projection, log)
-        feed = _settle_rows(files, ledger, store, rows, now)
+            _restore_originals(files, ledger, store, projection, log)
+        requeued = _resolve_rows(files, ledger, store, rows, now)
     events.confirm_boot()
     if files.faults:
         log(
@@ -94,18 +94,18 @@ def recover(
             level="warning",
             first_ids=list(files.faults)[:SHOWN_IDS],
         )
-    if rows or delivered or removed or again or remade:
+    if rows or delivered or removed or again or restored:
         log(
             "Recovered unfinished work",
             action="recover",
             rows=len(rows),
-            fed=len(feed),
+            requeued=len(requeued),
             deliveries=delivered,
             again=again,
-            remade=remade,
+            restored=restored,
             strays=removed,
         )
-    return feed
+    return requeued
 
 
 class _Inboxes:
@@ -129,7 +129,7 @@ class _Inboxes:
             relay_id = message.relay_id if message else None
             if message is None or relay_id is None:
                 continue
-            if self._power_cut and not self._stands(message, relay_id, recipient):
+            if self._power_cut and not self._is_delivered(message, relay_id, recipient):
                 self._store.postpone(number, recipient, attempt + 1)
                 continue
             reason = file_ops.deliver(self._dirs, relay_id, recipient, again=True)
@@ -139,10 +139,10 @@ class _Inboxes:
                 self._store.deliver(number, [recipient], attempt)
         return len(staged)
 
-    def check_written(self, told: Projection) -> int:
+    def check_written(self, projection: Projection) -> int:
         """After a power cut: what was delivered lately, is not read and not there, is due again."""
         again = 0
-        for number, recipient in sorted(told.written):
+        for number, recipient in sorted(projection.written):
             one = self._store.state.deliveries.get(number, {}).get(recipient)
             message = self._store.get_message(number)
             relay_id = message.relay_id if message else None
@@ -150,7 +150,7 @@ class _Inboxes:
                 continue
             if one.state is not DeliveryState.DELIVERED:
                 continue  # it was read, acknowledged, or is due anyhow
-            if not self._stands(message, relay_id, recipient):
+            if not self._is_delivered(message, relay_id, recipient):
                 # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
                 self._store.postpone(number, recipient, one.attempt + 1)
                 again += 1
@@ -179,7 +179,7 @@ class _Inboxes:
         fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
         return 1
 
-    def _stands(self, message: Message, relay_id: str, recipient: str) -> bool:
+    def _is_delivered(self, message: Message, relay_id: str, recipient: str) -> bool:
         """True when the delivered file is complete: staged, in the inbox, or in .read."""
         name = relay_id + MSG_SUFFIX
         checksum = sha256_hex(message.content)
@@ -198,8 +198,8 @@ class _Inboxes:
         return False
 
 
-def _tell_ledger(
-    ledger: Ledger, store: CommStore, told: Projection, position: int, now: int
+def _restore_rows(
+    ledger: Ledger, store: CommStore, projection: Projection, position: int, now: int
 ) -> int:
     """Insert rows from the events where the ledger lacks them; returns how many were missing."""
 
@@ -207,34 +207,34 @@ def _tell_ledger(
         message = store.get_message(number)
         return message.relay_id if message else None
 
-    remade = 0
-    ids = list(told.rows)
+    restored = 0
+    ids = list(projection.rows)
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
-            missing = [told.rows[one] for one in slice_ if one not in known]
+            missing = [projection.rows[one] for one in slice_ if one not in known]
             ledger.add(missing, system=True)
-            remade += len(missing)
-        ledger.deliveries.restore(told.deliveries(relay_id_of, now))
-        ledger.deliveries.restore_obligations(told.duties(relay_id_of))
-        ledger.fail(told.failures, now)
-        ledger.agents.add_references(told.references)
-        for one in told.rejections:
+            restored += len(missing)
+        ledger.deliveries.restore(projection.deliveries(relay_id_of, now))
+        ledger.deliveries.restore_obligations(projection.obligations(relay_id_of))
+        ledger.fail(projection.failures, now)
+        ledger.agents.add_references(projection.references)
+        for one in projection.rejections:
             file, name = one.origin, one.origin.path.rpartition("/")[2]
             ledger.add_rejection(
                 file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
             )
-        _restore_statuses(ledger, store, told.rows.values())
+        _restore_statuses(ledger, store, projection.rows.values())
         ledger.set_position(position, now)
-    return remade
+    return restored
 
 
-def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
+def _locate_refused_files(dirs: Dirs, ledger: Ledger, projection: Projection) -> None:
     """Locate the files of refusals whose rows were restored."""
     found: list[tuple[str, str]] = []
-    for message_id, _ in told.failures:
-        facts = told.rows[message_id]
+    for message_id, _ in projection.failures:
+        facts = projection.rows[message_id]
         *_, name = facts.file_path.split("/")
         folder = ("archive", iso_date(facts.discovered_at), facts.agent_name, file_ops.REJECTED)
         with contextlib.suppress(OSError, UnsafePath):
@@ -244,13 +244,13 @@ def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
         ledger.set_path(found)
 
 
-def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
+def _restore_unfinished_rows(ledger: Ledger, store: CommStore) -> int:
     """Restore rows of unfinished messages known to the store alone; returns how many.
 
     Needed when the ledger is gone and the journal starts after those messages.
     """
     open_ones = store.incomplete()
-    ids, remade = list(open_ones), 0
+    ids, restored = list(open_ones), 0
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
             slice_ = ids[first : first + ROWS]
@@ -265,11 +265,11 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 ledger.deliveries.restore_obligations(
                     downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
-                remade += 1
-    return remade
+                restored += 1
+    return restored
 
 
-def _settle_duties(ledger: Ledger, store: CommStore) -> None:
+def _reconcile_obligations(ledger: Ledger, store: CommStore) -> None:
     """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
         for relay_id, recipient, said in ledger.deliveries.open_obligations():
@@ -281,7 +281,7 @@ def _settle_duties(ledger: Ledger, store: CommStore) -> None:
         ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
-def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
+def _defer_unstaged(ledger: Ledger, store: CommStore, now: int) -> None:
     """Mark accepted deliveries that were never staged as held and due."""
     owed: dict[str, list[str]] = {}
     for number, deliveries in store.state.deliveries.items():
@@ -331,10 +331,10 @@ def archive_folder(row: MessageRow) -> tuple[str, ...]:
     return ("archive", iso_date(row.discovered_at), row.agent_name)
 
 
-class _Settled(NamedTuple):
+class _Decisions(NamedTuple):
     """Decisions about the open rows."""
 
-    feed: list[tuple[str, str]]  # the files of those that begin again
+    requeued: list[tuple[str, str]]  # the files of those that begin again
     again: list[str]
     completed: list[str]
     archived: list[tuple[str, str | None]]
@@ -342,52 +342,54 @@ class _Settled(NamedTuple):
     disappeared: list[tuple[str, str]]
 
 
-def _settle_rows(
+def _resolve_rows(
     files: _Files, ledger: Ledger, store: CommStore, rows: list[MessageRow], now: int
 ) -> list[tuple[str, str]]:
     """Settle every open row; returns the files to process again."""
-    settled = _Settled([], [], [], [], [], [])
+    decisions = _Decisions([], [], [], [], [], [])
     reached = ledger.deliveries.rows(row.message_id for row in rows)
     for row in rows:
         if row.agent_name != ORCHESTRATOR:
-            _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
+            _resolve_row(files, row, decisions, is_reached=bool(reached.get(row.message_id)))
         # Delivered, it is at its end; what it answers makes it again where the store lacks it.
         elif row.message_id in reached or store.find_by_relay_id(row.message_id) is not None:
-            settled.own.append(row.message_id)
+            decisions.own.append(row.message_id)
     with ledger.transaction():
-        ledger.reset(settled.again)
-        ledger.fail(settled.disappeared, now)
-        ledger.claim(settled.completed)
-        ledger.complete(settled.completed + settled.own, now)
-        ledger.archive(settled.archived)
-        ledger.archive_system(settled.own)
-    return settled.feed
+        ledger.reset(decisions.again)
+        ledger.fail(decisions.disappeared, now)
+        ledger.claim(decisions.completed)
+        ledger.complete(decisions.completed + decisions.own, now)
+        ledger.archive(decisions.archived)
+        ledger.archive_system(decisions.own)
+    return decisions.requeued
 
 
-def _settle(files: _Files, row: MessageRow, settled: _Settled, *, is_reached: bool) -> None:
+def _resolve_row(
+    files: _Files, row: MessageRow, decisions: _Decisions, *, is_reached: bool
+) -> None:
     """Settle one row that has a file."""
     name = row.message_id + MSG_SUFFIX
     in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
     if in_outbox:
         if row.status != "completed":
-            settled.again.append(row.message_id)
-        settled.feed.append((row.agent_name, name))
+            decisions.again.append(row.message_id)
+        decisions.requeued.append((row.agent_name, name))
     elif in_archive or (in_outbox is False and (row.status == "completed" or is_reached)):
-        settled.completed.append(row.message_id)
+        decisions.completed.append(row.message_id)
         if in_archive is not None:
             path = "/".join([*archive_folder(row), name]) if in_archive else None
-            settled.archived.append((row.message_id, path))
+            decisions.archived.append((row.message_id, path))
     elif in_outbox is None or in_archive is None:  # no evidence: it may be there
-        settled.again.append(row.message_id)
+        decisions.again.append(row.message_id)
     else:
-        settled.disappeared.append((row.message_id, DISAPPEARED))
+        decisions.disappeared.append((row.message_id, DISAPPEARED))
 
 
-def _mend_originals(
-    files: _Files, ledger: Ledger, store: CommStore, told: Projection, log: LogCall
+def _restore_originals(
+    files: _Files, ledger: Ledger, store: CommStore, projection: Projection, log: LogCall
 ) -> None:
     """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
-    for row in ledger.rows(told.rows).values():
+    for row in ledger.rows(projection.rows).values():
         stored = store.find_by_relay_id(row.message_id)
         if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
             continue

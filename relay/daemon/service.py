@@ -1,14 +1,14 @@
-"""The file that has the system start a home's relay: a systemd user unit, or a launchd agent.
+"""The relay as a service of the system: a systemd user unit, or a launchd agent.
 
     Linux  $XDG_CONFIG_HOME/systemd/user/agent-relay.service  (~/.config where it is not set)
     macOS  ~/Library/LaunchAgents/local.agent-relay.plist
 
-So for ~/.agent-relay; another home's has a short name of that home behind `agent-relay`. One from
-when all had the same name is found by the home in it, and stays where it is. What names another
-home is neither replaced nor removed.
+These are the names for ~/.agent-relay; another home's file has a short name of that home appended
+to `agent-relay`. A file of an older version, when all homes used the same name, is recognized by
+the home in it and stays. A file that names another home is neither replaced nor removed.
 
-Text alone is made and written here; what the system is then asked for is printed, for a person to
-run. Both name this Python and this home by absolute paths.
+Only the file is written here; the commands that activate it are printed for a person to run. The
+file names this Python and this home by absolute paths.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NAME = "agent-relay"
 LABEL = "local.agent-relay"
 UNIT = ".service"
 PLIST = ".plist"
-STOP_S = 30  # it takes less than five; a disk that hangs is waited for
-START_S = 600  # a start behind a crash replays the journal
-WATCHDOG_S = 60  # a loop that is stuck for so long is ended, and begun anew
+STOP_S = 30  # usually less than five; allows for a hanging disk
+START_S = 600  # a start after a crash replays the journal
+WATCHDOG_S = 60  # a loop stuck for this long is killed and restarted
 HOME_IN_UNIT = re.compile(r'^ExecStart=.*"--home" "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ class NoService(RelayError):
 
 
 class Service(NamedTuple):
-    """A file, its place, and what makes the system heed it."""
+    """A file, its path, and the commands that activate and deactivate it."""
 
     home: str
     path: str
@@ -62,19 +62,21 @@ def service_of(
     user_home = environ.get("HOME") or os.path.expanduser("~")
     for path in (home, python):
         if not os.path.isabs(path) or not path.isprintable():
-            raise NoService(f"{path!r} is no absolute path in printable characters")
+            raise NoService(f"{path!r} is not an absolute path in printable characters")
     if platform == "darwin":
         folder = os.path.join(user_home, "Library", "LaunchAgents")
-        return _launchd(home, python, _place(home, user_home, os.path.join(folder, LABEL), PLIST))
+        return _launchd(
+            home, python, _unit_path(home, user_home, os.path.join(folder, LABEL), PLIST)
+        )
     if platform.startswith("linux"):
         config = environ.get("XDG_CONFIG_HOME") or os.path.join(user_home, ".config")
         folder = os.path.join(config, "systemd", "user")
-        return _systemd(home, python, _place(home, user_home, os.path.join(folder, NAME), UNIT))
-    raise NoService(f"there is no service for {platform}")
+        return _systemd(home, python, _unit_path(home, user_home, os.path.join(folder, NAME), UNIT))
+    raise NoService(f"services are not supported on {platform}")
 
 
-def _place(home: str, user_home: str, stem: str, suffix: str) -> str:
-    """Where the file of this home is, or is to be."""
+def _unit_path(home: str, user_home: str, stem: str, suffix: str) -> str:
+    """Path of this home's file, existing or to be written."""
     plain, own = stem + suffix, f"{stem}-{tag_of(home)}{suffix}"
     named = home_in(plain)
     if named is not None and _is_same(named, home):
@@ -106,7 +108,7 @@ def home_in(path: str) -> str | None:
 
 
 def install(service: Service) -> bool:
-    """Write the file; True when it is new or another.
+    """Write the file; True if it is new or changed.
 
     Errors: OSError; NoService for a link, and for a file of another home.
     """
@@ -114,8 +116,8 @@ def install(service: Service) -> bool:
     os.makedirs(folder, exist_ok=True)
     _refuse_another(service)
     if os.path.islink(service.path):
-        raise NoService(f"{service.path} is a link", hint="remove it, or mend what it leads to")
-    if installed(service) == service.text:
+        raise NoService(f"{service.path} is a link", hint="remove it, or repair its target")
+    if read_installed(service) == service.text:
         return False
     fsio.write_atomic(service.path, service.text)
     return True
@@ -130,7 +132,9 @@ def uninstall(service: Service) -> None:
     try:
         os.unlink(service.path)
     except FileNotFoundError as exc:
-        others = ", ".join(f"{path} is that of {home}" for path, home in _others(service))
+        others = ", ".join(
+            f"{path} is that of {home}" for path, home in _units_of_other_homes(service)
+        )
         raise NotFound(
             f"there is no {service.path}",
             hint=f"nothing was installed for {service.home}{'; ' if others else ''}{others}",
@@ -147,7 +151,7 @@ def _refuse_another(service: Service) -> None:
         )
 
 
-def _others(service: Service) -> list[tuple[str, str]]:
+def _units_of_other_homes(service: Service) -> list[tuple[str, str]]:
     """The files of other homes beside this one's, each with its home."""
     folder, name = os.path.split(service.path)
     stem = LABEL if name.endswith(PLIST) else NAME
@@ -159,8 +163,8 @@ def _others(service: Service) -> list[tuple[str, str]]:
     return [(path, home) for path in paths if (home := home_in(path)) is not None]
 
 
-def installed(service: Service) -> bytes | None:
-    """What stands in the file; None when there is none."""
+def read_installed(service: Service) -> bytes | None:
+    """Content of the installed file; None if it does not exist."""
     try:
         with open(service.path, "rb") as file:
             return file.read()
@@ -183,7 +187,7 @@ ExecStart={words}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=2
-# wrong command line or config.json, no home, another relay: starting again mends none of these
+# wrong command line or config.json, no home, another relay: a restart repairs none of these
 RestartPreventExitStatus=2 5
 # agents that the relay started are left to run
 KillMode=process

@@ -75,12 +75,12 @@ class Session:
 
     def __enter__(self) -> Session:
         self._tally.begin(START)
-        gc.unfreeze()  # what a session before left is nobody's any more,
-        gc.collect()  # and would be frozen with the rest: a whole store for each reload
+        gc.unfreeze()  # objects of the previous session are garbage now,
+        gc.collect()  # and would be frozen as well: a whole store per reload
         with contextlib.ExitStack() as stack:
             self._open(stack)
             self._stack = stack.pop_all()
-        gc.freeze()  # what was loaded stays: no need to walk it again and again
+        gc.freeze()  # what was loaded stays: collections need not scan it
         return self
 
     def __exit__(
@@ -95,20 +95,20 @@ class Session:
         self._tally.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
-        """Run the loop until told to stop; then finish the current work."""
+        """Run the loop until ``is_stopping``; then finish the current work."""
         self._board.is_serving = True
         while not is_stopping():
-            deadline = min(self._deadline, self._poll(), self._overseer.due_ns())
+            deadline = min(self._deadline, self._poll_background(), self._disk_monitor.due_ns())
             processes_due = self._supervisor.due_ns()
             if processes_due is not None:
                 deadline = min(deadline, processes_due)
             timeout_ns = deadline - self._clock.monotonic_ns()
             self._tally.begin(WAIT)
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
-            self._carry_out_orders()
+            self._run_jobs()
             self._tally.begin("processes")
             poll_supervisor(self._supervisor, self._dispatcher)
-            self._overseer.step()
+            self._disk_monitor.step()
         self._board.is_serving = False
         self._tally.begin(STOP)
         self._dispatcher.drain()
@@ -125,24 +125,24 @@ class Session:
         self._open_ledger(stack)
         key = store_key(self._home, self._config, make=True)
         opened = self._open_store(stack, key)
-        feed = recovery.recover(self._context, opened.projection, power_cut=opened.power_cut)
+        requeued = recovery.recover(self._context, opened.projection, power_cut=opened.power_cut)
         self._start_watcher(stack)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
-        keeper = self._start_keeper(stack)
-        self._supervisor = make_supervisor(self._context, self._dispatcher, keeper)
-        self._dispatcher.requeue(feed)
-        self._start_overseer()
+        executor = self._start_housekeeper(stack)
+        self._supervisor = make_supervisor(self._context, self._dispatcher, executor)
+        self._dispatcher.requeue(requeued)
+        self._start_disk_monitor()
         self._deadline = self._dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def _open_ledger(self, stack: contextlib.ExitStack) -> None:
-        """The ledger, once the home is nobody else's; what was open to others stands in it."""
+        """Secure the home, open the ledger, and record files that others could access."""
         incidents = directory_guard.secure(self._home)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
-        was_closed = not wal.wal_bytes(path)  # else whoever wrote it last was killed
+        was_closed = not wal.wal_bytes(path)  # else the last writer was killed
         self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
         stack.callback(self._ledger.close)
         self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
@@ -156,7 +156,7 @@ class Session:
             self._clock,
             self._config,
             key,
-            self._warn_of_store,
+            self._warn,
             epoch=self.epoch,
             ledger_position=self._ledger.position(),
         )
@@ -200,11 +200,13 @@ class Session:
         roster = Roster(self._home, self.watcher, config.lead, self._log)
         self._dispatcher = Dispatcher(self._context, flusher, roller, roster)
 
-    def _start_overseer(self) -> None:
+    def _start_disk_monitor(self) -> None:
         store = self._opened.store
         publisher = StatusPublisher(self._dispatcher, store, self.watcher, self._clock)
-        self._overseer = make_disk_monitor(self._board, self._dispatcher, publisher, self._context)
-        self._overseer.begin()
+        self._disk_monitor = make_disk_monitor(
+            self._board, self._dispatcher, publisher, self._context
+        )
+        self._disk_monitor.begin()
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
         thread = stack.enter_context(
@@ -212,36 +214,36 @@ class Session:
         )
         self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
 
-    def _start_keeper(self, stack: contextlib.ExitStack) -> Executor:
+    def _start_housekeeper(self, stack: contextlib.ExitStack) -> Executor:
         thread = stack.enter_context(
             # Three: neither the WAL nor the log of a process waits for a long run over the archive.
             # Not nice: who is put off while it has the interpreter puts the loop off, too; it
             # pauses by itself.
             ThreadPoolExecutor(3, thread_name_prefix="keeper")
         )
-        self._keeper = Housekeeper(
+        self._housekeeper = Housekeeper(
             self._home, self._ledger, self._config, self._clock, thread, self._log
         )
-        stack.callback(self._keeper.stop)  # before the thread is waited for
+        stack.callback(self._housekeeper.stop)  # before the thread is waited for
         return thread
 
-    def _poll(self) -> int:
+    def _poll_background(self) -> int:
         """Poll background work; returns when to poll next (monotonic ns)."""
         disk = self._board.disk
-        due_ns = self._keeper.poll(
+        due_ns = self._housekeeper.poll(
             idle=self._deadline > self._clock.monotonic_ns(),
             is_low=disk is not None and disk.state.is_low,
         )
-        self._dispatcher.pauses["wal"] = self._keeper.paused
-        self._board.ledger_damage = self._keeper.damage
+        self._dispatcher.pauses["wal"] = self._housekeeper.paused
+        self._board.ledger_damage = self._housekeeper.damage
         return min(due_ns, self._poll_tiers())
 
-    def _carry_out_orders(self) -> None:
-        for order in self._dispatcher.pop_jobs():
-            if isinstance(order, JournalCommand):
-                run_command(self._home, self._opened, self._clock, order)
+    def _run_jobs(self) -> None:
+        for job in self._dispatcher.pop_jobs():
+            if isinstance(job, JournalCommand):
+                run_command(self._home, self._opened, self._clock, job)
             else:
-                self._keeper.ask(order)
+                self._housekeeper.enqueue(job)
 
     def _poll_tiers(self) -> int:
         done = self._tiers.poll(start=not self.is_ending)
@@ -252,7 +254,7 @@ class Session:
         soon = self._clock.monotonic_ns() + TIER_POLL_NS
         return soon if due is None or self.is_ending else due
 
-    def _warn_of_store(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
 
 
@@ -289,7 +291,7 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> int:
     now = clock.now_ns()
     with ledger.transaction():
         epoch = int(ledger.get_state("epoch") or 0) + 1
-        if ledger.get_state("home_id") is None:  # a backup of another home is told by it
+        if ledger.get_state("home_id") is None:  # tells a backup of another home apart
             ledger.set_state("home_id", uuid.uuid4().hex, now)
         for key, value in (
             ("epoch", epoch),

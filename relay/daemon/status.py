@@ -140,11 +140,11 @@ class StatusPublisher:
 
 
 class Health(NamedTuple):
-    """Whether the relay is alive, and whether it takes messages."""
+    """Health: is the loop alive, and does the relay accept messages?"""
 
-    is_healthy: bool  # the loop goes on: no step of it has lasted too long
-    is_ready: bool  # a session serves, and takes what agents drop
-    reasons: tuple[str, ...]  # why one of them is not so
+    is_healthy: bool  # no step of the loop has lasted too long
+    is_ready: bool  # a session serves and accepts messages
+    reasons: tuple[str, ...]  # why it is not healthy or not ready
 
 
 class SharedStatus:
@@ -159,11 +159,11 @@ class SharedStatus:
         self.epoch = 0  # of the session; 0: none has begun
         self.snapshot: StatusSnapshot | None = None
         self.disk: DiskUsage | None = None
-        self.pauses: dict[str, str] = {}  # who has nothing taken out of the outboxes -> why
-        self.trouble = ""  # why no session serves
-        self.config_error = ""  # config.json was read again, and is not what is followed
+        self.pauses: dict[str, str] = {}  # source of the pause (disk, wal) -> reason
+        self.trouble = ""  # reason why no session serves
+        self.config_error = ""  # why the new config.json was not applied
         self.tiers_waiting: tuple[str, ...] = ()  # steps of the journal's tiers that failed
-        self.ledger_damage = ""  # what the last look through the ledger found
+        self.ledger_damage = ""  # result of the last check of the ledger
         self.is_serving = False
 
     @property

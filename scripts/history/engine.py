@@ -189,7 +189,7 @@ class Engine:
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """Make it a dead letter."""
-        self._store.give_up(number, [recipient], reason)
+        self._store.dead_letter(number, [recipient], reason)
 
     def _seconds(self) -> int:
         return self._clock.now_ns() // NS_PER_S

@@ -262,7 +262,7 @@ def lying(block: int, value: bytes) -> Callable[[bytes], bytes]:
     def change(body: bytes) -> bytes:
         parts = [body[:8]]
         for tag, data in blocks.items():
-            packed = columns.envelope.pack(data)
+            packed = columns.container.pack_envelope(data)
             parts += (columns.U32.pack(tag), columns.U64.pack(len(packed)), packed)
         return b"".join(parts)
 

@@ -100,7 +100,9 @@ def test_every_event_as_a_row(spark: SparkSession, tmp_path: Path) -> None:
     builder.say(*of_every_kind())
     builder.checkpoint()
     rows = read(spark, builder.path).orderBy("offset").collect()
-    assert [row["event"] for row in rows[1:-1]] == [type(e).__name__ for e in of_every_kind()]
+    assert [row["event"] for row in rows[1:-1]] == [
+        type(e).__struct_config__.tag for e in of_every_kind()
+    ]
     start, first, *_, checkpoint = rows
     assert (start["event"], start["epoch"], start["boot_id"]) == ("Start", 3, "boot-1")
     assert (checkpoint["event"], checkpoint["covers"]) == ("Checkpoint", checkpoint["offset"])

@@ -113,5 +113,7 @@ def test_a_batch_is_a_line_with_its_first_ids_and_no_word_of_what_is_said(box: B
     (line,) = (line for line in box.log if line.get("action") == "deliver_batch")
     assert (line["files"], line["deliveries"], line["refused"]) == (12, 12, 0)
     assert line["first_ids"] == sent[:8]
-    assert not [line for line in box.log if line.get("action") == "carry"]  # only at debug
+    assert not [
+        line for line in box.log if line.get("action") == "deliver_message"
+    ]  # only at debug
     assert "secret" not in str(box.log)

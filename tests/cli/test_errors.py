@@ -109,7 +109,7 @@ def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
         assert "relay ledger check" not in line  # that is what was done
     target = tmp_path / "nowhere" / "monday.db"
     assert run(["--home", str(home), "ledger", "backup", str(target)]) == EXIT_FAILED
-    expected = f"relay: there is no directory {target.parent}; make it, or name another file"
+    expected = f"relay: directory {target.parent} does not exist; create it, or name another file"
     assert said(capsys) == expected
 
 

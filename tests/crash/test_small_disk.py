@@ -165,7 +165,7 @@ def test_mail_waits_while_nothing_can_be_written_and_goes_on_by_itself(disk: Sma
     send_all(disk)
     until(lambda: "disk is full" in disk.log() or "No space left" in disk.log())
     assert disk.inbox("bob") == []
-    assert "the relay runs" in disk.relay("status")
+    assert "the relay is running" in disk.relay("status")
 
     disk.free()
     until(lambda: disk.inbox("bob") == IDS)
@@ -182,7 +182,7 @@ def test_a_message_that_has_no_room_waits_and_status_says_why(disk: SmallDisk) -
     disk.fill(left=MIB // 4)  # the ledger has room, a second copy has not
     disk.send("alice", NAMES[0])
     until(lambda: "No space left" in disk.relay("status"))
-    assert f"waits: {IDS[0]}" in disk.relay("status")
+    assert f"pending: {IDS[0]}" in disk.relay("status")
     assert disk.inbox("bob") == []
 
     disk.free()

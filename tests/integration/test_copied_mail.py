@@ -13,7 +13,7 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, Home
 from relay.daemon import home_backup, ledger_rebuild
-from relay.daemon.restore import restore
+from relay.daemon.home_restore import restore
 from tests.box import Box
 from tests.ledger.support import Look
 

@@ -62,5 +62,5 @@ def serve(home: Path, relay: subprocess.Popen[bytes], read_fd: int, few: int) ->
     assert relay.wait(PATIENCE_S) == 0
     lines = [json.loads(line) for line in (home / "logs" / "relay.log").read_text().splitlines()]
     (said,) = [line for line in lines if line["action"] == "few_descriptors"]
-    assert f"{few} open files" in said["event"] and "ulimit" in said["event"]
+    assert f"open files is {few}" in said["event"] and "ulimit" in said["event"]
     assert not [line for line in lines if line["action"] in ("begin_again", "postpone")]

@@ -21,7 +21,7 @@ from relay.base.config import Config, StoreSettings, encode
 from relay.base.errors import AlreadyRunning, FormatError, IntegrityError, RelayError, UnsafePath
 from relay.base.home import LEDGER, LOCK
 from relay.daemon import home_backup
-from relay.daemon.restore import restore
+from relay.daemon.home_restore import restore
 from tests.box import Box
 from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
@@ -32,7 +32,7 @@ from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.home import Home
-from relay.daemon import home_backup, restore
+from relay.daemon import home_backup, home_restore
 steps = int(sys.argv[1])
 def fault(operation, name):
     global steps
@@ -43,11 +43,11 @@ fsio.fault = fault
 if sys.argv[2] == "backup":
     home_backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
 else:
-    restore.restore(sys.argv[3], sys.argv[4], force=True)
+    home_restore.restore(sys.argv[3], sys.argv[4], force=True)
 """
 
 
-def backup(box: Box, target: Path) -> home_backup.BackedUp:
+def backup(box: Box, target: Path) -> home_backup.BackupResult:
     return home_backup.backup(box.home, box.config, Clock(), str(target))
 
 
@@ -340,7 +340,7 @@ def test_D2_a_home_that_is_there_stays_unless_forced(tmp_path: Path) -> None:
 def test_D2_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     (tmp_path / "kept").mkdir()
-    with pytest.raises(RelayError, match="is there already"):
+    with pytest.raises(RelayError, match="exists already"):
         backup(box, tmp_path / "kept")
     with pytest.raises(RelayError, match="is in the home itself"):
         backup(box, tmp_path / "home/kept")

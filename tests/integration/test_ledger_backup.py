@@ -94,7 +94,7 @@ def test_a_copy_that_is_not_the_ledger_gets_no_name(
     box.send("alice", "TO: bob\n\nhi")
     copy = ledger_file._copy
 
-    def lossy(source: str, temp: str) -> ledger_file.Content:
+    def lossy(source: str, temp: str) -> ledger_file.LedgerContent:
         expected = copy(source, temp)
         with contextlib.closing(sqlite3.connect(temp, isolation_level=None)) as db:
             db.execute("DELETE FROM deliveries")

@@ -91,7 +91,7 @@ def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
     assert {query: rows(path, query) for query in before} == before
     assert rows(path, "SELECT at, kind, agent, path, detail FROM security_events") == incidents
     assert done.aside == f"{path}.before-rebuild" and Path(done.aside).read_bytes() == old
-    assert done.lost == ("audit_log: what changed before now is in the ledger before alone",)
+    assert done.lost == ("audit_log: changes before now are only in the previous ledger",)
     assert ledger_file.verify(str(path)) == done.content
     box = Box(tmp_path / "home")
     assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]

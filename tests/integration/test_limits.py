@@ -44,8 +44,8 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     assert box.bodies("bob") == ["0", "1", "2", "3", "4", "carol's"]
     assert len(box.outbox("alice")) == 7
     assert notices(box, "alice") == [
-        "alice sends faster than 10 messages a second (security.rate_per_s): what is over waits "
-        "in the outbox and goes at that rate, nothing is lost\n"
+        "alice sends faster than 10 messages a second (security.rate_per_s): excess messages wait "
+        "in the outbox, nothing is lost\n"
     ]
     assert notices(box, "carol") == []
     assert box.dispatcher.throttled == (["alice"], 1, [], 0)

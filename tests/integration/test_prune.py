@@ -343,7 +343,7 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     assert "for operator and the lead alone" in box.nacks("alice")[0] and not box.asked
     box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
     assert box.asked == [Prune()]
-    keeper.ask(box.asked[0])
+    keeper.enqueue(box.asked[0])
     keeper.poll(idle=True)
     assert not box.path(again).exists()
 

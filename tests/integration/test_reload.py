@@ -61,8 +61,8 @@ def test_another_configuration_is_followed_without_a_new_process(running: Relay)
     assert "log_level: 'info' -> 'debug'" in said["changed"]
     drop(home, "alice", "TO: lead\n\nnow there is one", "1000000002-02.msg")
     until((home / "agents/bob/inbox/1000000002-02.msg").exists)
-    until(lambda: log(home, "carry"))  # said once it is there
-    (line,) = log(home, "carry")  # a line a message at debug, and never what it says
+    until(lambda: log(home, "deliver_message"))  # said once it is there
+    (line,) = log(home, "deliver_message")  # a line a message at debug, and never what it says
     assert (line["message_id"], line["recipients"]) == ("1000000002-02", ["bob"])
     assert "now there is one" not in json.dumps(line)
     until(lambda: status(home).get("ready"))
@@ -77,7 +77,7 @@ def test_another_configuration_is_followed_without_a_new_process(running: Relay)
         ("{", "config.json: Input data was truncated"),
         ('{"detection": {"settle_msec": 1}}', "`settle_msec`"),
         ('{"admin": {"listen": "0.0.0.0:1"}}', "a loopback address"),
-        ('{"store": {"key_file": "nowhere/key", "encrypt": true}}', "no session begins with it: "),
+        ('{"store": {"key_file": "nowhere/key", "encrypt": true}}', "no session starts with it: "),
     ],
 )
 def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, why: str) -> None:

@@ -47,7 +47,7 @@ def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
     def crash(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for step in ("_tell_ledger", "_mend_originals", "_settle_rows"):
+    for step in ("_restore_rows", "_restore_originals", "_resolve_rows"):
         with monkeypatch.context() as patch:
             patch.setattr(recovery, step, crash)
             with pytest.raises(KeyboardInterrupt):
@@ -168,7 +168,7 @@ def test_the_folder_of_the_store_is_made_again(box: Box) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_a_log_that_the_disk_does_not_take_stops_nothing() -> None:
-    make_log("info", "/dev/full")("Beginning again", action="begin_again", level="error")
+    make_log("info", "/dev/full")("Retrying", action="begin_again", level="error")
 
 
 def test_behind_a_line_cut_short_the_next_is_whole(
@@ -210,7 +210,7 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     (home / "ledger.db").mkdir()
     opened = Home(str(home))
     log = home / "logs" / "relay.log"
-    until(lambda: "Beginning again in 8 s" in log.read_text())  # there is time to ask for it
+    until(lambda: "Retrying in 8 s" in log.read_text())  # there is time to ask for it
     assert "ledger.db" in running_trouble(opened)
     (home / "ledger.db").rmdir()
     (home / "away").rename(home / "ledger.db")

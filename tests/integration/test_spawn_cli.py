@@ -107,7 +107,7 @@ def test_what_is_refused_is_one_line(
 def test_releasing_what_there_is_not(home: Path) -> None:
     ran = relay("release", "nobody", home=home)
     assert (ran.returncode, ran.stdout) == (6, "")
-    assert "the relay started no process nobody" in ran.stderr
+    assert "the relay has no process nobody" in ran.stderr
 
 
 def test_nobody_waits_where_no_relay_runs(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_nobody_waits_where_no_relay_runs(tmp_path: Path) -> None:
         assert ran.returncode != 0 and "no relay is running" in ran.stderr
     assert list(root.glob("agents/operator/outbox/*.msg")) == []
     ran = relay("ps", home=root)
-    assert (ran.returncode, ran.stdout) == (0, "") and "no process runs" in ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, "") and "no processes" in ran.stderr
 
 
 def test_the_sdk_asks_and_hears(home: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_sdk_asks_and_hears(home: Path, tmp_path: Path) -> None:
             pass
         assert heard is not None
         assert (heard.kind, heard.body) == ("notification", "three exited with code 5\n")
-        with pytest.raises(Refused, match="the relay started no process ghost"):
+        with pytest.raises(Refused, match="the relay has no process ghost"):
             me.release("ghost", timeout_s=20)
 
 

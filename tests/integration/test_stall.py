@@ -111,7 +111,7 @@ def test_between_two_sessions_it_is_alive_and_not_ready(running: Running) -> Non
     running.drop("TO: bob\n\nhi", "1000000001-01.msg")
     running.daemon.wake()
     until(lambda: running.ask("/readyz")[0] == 503)
-    until(lambda: "begins again" in running.ask("/readyz")[1])
+    until(lambda: "will retry" in running.ask("/readyz")[1])
     assert running.ask("/healthz")[0] == 200
     ledger.rmdir()
     (running.root / "away").rename(ledger)

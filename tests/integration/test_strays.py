@@ -71,13 +71,13 @@ def test_m32_other_names_and_many_scans_cost_nothing(tmp_path: Path) -> None:
     put(box.root, name="notes")
     put(box.root)
     asked: list[set[str]] = []
-    undelivered = box.ledger.undelivered
+    undelivered = box.ledger.deliveries.undelivered
 
     def counted(agent: str, ids: set[str]) -> set[str]:
         asked.append(ids)
         return undelivered(agent, ids)
 
-    box.ledger.undelivered = counted  # type: ignore[method-assign]
+    box.ledger.deliveries.undelivered = counted  # type: ignore[method-assign]
     for _ in range(10):
         box.clock.advance(0.2)
         box.tick()

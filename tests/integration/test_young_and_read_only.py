@@ -48,7 +48,7 @@ def test_m11_doctor_says_that_a_home_is_read_only(home: Path) -> None:
 
 
 def made_again(box: Box) -> list[str]:
-    return [one["event"] for one in box.log if "made again" in one["event"]]
+    return [one["event"] for one in box.log if "rebuilt from the journal" in one["event"]]
 
 
 def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""A whole home put back: `relay restore`.
+"""Restore a whole home from a backup: `relay restore`.
 
-The copy is checked file by file as it is written beside the home; then the two change places at
-one instant. Killed before it the home is as it was, killed after it the restored one. What was
-there is kept as ``HOME.before-restore``, never removed.
+The copy is verified file by file as it is written beside the home; then the two are exchanged
+atomically. If killed before, the previous home is in place; if killed after, the restored one. The
+previous home is kept as ``HOME.before-restore``, never removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes
 
 BEFORE = ".before-restore"
 UNFINISHED = ".restoring"
-_HERE, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
+_AT_FDCWD, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 
 class RestoredHome(NamedTuple):
@@ -33,23 +33,23 @@ class RestoredHome(NamedTuple):
 
 
 def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
-    """Make the home at ``root`` of a backup; one that is there is set aside with ``force``.
+    """Restore a backup to ``root``; with ``force`` an existing home is set aside.
 
-    Errors: AlreadyRunning; RelayError for what is no backup, or a home that is there;
-    IntegrityError for a file that is not what the backup says; OSError. Nothing was changed then.
+    Errors: AlreadyRunning; RelayError when the source is not a backup or a home exists;
+    IntegrityError for a file that differs from the manifest; OSError. Nothing is changed then.
     """
     source, root = os.path.abspath(source), os.path.abspath(root)
     manifest = read_backup(source)
-    with _former(root, force=force) as has_former:
+    with _lock_previous(root, force=force) as has_previous:
         temp = root + UNFINISHED
         if os.path.lexists(temp):
-            shutil.rmtree(temp)  # of one that was cut short: never the home itself
+            shutil.rmtree(temp)  # left by an interrupted restore: never the home itself
         os.makedirs(os.path.dirname(root), exist_ok=True)
         try:
-            _fill(source, temp, manifest)
+            _write_home(source, temp, manifest)
             fsio.sync_filesystem(temp)
-            aside = _change_places(temp, root) if has_former else ""
-            if not has_former:
+            aside = _swap_homes(temp, root) if has_previous else ""
+            if not has_previous:
                 fsio.fault("rename", root)
                 os.rename(temp, root)  # an empty directory is replaced
         except Exception:
@@ -60,7 +60,7 @@ def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
 
 
 @contextlib.contextmanager
-def _former(root: str, *, force: bool) -> Iterator[bool]:
+def _lock_previous(root: str, *, force: bool) -> Iterator[bool]:
     """True where there is a home already; no relay runs in it during the block."""
     if not os.path.lexists(root) or (os.path.isdir(root) and not os.listdir(root)):
         yield False
@@ -78,20 +78,20 @@ def _former(root: str, *, force: bool) -> Iterator[bool]:
         yield True
 
 
-def _fill(source: str, temp: str, manifest: BackupManifest) -> None:
-    """Write the home, and compare each file with what the backup says of it."""
+def _write_home(source: str, temp: str, manifest: BackupManifest) -> None:
+    """Write the home, and compare each file with the manifest."""
     fsio.fault("create", temp)
     os.mkdir(temp, fsio.DIR_MODE)
     for name in (*TOP_DIRS, *sorted(manifest.dirs)):
-        os.makedirs(os.path.join(temp, _inside(name)), fsio.DIR_MODE, exist_ok=True)
+        os.makedirs(os.path.join(temp, _check_inside(name)), fsio.DIR_MODE, exist_ok=True)
     for entry in manifest.files:
-        _put(source, temp, entry)
+        _copy_file(source, temp, entry)
     for name, mtime_ns in sorted(manifest.dirs.items(), reverse=True):
         os.utime(os.path.join(temp, name), ns=(mtime_ns, mtime_ns))
 
 
-def _put(source: str, temp: str, entry: Entry) -> None:
-    path, target = os.path.join(source, _inside(entry.path)), os.path.join(temp, entry.path)
+def _copy_file(source: str, temp: str, entry: Entry) -> None:
+    path, target = os.path.join(source, _check_inside(entry.path)), os.path.join(temp, entry.path)
     os.makedirs(os.path.dirname(target), fsio.DIR_MODE, exist_ok=True)
     try:
         fd = fsio.open_read(path)
@@ -108,21 +108,21 @@ def _put(source: str, temp: str, entry: Entry) -> None:
 
 
 def _damaged(path: str, offset: int, expected: str, found: str) -> IntegrityError:
-    """A file of the backup that is not as it was when the backup was made."""
+    """The error for a file that differs from the backup's manifest."""
     error = IntegrityError(path, offset, expected, found)
     error.hint = "the backup is damaged, and nothing was changed; restore another one"
     return error
 
 
-def _inside(path: str) -> str:
-    """A path of the list, which stays below the home. Errors: UnsafePath."""
+def _check_inside(path: str) -> str:
+    """Return the path if it stays below the home. Errors: UnsafePath."""
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         raise UnsafePath(f"{MANIFEST} names {path!r}, which is not a path below the home")
     return path
 
 
-def _change_places(temp: str, root: str) -> str:
-    """The restored home takes the name of the one before; the name that has now."""
+def _swap_homes(temp: str, root: str) -> str:
+    """Exchange the restored home and the previous one; returns the previous one's new name."""
     aside = fsio.free_name(root + BEFORE)
     fsio.fault("rename", aside)
     os.rename(temp, aside)
@@ -132,16 +132,16 @@ def _change_places(temp: str, root: str) -> str:
         if exc.errno not in (errno.ENOSYS, errno.EINVAL):
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        os.rename(aside, temp)  # one after the other, then: in between both are there by name
+        os.rename(aside, temp)  # not atomic here: both have a name all the time
         os.rename(root, aside)
         os.rename(temp, root)
     return aside
 
 
 def _exchange(one: str, other: str) -> None:
-    """Let two names change what they name, at one instant; nobody ever finds either missing.
+    """Exchange two names atomically; neither is ever missing.
 
-    Errors: OSError; ENOSYS, EINVAL where system or file system cannot.
+    Errors: OSError; ENOSYS, EINVAL if the system or the file system does not support it.
     """
     fsio.fault("rename", other)
     library = ctypes.CDLL(None, use_errno=True)
@@ -149,7 +149,7 @@ def _exchange(one: str, other: str) -> None:
     if (swap := getattr(library, "renamex_np", None)) is not None:  # macOS
         failed = swap(*names, _SWAP)
     elif (swap := getattr(library, "renameat2", None)) is not None:
-        failed = swap(_HERE, names[0], _HERE, names[1], _SWAP)
+        failed = swap(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _SWAP)
     else:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), other)
     if failed:
