@@ -377,7 +377,7 @@ def _header_line(line: str, number: int, file: str) -> tuple[str, str]:
     name = name.strip()
     if name.startswith("\ufeff"):
         raise MessageError(
-            "a byte order mark stands before the first header: write UTF-8 without one",
+            "a byte order mark before the first header: write UTF-8 without one",
             file=file,
             line=number,
         )

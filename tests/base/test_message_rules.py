@@ -69,7 +69,7 @@ def test_a_header_without_a_blank_line_has_an_empty_body() -> None:
 
 def test_a_byte_order_mark_is_named() -> None:
     error = refused(b"\xef\xbb\xbfTO: bob\n\nhi")
-    assert error.line == 1 and "a byte order mark stands before the first header" in str(error)
+    assert error.line == 1 and "a byte order mark before the first header" in str(error)
 
 
 def test_names_are_of_any_case_and_values_are_trimmed() -> None:
