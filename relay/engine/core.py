@@ -90,7 +90,7 @@ class StoreCore:
             str, str
         ] = {}  # participant -> its key's id, where its owner knows it
         self._copies: list[tuple[int, str]] = []
-        # Events for the owner's journal. None: there is no journal.
+        # Events for the owner's journal; None without one.
         self.fresh_events: list[events.Event] | None = None
         self.limits = limits
         self.warn: Callable[[str], object] = _warn

@@ -401,7 +401,7 @@ class DeliveryCommands(StoreCore):
         self.apply(events.TimeLost(by_ms, self._now_s()))
 
     def downtime_ns(self, since_ns: int) -> int:
-        """How long no relay ran since ``since_ns``."""
+        """Nanoseconds without a running relay since ``since_ns``."""
         since = since_ns // NS_PER_S
         return sum(one.ms for one in self.state.downtimes if one.at > since) * NS_PER_MS
 

@@ -6,7 +6,7 @@ Separately for each recipient, by the schedule of the guide (base 1 s, 3 retries
               -- ack_timeout --> waits 4 s --> again -- ack_timeout --> dead
 
 The guide's numbered steps give one retry less than its table; the table, which agrees with
-``max_retries``, is implemented. Without at-least-once delivery there is no timer and no retry.
+``max_retries``, is implemented. Only at-least-once delivery has timers and retries.
 Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
 """
 

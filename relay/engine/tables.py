@@ -162,7 +162,7 @@ class Tables:
     def load(cls, file: StoreFile) -> Self:
         """The state that a file holds; counters that the file lacks are derived.
 
-        Without ENGINE_STATE there are no deliveries; ``derive_deliveries`` reconstructs them.
+        Without ENGINE_STATE, ``derive_deliveries`` reconstructs the deliveries.
         Errors: FormatError when it breaks an invariant, or its engine state is truncated.
         """
         kept = check.check_invariants(file)

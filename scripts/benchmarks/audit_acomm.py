@@ -46,8 +46,7 @@ _TOPICS = ("build.done", "build.failed", "deploy.started", "deploy.done", "revie
 
 def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     """Run the case and print its lines; the ratio of each set of columns."""
-    from relay.audit.schemas import formats
-    from relay.audit.schemas.fields import subset
+    from relay.audit.schemas import formats, subset
     from relay.audit.session import spark_session
 
     root = fresh_root(base)

@@ -9,8 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from relay.audit.schemas import formats
-from relay.audit.schemas.fields import subset
+from relay.audit.schemas import formats, subset
 from relay.audit.session import explained
 from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.journal_source import Aof2StreamReader

@@ -27,8 +27,7 @@ from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import WARNING, AuditJob, Tables, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.names import ORCHESTRATOR
 
 NAME = "acks"

@@ -37,8 +37,7 @@ from relay.audit.jobs.job import (
     instant,
     make_findings,
 )
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"

@@ -30,8 +30,7 @@ from relay.audit.disk_usage import (
 )
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, make_findings
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 
 NAME = "capacity"
 PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"

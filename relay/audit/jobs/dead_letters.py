@@ -25,8 +25,7 @@ from pyspark.sql import functions as F
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 
 NAME = "dead_letters"
 REASONS = "dead_letters_reasons"

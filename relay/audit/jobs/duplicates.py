@@ -24,8 +24,7 @@ from pyspark.sql import functions as F
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.home import ARCHIVES
 from relay.base.names import ORCHESTRATOR
 

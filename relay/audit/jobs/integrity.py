@@ -36,8 +36,7 @@ from pyspark.sql.types import StructType
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import ERROR, AuditJob, Tables, make_findings
-from relay.audit.schemas import formats, results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, formats, results
 from relay.base.errors import LedgerError
 from relay.base.home import LEDGER
 from relay.ledger import schema_sql

@@ -15,8 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from relay.audit.inputs import Inputs
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 
 ERROR, WARNING = "error", "warning"
 Tables = Mapping[str, DataFrame]

@@ -23,8 +23,7 @@ from pyspark.sql import functions as F
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.names import ORCHESTRATOR
 
 NAME = "ordering"

@@ -74,8 +74,7 @@ from relay.audit.jobs.messages import (
     last_archive_report,
     side_by_side,
 )
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.clock import NS_PER_S
 
 NAME = "reconcile"

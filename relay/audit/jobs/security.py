@@ -34,8 +34,7 @@ from relay.audit.jobs.job import (
     lookup,
     make_findings,
 )
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.names import ORCHESTRATOR
 
 NAME = "security"

@@ -36,8 +36,7 @@ from relay.audit.jobs.job import (
     make_findings,
 )
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 from relay.base.names import ORCHESTRATOR
 
 NAME = "threads"

@@ -12,8 +12,7 @@ from pyspark.sql import functions as F
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import AuditJob, Tables, elapsed_ms, hour_of
-from relay.audit.schemas import results
-from relay.audit.schemas.fields import conform
+from relay.audit.schemas import conform, results
 
 NAME = "traffic"
 AGENTS, HOURS, BURSTS = f"{NAME}_agents", f"{NAME}_hours", f"{NAME}_bursts"

@@ -6,7 +6,7 @@ import re
 
 from pyspark.sql.types import ArrayType, StructField, StructType
 
-from relay.audit.schemas.fields import (
+from relay.audit.schemas import (
     BYTES,
     FLAG,
     FLOAT,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pyspark.sql.types import DateType, StructType
 
-from relay.audit.schemas.fields import FLAG, FLOAT, NUMBER, TEXT, TEXTS, TIME, WORDS, always, maybe
+from relay.audit.schemas import FLAG, FLOAT, NUMBER, TEXT, TEXTS, TIME, WORDS, always, maybe
 
 FINDING = StructType(
     [

@@ -45,7 +45,7 @@ from relay.acomm.engine_state import EngineState
 from relay.acomm.fields import U64, Reader
 from relay.acomm.model import StoreFile
 from relay.acomm.records import read_channel
-from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.schemas import check_columns, subset
 from relay.audit.sources import parquet_cache
 from relay.audit.sources.acomm_messages import FROM_RECORDS, MessageTable, decoded_table
 from relay.audit.sources.acomm_query import (

@@ -28,8 +28,7 @@ from pyspark.sql.types import StructType
 
 from relay.acomm import container, store_file
 from relay.acomm.engine_state import EngineState
-from relay.audit.schemas import formats
-from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
 from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError

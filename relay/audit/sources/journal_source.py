@@ -52,8 +52,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from relay.audit.schemas import formats
-from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import journal_files, parquet_cache
 from relay.audit.sources.journal_files import (
     JournalDamage,

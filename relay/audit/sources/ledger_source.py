@@ -34,8 +34,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from relay.audit.schemas import formats
-from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
 from relay.base.clock import Clock
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, VersionError

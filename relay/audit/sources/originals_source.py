@@ -32,8 +32,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from relay.acomm.model import Priority
-from relay.audit.schemas import formats
-from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
 from relay.base.checksums import sha256_hex, uuid4_of
 from relay.base.errors import FormatError, MessageError, RelayError
