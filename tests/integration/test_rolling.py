@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,3 +133,22 @@ def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
     assert {box.row(one)["status"] for one in sent} == {"archived"}
     assert box.store.query_messages().total_count == 3
     assert box.bodies("bob") == ["0", "1", "2"]
+
+
+def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(box: Box) -> None:
+    """As after a crash long ago: its file is in the outbox again, its row open."""
+    sent = [box.send("alice", f"TO: bob\n\nmessage {number}") for number in range(4)]
+    for one in sent:
+        box.take("bob", one)
+    rolled(box)
+    assert box.store.find_by_relay_id(sent[0]) is None
+    box.kill()
+    (original,) = box.path("archive").glob(f"*/alice/{sent[0]}.msg")
+    original.rename(box.path("agents", "alice", "outbox", f"{sent[0]}.msg"))
+    with contextlib.closing(sqlite3.connect(box.path("ledger.db"))) as db, db:
+        db.execute("UPDATE messages SET status = 'processing' WHERE message_id = ?", (sent[0],))
+    box.open()
+    box.tick()
+    assert box.inbox("bob") == {}
+    assert box.sql("SELECT status FROM messages WHERE message_id = ?", sent[0]) == [("archived",)]
+    assert box.store.find_by_relay_id(sent[0], include_archived=True) is not None
