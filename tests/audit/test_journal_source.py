@@ -174,7 +174,7 @@ def test_paths(spark: SparkSession, journal: JournalBuilder, tmp_path: Path) -> 
     assert read(spark, str(tmp_path / "empty")).count() == 0
     with pytest.raises(RelayError, match=r"none: no such journal"), explained():
         read(spark, str(tmp_path / "none")).count()
-    with pytest.raises(RelayError, match="expected a journal, a stream of one"), explained():
+    with pytest.raises(RelayError, match="expected a journal, a stream of it"), explained():
         read(spark, __file__).count()
 
 
