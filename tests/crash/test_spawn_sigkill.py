@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from agent_sdk import Agent
+from relay.base.home import Home, lock_holder
 from tests.procs import Relay, home_of, until
 
 ROUNDS = 8
@@ -41,6 +42,9 @@ def test_killed_at_many_instants_each_is_started_once(tmp_path: Path) -> None:
         with Agent("operator", home) as me:
             sent = {}
             for number in range(ROUNDS):
+                # a child between fork and exec may hold the killed relay's lock for an instant
+                with Home(str(home)) as opened:
+                    until(lambda opened=opened: lock_holder(opened) is None)
                 relay.start()
                 name = f"w{number}"
                 sent[me.spawn(name, "sh", "sleep 1000", cwd=tmp_path)] = name
