@@ -16,9 +16,11 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
+from relay.daemon.session import Executors
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
 pytestmark = pytest.mark.shows("journal 5.11")
@@ -38,7 +40,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
     config = Config(
         journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
     )
-    made = Box(tmp_path / "home", "alice", "bob", config=config)
+    executors = Executors.inline()._replace(tiers=IdleExecutor())  # no segment is pruned
+    made = Box(tmp_path / "home", "alice", "bob", config=config, executors=executors)
     for number in range(40):
         made.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:

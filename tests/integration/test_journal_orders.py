@@ -11,7 +11,9 @@ import pytest
 from relay.base.config import Config, JournalSettings, encode
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
+from relay.daemon.session import Executors
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
 pytestmark = pytest.mark.shows("journal 5.8")
@@ -21,8 +23,9 @@ SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=Fal
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    """Some sealed segments, four checkpoints."""
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
+    """Some sealed segments, four checkpoints; what the tiers do is up to ``steps``."""
+    executors = Executors.inline()._replace(tiers=IdleExecutor())
+    made = Box(tmp_path / "home", "alice", "bob", config=SMALL, executors=executors)
     for number in range(40):
         made.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:
@@ -83,7 +86,8 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    told = [line["event"].removeprefix("The store: ") for line in box.log]
+    said = [line for line in told if line.startswith("command")]
     assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
     assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from relay.base import fsio
+from relay.base.clock import iso_date
 from relay.base.config import Config, RetentionSettings, encode
 from relay.base.errors import LedgerError
 from relay.daemon import prune
-from relay.daemon.housekeeper import Housekeeper, packable, run_retention
+from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
-from relay.delivery.work import Pack, Prune
-from relay.engine.checkpoint import InlineExecutor
+from relay.daemon.session import Executors
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
 DAY_S = 86_400
@@ -32,7 +33,8 @@ class Killed(BaseException):
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob")
+    executors = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
+    made = Box(tmp_path / "home", "alice", "bob", executors=executors)
     yield made
     made.close()
 
@@ -318,56 +320,62 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
 # -- beside the loop -----------------------------------------------------------------------
 
 
-def keeper_of(box: Box, config: Config) -> Housekeeper:
-    return Housekeeper(
-        box.home, box.ledger, config, box.clock, InlineExecutor(), box._log, pause_s=0
-    )
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Box]:
+    """A relay with a housekeeper that prunes once, a minute after its start."""
+    config = Config(retention=RetentionSettings(every_s=1000 * DAY_S))
+    made = Box(tmp_path / "kept", "alice", "bob", config=config)
+    yield made
+    made.close()
 
 
-def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
-    (old,) = archived(box, "old")
-    box.clock.advance(100 * DAY_S)
-    keeper = keeper_of(box, Config())
-    keeper.poll(idle=True)
-    assert box.path(old).exists()
-    box.clock.advance(60)
-    keeper.poll(idle=True)
-    assert not box.path(old).exists()
-    keeper.poll(idle=True)
-    assert [e["kind"] for e in box.log if e.get("action") == "prune"] == ["archive", "read"]
+def test_it_runs_by_itself_and_when_asked(kept: Box) -> None:
+    (old,) = archived(kept, "old")
+    kept.kill()
+    kept.clock.advance(100 * DAY_S)
+    kept.open()
+    kept.tick()
+    assert kept.path(old).exists()
+    kept.clock.advance(60)
+    kept.tick(2)
+    assert not kept.path(old).exists()
+    assert [e["kind"] for e in kept.log if e.get("action") == "prune"] == ["archive", "read"]
 
-    (again,) = archived(box, "again")
-    box.clock.advance(100 * DAY_S)
-    keeper._next_prune_ns = 1 << 62
-    box.send("alice", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
-    assert "for operator and the lead alone" in box.nacks("alice")[0] and not box.asked
-    box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
-    assert box.asked == [Prune()]
-    keeper.enqueue(box.asked[0])
-    keeper.poll(idle=True)
-    assert not box.path(again).exists()
+    (again,) = archived(kept, "again")
+    kept.clock.advance(100 * DAY_S)
+    kept.send("alice", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
+    kept.tick()
+    assert "for operator and the lead alone" in kept.nacks("alice")[0] and kept.path(again).exists()
+    kept.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
+    kept.tick()
+    assert not kept.path(again).exists()
 
 
-def test_it_packs_when_the_disk_is_low(box: Box) -> None:
-    (old,) = archived(box, "old")
-    box.clock.advance(5 * DAY_S)
-    keeper = keeper_of(box, Config())
-    keeper.poll(idle=True)
-    day = box.path("archive", old.split("/")[1])
+def test_it_packs_when_the_disk_is_low(kept: Box) -> None:
+    (old,) = archived(kept, "old")
+    day = kept.path("archive", old.split("/")[1])
+    kept.clock.advance(5 * DAY_S)
+    kept.tick(2)
     assert day.exists()
-    box.clock.advance(5)
+    kept.disk.used_mib = 96_000
     for _ in range(2):
-        keeper.poll(idle=True, is_low=True)
-    assert not day.exists() and box.path(f"{day}.tar.zst").exists()
-    assert any(entry.get("action") == "pack" for entry in box.log)
+        kept.clock.advance(5)
+        kept.tick(2)
+    assert not day.exists() and kept.path(f"{day}.tar.zst").exists()
+    assert any(entry.get("action") == "pack" for entry in kept.log)
 
 
-def test_a_command_names_the_days(box: Box) -> None:
+def test_a_command_names_the_days(kept: Box) -> None:
     ask = "TO: __orchestrator__\nKIND: command\n\nACTION: archive.pack\nBEFORE: "
-    box.send("operator", ask + "yesterday")
-    assert "expected a day such as 2026-01-31, got 'yesterday'" in box.nacks("operator")[0]
-    box.send("operator", ask + "2026-01-31")
-    assert box.asked == [Pack("2026-01-31")]
+    kept.send("operator", ask + "yesterday")
+    assert "expected a day such as 2026-01-31, got 'yesterday'" in kept.nacks("operator")[0]
+    (old,) = archived(kept, "old")
+    day = old.split("/")[1]
+    kept.clock.advance(5 * DAY_S)
+    for before, is_packed in ((day, False), (iso_date(kept.clock.now_ns()), True)):
+        kept.send("operator", ask + before)
+        kept.tick()
+        assert kept.path("archive", f"{day}.tar.zst").exists() is is_packed
 
 
 @pytest.mark.timeout(60)
