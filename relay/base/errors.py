@@ -138,6 +138,12 @@ class LedgerDamaged(LedgerError):
         super().__init__(f"{path} is damaged ({why})")
 
 
+class InvalidQuery(RelayError):
+    """An SQL statement is not valid, or does more than read."""
+
+    exit_code = EXIT_USAGE
+
+
 class Timeout(RelayError):
     """Nothing arrived in the time given. ``message_id``: of the message waiting for an answer."""
 
