@@ -156,7 +156,7 @@ def test_what_cannot_be_read_there_is_one_line(
     )
     nobody = {**environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
     for mode in ("failfast", "permissive"):
-        assert "nothing answers at http://127.0.0.1:1; whoever" in told(nobody, ROOT, mode=mode)
+        assert "nothing answers at http://127.0.0.1:1; set these" in told(nobody, ROOT, mode=mode)
     planned = load(environ, f"{ROOT}/line")
     assert planned.count() == 1  # the list of files is of this plan
     obstore.delete(bucket, "line/1.acomm")
