@@ -2,14 +2,16 @@
 
 box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
 box.tick()                             one turn of the loop
-box.inbox("bob")                       what stands there
-box.kill(); box.open()                 SIGKILL in place, and the next start
+box.after(60)                          a minute later: the loop has done what was due
+box.inbox("bob")                       the messages in an inbox
+box.restart()                          SIGKILL in place, and the next start
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ class Box:
         self.boot = boot
         self.log: list[dict[str, Any]] = []
         self._names = 0
+        self.is_open = False
         self.home = Home.create(str(root), encode(self.config))
         HOMES.append(self.home)
         for agent in agents:
@@ -85,6 +88,7 @@ class Box:
         self.flusher: Flusher = self.session.flusher
         self.dispatcher: Dispatcher = self.session.dispatcher
         self.supervisor: Supervisor = self.session.supervisor
+        self.is_open = True
 
     @property
     def roster(self) -> Roster:
@@ -99,11 +103,22 @@ class Box:
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
         self.session.close()
+        self.is_open = False
 
-    def close(self) -> None:
-        """A clean end."""
+    def restart(self) -> None:
+        """Kill it, and start the next one."""
+        self.kill()
+        self.open()
+
+    def stop(self) -> None:
+        """End it cleanly; its home stays open."""
         self.dispatcher.drain()
         self.kill()
+
+    def close(self) -> None:
+        """End it cleanly if it has not ended yet, and give its home back."""
+        if self.is_open:
+            self.stop()
         self.home.close()
 
     def tick(self, times: int = 1) -> None:
@@ -111,10 +126,14 @@ class Box:
         for _ in range(times):
             self.session.turn(is_waiting=False)
 
+    def after(self, seconds: float, turns: int = 3) -> None:
+        """Advance the clock, and let the loop run: by default until nothing is due now."""
+        self.clock.advance(seconds)
+        self.tick(turns)
+
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""
-        self.clock.advance(5)
-        self.tick(2)
+        self.after(5, turns=2)
 
     # -- the agents' side --------------------------------------------------------------
 
@@ -137,6 +156,23 @@ class Box:
         message_id = self.drop(agent, text, name)
         self.tick()
         return message_id
+
+    def send_many(self, count: int, flush_every: int) -> None:
+        """Send numbered messages from alice to bob, and flush after each so many."""
+        for number in range(count):
+            self.send("alice", f"TO: bob\n\nnumber {number}")
+            if number % flush_every == flush_every - 1:
+                self.flush()
+
+    def command(self, agent: str, action: str, *lines: str) -> str:
+        """Send a command to the orchestrator, with these lines of its body; the message id."""
+        body = "\n".join([f"ACTION: {action}", *lines])
+        return self.send(agent, f"TO: __orchestrator__\nKIND: command\n\n{body}")
+
+    def join(self, channel: str, *agents: str) -> None:
+        """Let these agents join a channel; the first of them creates it."""
+        for agent in agents:
+            self.send(agent, f"TO: __orchestrator__\nKIND: join\n\nCHANNEL: {channel}")
 
     def take(self, agent: str, message_id: str) -> None:
         """The agent reads: the file leaves its inbox."""
@@ -197,6 +233,9 @@ class Box:
 
     def _log(self, event: str, **facts: object) -> None:
         self.log.append({"event": event, **facts})
+
+
+MakeBox = Callable[..., Box]  # the fixture `make_box`
 
 
 def _flushing_often(config: Config) -> Config:

@@ -16,26 +16,26 @@ from tests.box import Box
 from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
-pytestmark = pytest.mark.shows("journal 5.8")
-
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
+
+BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
+
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),
+    pytest.mark.shows("journal 5.8"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
-    """Some sealed segments, four checkpoints; what the tiers do is up to ``steps``."""
-    executors = Executors.inline()._replace(tiers=IdleExecutor())
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL, executors=executors)
-    for number in range(40):
-        made.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            made.flush()
-    return made
+def box(box: Box) -> Box:
+    """Some sealed segments, four checkpoints."""
+    box.send_many(40, flush_every=10)
+    return box
 
 
 def ask(box: Box, body: str, sender: str = "operator") -> str:
     """What the relay answers to a command."""
-    sent = box.send(sender, f"TO: __orchestrator__\nKIND: command\n\nACTION: {body}")
+    sent = box.command(sender, body)
     answers = [m.body for m in box.inbox(sender).values() if m.headers.get("RE") == sent]
     assert len(answers) == 1
     return answers[0].decode()
@@ -157,9 +157,8 @@ def test_a_command_that_is_decided_twice_is_one_order(
             raise DiskFull("no space left")
 
         patch.setattr("relay.delivery.file_ops.stage", full)
-        sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
-    box.clock.advance(2)
-    box.tick(3)
+        sent = box.command("operator", "journal.seal")
+    box.after(2)
     assert box.states(sent) == {"__orchestrator__": "read"}
     entries = box.events.journal.manifest.entries()
     assert entries[-2].sealed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,17 @@ from tests.box import Box
 from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
+BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
+ONCE = Config(retention=RetentionSettings(every_s=1000 * 86_400))  # a minute after the start
+
+pytestmark = pytest.mark.box("alice", "bob", executors=BY_HAND)
+
 DAY_S = 86_400
 DAY_NS = DAY_S * 10**9
 
 
 class Killed(BaseException):
     """SIGKILL: nothing catches it."""
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    executors = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
-    made = Box(tmp_path / "home", "alice", "bob", executors=executors)
-    yield made
-    made.close()
 
 
 def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Pruned]:
@@ -158,8 +154,7 @@ def test_what_may_lie_in_the_archive_without_a_note_stays(box: Box) -> None:
     assert packable(box.home, box.clock) == []
     run(box, archive_days=1)
     assert box.path(path).exists()
-    box.kill()
-    box.open()
+    box.restart()
     assert (box.row(box.path(path).stem)["status"]) == "archived"
     assert box.row(box.path(path).stem)["file_path"] == path
     assert packable(box.home, box.clock) != []
@@ -320,62 +315,52 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
 # -- beside the loop -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Box]:
-    """A relay with a housekeeper that prunes once, a minute after its start."""
-    config = Config(retention=RetentionSettings(every_s=1000 * DAY_S))
-    made = Box(tmp_path / "kept", "alice", "bob", config=config)
-    yield made
-    made.close()
+@pytest.mark.box("alice", "bob", config=ONCE)
+def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
+    (old,) = archived(box, "old")
+    box.clock.advance(100 * DAY_S)
+    box.restart()
+    box.tick()
+    assert box.path(old).exists()
+    box.after(60, turns=2)
+    assert not box.path(old).exists()
+    assert [e["kind"] for e in box.log if e.get("action") == "prune"] == ["archive", "read"]
+
+    (again,) = archived(box, "again")
+    box.clock.advance(100 * DAY_S)
+    box.command("alice", "prune")
+    box.tick()
+    assert "for operator and the lead alone" in box.nacks("alice")[0] and box.path(again).exists()
+    box.command("operator", "prune")
+    box.tick()
+    assert not box.path(again).exists()
 
 
-def test_it_runs_by_itself_and_when_asked(kept: Box) -> None:
-    (old,) = archived(kept, "old")
-    kept.kill()
-    kept.clock.advance(100 * DAY_S)
-    kept.open()
-    kept.tick()
-    assert kept.path(old).exists()
-    kept.clock.advance(60)
-    kept.tick(2)
-    assert not kept.path(old).exists()
-    assert [e["kind"] for e in kept.log if e.get("action") == "prune"] == ["archive", "read"]
-
-    (again,) = archived(kept, "again")
-    kept.clock.advance(100 * DAY_S)
-    kept.send("alice", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
-    kept.tick()
-    assert "for operator and the lead alone" in kept.nacks("alice")[0] and kept.path(again).exists()
-    kept.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
-    kept.tick()
-    assert not kept.path(again).exists()
-
-
-def test_it_packs_when_the_disk_is_low(kept: Box) -> None:
-    (old,) = archived(kept, "old")
-    day = kept.path("archive", old.split("/")[1])
-    kept.clock.advance(5 * DAY_S)
-    kept.tick(2)
+@pytest.mark.box("alice", "bob", config=ONCE)
+def test_it_packs_when_the_disk_is_low(box: Box) -> None:
+    (old,) = archived(box, "old")
+    day = box.path("archive", old.split("/")[1])
+    box.clock.advance(5 * DAY_S)
+    box.tick(2)
     assert day.exists()
-    kept.disk.used_mib = 96_000
+    box.disk.used_mib = 96_000
     for _ in range(2):
-        kept.clock.advance(5)
-        kept.tick(2)
-    assert not day.exists() and kept.path(f"{day}.tar.zst").exists()
-    assert any(entry.get("action") == "pack" for entry in kept.log)
+        box.after(5, turns=2)
+    assert not day.exists() and box.path(f"{day}.tar.zst").exists()
+    assert any(entry.get("action") == "pack" for entry in box.log)
 
 
-def test_a_command_names_the_days(kept: Box) -> None:
-    ask = "TO: __orchestrator__\nKIND: command\n\nACTION: archive.pack\nBEFORE: "
-    kept.send("operator", ask + "yesterday")
-    assert "expected a day such as 2026-01-31, got 'yesterday'" in kept.nacks("operator")[0]
-    (old,) = archived(kept, "old")
+@pytest.mark.box("alice", "bob", config=ONCE)
+def test_a_command_names_the_days(box: Box) -> None:
+    box.command("operator", "archive.pack", "BEFORE: yesterday")
+    assert "expected a day such as 2026-01-31, got 'yesterday'" in box.nacks("operator")[0]
+    (old,) = archived(box, "old")
     day = old.split("/")[1]
-    kept.clock.advance(5 * DAY_S)
-    for before, is_packed in ((day, False), (iso_date(kept.clock.now_ns()), True)):
-        kept.send("operator", ask + before)
-        kept.tick()
-        assert kept.path("archive", f"{day}.tar.zst").exists() is is_packed
+    box.clock.advance(5 * DAY_S)
+    for before, is_packed in ((day, False), (iso_date(box.clock.now_ns()), True)):
+        box.command("operator", "archive.pack", f"BEFORE: {before}")
+        box.tick()
+        assert box.path("archive", f"{day}.tar.zst").exists() is is_packed
 
 
 @pytest.mark.timeout(60)
