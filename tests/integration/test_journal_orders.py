@@ -11,28 +11,31 @@ import pytest
 from relay.base.config import Config, JournalSettings, encode
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
+from relay.daemon.session import Executors
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
-
-pytestmark = pytest.mark.shows("journal 5.8")
 
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
+BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
+
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),
+    pytest.mark.shows("journal 5.8"),
+]
+
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def box(box: Box) -> Box:
     """Some sealed segments, four checkpoints."""
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
-    for number in range(40):
-        made.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            made.flush()
-    return made
+    box.send_many(40, flush_every=10)
+    return box
 
 
 def ask(box: Box, body: str, sender: str = "operator") -> str:
     """What the relay answers to a command."""
-    sent = box.send(sender, f"TO: __orchestrator__\nKIND: command\n\nACTION: {body}")
+    sent = box.command(sender, body)
     answers = [m.body for m in box.inbox(sender).values() if m.headers.get("RE") == sent]
     assert len(answers) == 1
     return answers[0].decode()
@@ -83,7 +86,8 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    told = [line["event"].removeprefix("The store: ") for line in box.log]
+    said = [line for line in told if line.startswith("command")]
     assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
     assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3
@@ -153,9 +157,8 @@ def test_a_command_that_is_decided_twice_is_one_order(
             raise DiskFull("no space left")
 
         patch.setattr("relay.delivery.file_ops.stage", full)
-        sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
-    box.clock.advance(2)
-    box.tick(3)
+        sent = box.command("operator", "journal.seal")
+    box.after(2)
     assert box.states(sent) == {"__orchestrator__": "read"}
     entries = box.events.journal.manifest.entries()
     assert entries[-2].sealed
