@@ -70,7 +70,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
             retry(box, held)
             assert due_in_s(box, held) == pause_s
         (error,) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
-        assert "inbox is a link or no directory" in error[0]
+        assert "inbox is a link or not a directory" in error[0]
         box.clock.advance(120)
         assert due_in_s(box, held) == 0
     retry(box, held)

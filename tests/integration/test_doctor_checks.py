@@ -21,8 +21,7 @@ from relay.base import fsio
 from relay.base.config import Config, DiskSettings, LedgerSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
-from relay.doctor import Finding, Severity, examine, files, repair, system
-from relay.doctor.finding import Target
+from relay.doctor import Finding, Severity, Target, examine, files, repair, system
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
@@ -53,7 +52,7 @@ def found(box: Box, *, deep: bool = False) -> list[Finding]:
 
 def one(box: Box, *, deep: bool = False) -> Finding:
     (finding,) = found(box, deep=deep)
-    assert finding.remedy and "\n" not in str(finding)
+    assert finding.advice and "\n" not in str(finding)
     return finding
 
 
@@ -80,9 +79,7 @@ def test_modes_that_are_too_wide_are_named_and_narrowed(box: Box) -> None:
     os.chmod(box.path("store"), 0o755)
     os.chmod(box.path("store/relay.acomm"), 0o644)
     finding = one(box)
-    assert (
-        "accessible to other users: store, store/relay.acomm" in str(finding) and finding.repairable
-    )
+    assert "accessible to other users: store, store/relay.acomm" in str(finding) and finding.repairs
     assert finding.severity is Severity.WARNING
     assert mend(box) == ["chmod 700 store", "chmod 600 store/relay.acomm"]
     assert found(box) == []
@@ -106,7 +103,7 @@ def test_links_are_named_and_left(box: Box, tmp_path: Path) -> None:
     box.path("agents/bob/elsewhere").symlink_to(tmp_path)
     finding = one(box)
     assert "links, which the relay does not follow: agents/bob/elsewhere" in str(finding)
-    assert not finding.repairable
+    assert not finding.repairs
 
 
 def test_a_link_that_was_refused_and_kept_is_no_alarm(box: Box, tmp_path: Path) -> None:
@@ -226,7 +223,7 @@ def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.M
     monkeypatch.setattr(files, "check_files", denied)
     first, second = found(box)
     assert str(first).startswith(f"files: not checked: {box.root}: Permission denied; ")
-    assert second.check == "store"
+    assert second.what == "store"
 
 
 # -- process and limits --------------------------------------------------------------------
@@ -324,8 +321,8 @@ def test_a_damaged_ledger(box: Box) -> None:
     data[(root - 1) * 4096 + 8 : (root - 1) * 4096 + 200] = bytes(192)
     data[root * 4096 - 60 : root * 4096] = b"x" * 60
     box.path(LEDGER).write_bytes(data)
-    lines = [finding for finding in found(box) if finding.check == "ledger"]
-    assert lines and all("relay ledger restore FILE" in line.remedy for line in lines)
+    lines = [finding for finding in found(box) if finding.what == "ledger"]
+    assert lines and all("relay ledger restore FILE" in line.advice for line in lines)
 
 
 def test_an_older_schema_is_a_note_alone(box: Box) -> None:
@@ -341,7 +338,7 @@ def test_a_ledger_that_lost_its_triggers(box: Box) -> None:
     sql(box, "DROP INDEX deliveries_unread")
     finding = one(box)
     assert "lacks index deliveries_unread, trigger audit_log_keeps_rows" in str(finding)
-    assert "relay ledger restore FILE" in finding.remedy
+    assert "relay ledger restore FILE" in finding.advice
 
 
 def test_archived_rows_without_a_file_and_files_without_a_row(box: Box) -> None:
