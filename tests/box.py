@@ -2,14 +2,16 @@
 
 box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
 box.tick()                             one turn of the loop
-box.inbox("bob")                       what stands there
-box.kill(); box.open()                 SIGKILL in place, and the next start
+box.after(60)                          a minute later: the loop has done what was due
+box.inbox("bob")                       the messages in an inbox
+box.restart()                          SIGKILL in place, and the next start
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,7 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
+        self.is_open = True
         context = self._open_store()
         feed = recovery.recover(context, self.opened.projection, power_cut=self.opened.power_cut)
         detection = self.config.detection
@@ -116,14 +119,25 @@ class Box:
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
+        self.is_open = False
         self.watcher.close()
         self.ledger.close()
         self.events.close()
 
-    def close(self) -> None:
-        """A clean end."""
+    def restart(self) -> None:
+        """Kill it, and start the next one."""
+        self.kill()
+        self.open()
+
+    def stop(self) -> None:
+        """End it cleanly; its home stays open."""
         self.dispatcher.drain()
         self.kill()
+
+    def close(self) -> None:
+        """End it cleanly if it has not ended yet, and give its home back."""
+        if self.is_open:
+            self.stop()
         self.home.close()
 
     def tick(self, times: int = 1) -> None:
@@ -137,10 +151,14 @@ class Box:
                     self.asked.append(order)
             poll_supervisor(self.supervisor, self.dispatcher)
 
+    def after(self, seconds: float, turns: int = 3) -> None:
+        """Advance the clock, and let the loop run: by default until nothing is due now."""
+        self.clock.advance(seconds)
+        self.tick(turns)
+
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""
-        self.clock.advance(5)
-        self.tick(2)
+        self.after(5, turns=2)
 
     # -- the agents' side --------------------------------------------------------------
 
@@ -163,6 +181,23 @@ class Box:
         message_id = self.drop(agent, text, name)
         self.tick()
         return message_id
+
+    def send_many(self, count: int, flush_every: int) -> None:
+        """Send numbered messages from alice to bob, and flush after each so many."""
+        for number in range(count):
+            self.send("alice", f"TO: bob\n\nnumber {number}")
+            if number % flush_every == flush_every - 1:
+                self.flush()
+
+    def command(self, agent: str, action: str, *lines: str) -> str:
+        """Send a command to the orchestrator, with these lines of its body; the message id."""
+        body = "\n".join([f"ACTION: {action}", *lines])
+        return self.send(agent, f"TO: __orchestrator__\nKIND: command\n\n{body}")
+
+    def join(self, channel: str, *agents: str) -> None:
+        """Let these agents join a channel; the first of them creates it."""
+        for agent in agents:
+            self.send(agent, f"TO: __orchestrator__\nKIND: join\n\nCHANNEL: {channel}")
 
     def take(self, agent: str, message_id: str) -> None:
         """The agent reads: the file leaves its inbox."""
@@ -223,3 +258,6 @@ class Box:
 
     def _log(self, event: str, **facts: object) -> None:
         self.log.append({"event": event, **facts})
+
+
+MakeBox = Callable[..., Box]  # the fixture `make_box`

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,7 +16,7 @@ from relay.base.home import HOME_VARIABLE
 from relay.engine.commstore import CommStore
 from relay.journal.plan import TierPolicy
 from relay.ledger import Ledger
-from tests.box import HOMES, Box
+from tests.box import HOMES, Box, MakeBox
 from tests.engine.support import NOW_S
 from tests.fakes import FakeClock
 from tests.journal import tiers_support
@@ -77,12 +78,28 @@ def homes_are_sound(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    """A relay in a box with alice, bob and carol; its ledger is sound at the end."""
-    made = Box(tmp_path / "home", "alice", "bob", "carol")
-    yield made
-    assert made.sql("PRAGMA integrity_check") == [("ok",)]
-    made.close()
+def make_box(tmp_path: Path) -> Iterator[MakeBox]:
+    """Boxes below tmp_path; each is sound at the end, unless the test has ended it."""
+    made: list[Box] = []
+
+    def make(*agents: str, name: str = "home", kind: type[Box] = Box, **options: Any) -> Box:
+        made.append(kind(tmp_path / name, *agents, **options))
+        return made[-1]
+
+    yield make
+    for box in made:
+        if box.is_open:
+            assert box.sql("PRAGMA integrity_check") == [("ok",)]
+        box.close()
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest, make_box: MakeBox) -> Box:
+    """A relay in a box with alice, bob and carol, or what the mark ``box`` says."""
+    mark = request.node.get_closest_marker("box")
+    if mark is None:
+        return make_box("alice", "bob", "carol")
+    return make_box(*mark.args, **mark.kwargs)
 
 
 @pytest.fixture

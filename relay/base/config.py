@@ -57,7 +57,7 @@ class DetectionSettings(Settings, frozen=True):
     poll_interval_ms: Positive = 100  # the scanning watcher's pace
     settle_ms: NotNegative = 100  # a file written in place is not read before this
     malformed_after_s: NotNegative = 5  # one that does not parse may still be growing
-    pending_warn_s: Positive = 30  # untouched in .pending for so long: somebody forgot to rename it
+    pending_warn_s: Positive = 30  # untouched in .pending for so long: the rename was forgotten
     # After this a message left there is refused, and other files are removed. An hour, because a
     # writer that asks a person first needs minutes.
     orphan_after_s: Positive = 3600
@@ -229,7 +229,7 @@ class RetentionSettings(Settings, frozen=True):
 class Config(Settings, frozen=True):
     """The whole configuration."""
 
-    lead: str = ""  # the agent that `TO: Lead` means; empty: whoever has the role in meta.json
+    lead: str = ""  # the agent that `TO: Lead` means; empty: the agent with that role in meta.json
     log_level: str = "info"  # debug logs a line a message
     detection: DetectionSettings = DetectionSettings()
     limits: LimitSettings = LimitSettings()

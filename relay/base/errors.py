@@ -138,6 +138,12 @@ class LedgerDamaged(LedgerError):
         super().__init__(f"{path} is damaged ({why})")
 
 
+class InvalidQuery(RelayError):
+    """An SQL statement is not valid, or does more than read."""
+
+    exit_code = EXIT_USAGE
+
+
 class Timeout(RelayError):
     """Nothing arrived in the time given. ``message_id``: of the message waiting for an answer."""
 
@@ -304,7 +310,7 @@ class StoreCapacity(CommError):
 
 
 class ObjectError(JournalError):
-    """The object store does not do what it was asked. ``reason``: a code of aof2's Reason."""
+    """The object store failed a request. ``reason``: a code of the journal's Reason."""
 
     def __init__(self, message: str, reason: int, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -312,10 +318,10 @@ class ObjectError(JournalError):
 
 
 class ArchivesUnreachable(ObjectError):
-    """An audit cannot list or read what lies in an object store."""
+    """An audit cannot list or read files in an object store."""
 
     hint = (
-        "whoever reads needs them in its environment, on driver and workers, before Spark starts:"
+        "set these in the environment of driver and workers before Spark starts:"
         " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role), AWS_REGION, AWS_ENDPOINT_URL"
     )
 

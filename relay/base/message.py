@@ -26,7 +26,7 @@ DEFAULT_MAX_BODY_BYTES = 1_048_576
 MAX_HEADER_LINES = 48
 MAX_HEADER_BYTES = 6 * 1024
 MAX_VALUE_BYTES = 4096
-# The relay adds eight lines of its own to a delivered file.
+# The relay adds eight lines to a delivered file.
 MAX_DELIVERED_HEADER_BYTES = 2 * MAX_HEADER_BYTES
 
 THREAD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -85,9 +85,9 @@ _BY_HEADER = {Kind.SPAWN: "NAME", Kind.RELEASE: "NAME", Kind.CONTINUITY: "ACTION
 ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
 # Kinds that may leave TO out, because only the orchestrator takes them.
 FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
-# Fields that may stand as headers instead of `NAME: value` lines in the body.
+# Fields that may be headers instead of `NAME: value` lines in the body.
 CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "RESTART", "ACTION", "REASON")
-# Fields that stand in the body alone; CHANNEL as a header is the relay's.
+# Fields that are allowed only in the body; CHANNEL as a header is the relay's.
 BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN", "FILTER")
 
 
@@ -446,7 +446,7 @@ def _check_headers(message: MessageFile, file: str) -> None:
 
 
 def _line_of(header: str, head: bytes) -> int:
-    """Where a header stands, from 1; 0 when it does not."""
+    """The line number of a header, from 1; 0 if it is missing."""
     for number, line in enumerate(head.decode().split("\n"), 1):
         if line.partition(":")[0].strip().upper() == header:
             return number

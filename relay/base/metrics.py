@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
 
-# From a rename (tens of microseconds) to what somebody notices (a minute).
+# From a rename (tens of microseconds) to a noticeable delay (a minute).
 SECONDS = (
     *(0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025),
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),

@@ -89,7 +89,7 @@ class _Bell:
         os.set_blocking(self._write_fd, False)
 
     def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it rings already; or nobody waits any more
+        with contextlib.suppress(OSError):  # full: a wake-up is pending; or the reader is closed
             os.write(self._write_fd, b"!")
 
     def silence(self) -> None:
@@ -252,7 +252,7 @@ class ScanWatcher:
     watches_held = 0
 
     def __init__(self, interval_ms: int, why: str = "") -> None:
-        self.why = why  # it stands in for inotify; empty when it was asked for
+        self.why = why  # why inotify is not used; empty if it was configured so
         self._interval_ms = interval_ms
         self._bell = _Bell()
         self._poll = select.poll()  # select takes no descriptor above 1,023

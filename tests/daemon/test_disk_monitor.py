@@ -151,8 +151,7 @@ class Looked:
     def turn(self, used_mib: int) -> None:
         """So much is used; five seconds later."""
         self.disk.used_mib = used_mib
-        self.box.clock.advance(5)
-        self.box.tick()
+        self.box.after(5, turns=1)
         self.overseer.step()
 
     def notices(self, agent: str) -> list[str]:

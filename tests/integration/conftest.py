@@ -11,7 +11,24 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.config import Config, DetectionSettings
+from tests.box import Box, MakeBox
 from tests.procs import Relay, home_of
+
+
+@pytest.fixture(params=["inotify", "scan"])
+def any_box(request: pytest.FixtureRequest, make_box: MakeBox) -> Box:
+    """A relay with alice and bob, once with inotify and once with scans: the same rules hold."""
+    config = Config(detection=DetectionSettings(watcher=request.param))
+    return make_box("alice", "bob", config=config)
+
+
+@pytest.fixture
+def private_files() -> Iterator[None]:
+    """What the test makes is nobody else's to read: modes have tests of their own."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture

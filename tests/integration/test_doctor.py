@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,32 +19,21 @@ from relay.ledger import Ledger
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
-pytestmark = pytest.mark.shows("journal 5.11")
+JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
-
-@pytest.fixture(autouse=True)
-def private() -> Iterator[None]:
-    """What a test plants is nobody else's to read: modes have tests of their own."""
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL)),
+    pytest.mark.usefixtures("private_files"),
+    pytest.mark.shows("journal 5.11"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+def box(box: Box) -> Box:
     """A relay that was stopped after some checkpoints; its journal has several segments."""
-    config = Config(
-        journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
-    )
-    made = Box(tmp_path / "home", "alice", "bob", config=config)
-    for number in range(40):
-        made.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            made.flush()
-    made.dispatcher.drain()
-    made.kill()
-    yield made
-    made.home.close()
+    box.send_many(40, flush_every=10)
+    box.stop()
+    return box
 
 
 def doctor(box: Box) -> list[str]:

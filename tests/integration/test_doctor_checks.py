@@ -29,26 +29,21 @@ from tests.procs import Relay, home_of, meanwhile, relay, until
 
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
-
-@pytest.fixture(autouse=True)
-def private() -> Iterator[None]:
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=QUIET),
+    pytest.mark.usefixtures("private_files"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+def box(box: Box) -> Box:
     """A relay that was stopped after a delivered message, a read one and a refused one."""
-    made = Box(tmp_path / "home", "alice", "bob", config=QUIET)
-    made.send("alice", "TO: bob\n\nwaits")
-    made.take("bob", made.send("alice", "TO: bob\n\nread"))
-    made.send("alice", "no message")
-    made.flush()
-    made.dispatcher.drain()
-    made.kill()
-    yield made
-    made.home.close()
+    box.send("alice", "TO: bob\n\nwaits")
+    box.take("bob", box.send("alice", "TO: bob\n\nread"))
+    box.send("alice", "no message")
+    box.flush()
+    box.stop()
+    return box
 
 
 def found(box: Box, *, deep: bool = False) -> list[Finding]:
@@ -399,16 +394,14 @@ def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
     kept = box.path(LEDGER).read_bytes()
     box.open()
     box.send("alice", "TO: bob\n\nmore")
-    box.dispatcher.drain()
-    box.kill()
+    box.stop()
     for name in (LEDGER, LEDGER + "-wal", LEDGER + "-shm"):
         box.path(name).unlink(missing_ok=True)
     box.path(LEDGER).write_bytes(kept)
     assert [str(f) for f in found(box) if "without a row" not in str(f)] == []
     box.open()
     box.flush()
-    box.dispatcher.drain()
-    box.kill()
+    box.stop()
     assert found(box) == []
 
 

@@ -20,7 +20,7 @@ def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: P
         (finding,) = examine(opened)
     assert (finding.what, finding.severity.value, finding.where) == ("process", "error", ".lock")
     assert finding.found == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
-    assert finding.advice == f"`kill -CONT {stopped}` lets it go on"
+    assert finding.advice == f"`kill -CONT {stopped}` lets it continue"
 
 
 def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Path) -> None:

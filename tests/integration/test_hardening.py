@@ -187,8 +187,7 @@ def test_an_agents_directory_is_looked_at_with_each_scan_and_said_once(
     (elsewhere / box.name()).write_text("TO: bob\n\nnot alice's")
     spoil(box.path("agents", "alice", *part.split("/")), elsewhere)
     for _ in range(3):
-        box.clock.advance(31)
-        box.tick(2)
+        box.after(31)
     path = f"agents/alice/{part}"
     assert kinds(box) == [(kind, "alice", path)]
     assert box.sql("SELECT detail FROM security_events") == [(detail.format(path),)]
@@ -201,8 +200,7 @@ def test_a_link_among_the_agents_is_nobody(box: Box, tmp_path: Path) -> None:
     (other / "outbox").mkdir(parents=True)
     box.path("agents", "mallory").symlink_to(other)
     for _ in range(3):
-        box.clock.advance(31)
-        box.tick()
+        box.after(31, turns=1)
     assert kinds(box) == [("linked_directory", "mallory", "agents/mallory")]
     assert box.sql("SELECT name FROM agents WHERE name = 'mallory'") == []
 
@@ -217,8 +215,7 @@ def test_what_belongs_to_another_user_is_refused(box: Box) -> None:
     box.path("agents", "mallory").mkdir()
     os.chown(box.path("agents", "mallory"), 12345, 12345)
     box.tick()
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     assert box.bodies("bob") == []
     assert box.nacks("alice") == [f"not delivered: {name} belongs to user 12345, not to 0\n"]
     assert kinds(box) == [
@@ -263,8 +260,7 @@ def test_killed_before_a_refusal_is_archived_it_is_one_incident(
         os.rename(path.with_suffix(".tmp"), path)
         box.tick()
     assert kinds(box) == [("not_a_regular_file", "alice", f"agents/alice/outbox/{name}")]
-    box.kill()
-    box.open()
+    box.restart()
     box.tick()
     assert not path.exists()
     assert len(kinds(box)) == 1

@@ -14,25 +14,24 @@ from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
-pytestmark = pytest.mark.shows("journal 5.8")
-
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
+
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=SMALL),
+    pytest.mark.shows("journal 5.8"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def box(box: Box) -> Box:
     """Some sealed segments, four checkpoints."""
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
-    for number in range(40):
-        made.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            made.flush()
-    return made
+    box.send_many(40, flush_every=10)
+    return box
 
 
 def ask(box: Box, body: str, sender: str = "operator") -> str:
     """What the relay answers to a command."""
-    sent = box.send(sender, f"TO: __orchestrator__\nKIND: command\n\nACTION: {body}")
+    sent = box.command(sender, body)
     answers = [m.body for m in box.inbox(sender).values() if m.headers.get("RE") == sent]
     assert len(answers) == 1
     return answers[0].decode()
@@ -153,9 +152,8 @@ def test_a_command_that_is_decided_twice_is_one_order(
             raise DiskFull("no space left")
 
         patch.setattr("relay.delivery.file_ops.stage", full)
-        sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
-    box.clock.advance(2)
-    box.tick(3)
+        sent = box.command("operator", "journal.seal")
+    box.after(2)
     assert box.states(sent) == {"__orchestrator__": "read"}
     entries = box.events.journal.manifest.entries()
     assert entries[-2].sealed

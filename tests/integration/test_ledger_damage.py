@@ -217,10 +217,10 @@ def test_D2_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> N
 # -- once a day ----------------------------------------------------------------------------
 
 
-def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> None:
+@pytest.mark.box("alice", "bob")
+def test_D2_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: Path) -> None:
     """A page that nobody reads is lost while the relay runs: it is said within a day, and again
     the day after; once the ledger is sound, no more."""
-    box = Box(tmp_path / "home", "alice", "bob")
     for number in range(40):
         box.send("alice", f"TO: bob\n\n{number}")
     keeper = Housekeeper(
@@ -251,7 +251,6 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> No
     days(1)
     assert keeper.damage == "" and len(said()) == 2
     keeper.stop()
-    box.close()
 
 
 def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:

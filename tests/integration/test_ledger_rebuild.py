@@ -22,7 +22,7 @@ from relay.base.home import LEDGER, LOCK, Home
 from relay.daemon import ledger_rebuild
 from relay.daemon.ledger_rebuild import Rebuilt
 from relay.ledger import file as ledger_file
-from tests.box import Box
+from tests.box import Box, MakeBox
 from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
 
@@ -81,7 +81,7 @@ def a_home(root: Path) -> list[str]:
     return sent
 
 
-def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
+def test_D2_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> None:
     sent = a_home(tmp_path / "home")
     path = tmp_path / "home" / LEDGER
     before = {query: rows(path, query) for query in (MESSAGES, DELIVERIES, AGENTS)}
@@ -93,9 +93,8 @@ def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
     assert done.aside == f"{path}.before-rebuild" and Path(done.aside).read_bytes() == old
     assert done.lost == ("audit_log: changes before now are only in the previous ledger",)
     assert ledger_file.verify(str(path)) == done.content
-    box = Box(tmp_path / "home")
+    box = make_box()
     assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]
-    box.close()
 
 
 @pytest.mark.timeout(60)

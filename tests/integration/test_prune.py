@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,14 @@ from relay.engine.checkpoint import InlineExecutor
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
+pytestmark = pytest.mark.box("alice", "bob")
+
 DAY_S = 86_400
 DAY_NS = DAY_S * 10**9
 
 
 class Killed(BaseException):
     """SIGKILL: nothing catches it."""
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob")
-    yield made
-    made.close()
 
 
 def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Pruned]:
@@ -156,8 +150,7 @@ def test_what_may_lie_in_the_archive_without_a_note_stays(box: Box) -> None:
     assert packable(box.home, box.clock) == []
     run(box, archive_days=1)
     assert box.path(path).exists()
-    box.kill()
-    box.open()
+    box.restart()
     assert (box.row(box.path(path).stem)["status"]) == "archived"
     assert box.row(box.path(path).stem)["file_path"] == path
     assert packable(box.home, box.clock) != []
@@ -339,9 +332,9 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     (again,) = archived(box, "again")
     box.clock.advance(100 * DAY_S)
     keeper._next_prune_ns = 1 << 62
-    box.send("alice", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
+    box.command("alice", "prune")
     assert "for operator and the lead alone" in box.nacks("alice")[0] and not box.asked
-    box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
+    box.command("operator", "prune")
     assert box.asked == [Prune()]
     keeper.enqueue(box.asked[0])
     keeper.poll(idle=True)

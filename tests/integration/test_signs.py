@@ -273,13 +273,11 @@ def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> Non
     """It cannot say whether it left in good order: its mail waits, as for one without a process."""
     one = Sourced(SHELLS["dash"], box.root, tmp_path, "bob", "relay_recv")
     box.tick(2)
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31)
     assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(one.process.pid,)]
     one.kill()
     for _ in range(20):
-        box.clock.advance(31)
-        box.tick()
+        box.after(31, turns=1)
     sent = box.send("alice", "TO: bob\n\nare you there?")
     assert box.states(sent) == {"bob": "written"}
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]

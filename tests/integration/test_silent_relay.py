@@ -31,7 +31,7 @@ def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -
     first = done.stdout.splitlines()[0]
     assert first == (
         f"the relay, pid {stopped}, does not answer within 3 s: it is stopped; "
-        f"`kill -CONT {stopped}` lets it go on"
+        f"`kill -CONT {stopped}` lets it continue"
     )
     assert "deliveries continue" not in done.stdout
 
@@ -49,7 +49,7 @@ def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: P
     assert up.returncode == 5
     assert up.stderr.count("\n") == 1
     assert f"its pid is {stopped}, and does not answer within 3 s: it is stopped" in up.stderr
-    assert f"`kill -CONT {stopped}` lets it go on" in up.stderr
+    assert f"`kill -CONT {stopped}` lets it continue" in up.stderr
     down = relay("down", "--timeout", "0.1", home=home)
     assert down.returncode == 1
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr

@@ -29,8 +29,7 @@ def events(box: Box) -> list[tuple[str, str, str]]:
 
 
 def scan(box: Box) -> None:
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31)
 
 
 def test_m32_it_is_an_incident_once(box: Box) -> None:
@@ -41,8 +40,7 @@ def test_m32_it_is_an_incident_once(box: Box) -> None:
     assert events(box) == [("stray_message", "bob", f"agents/bob/inbox/{STRAY}.msg")]
     (detail,) = [line["event"] for line in box.log if line.get("action") == "stray_message"]
     assert f"agents/bob/inbox/{STRAY}.msg was not delivered by the relay" in detail
-    box.kill()
-    box.open()
+    box.restart()
     scan(box)
     assert len(events(box)) == 1
 
@@ -65,9 +63,8 @@ def test_m32_an_id_that_another_got_is_a_stray_all_the_same(box: Box) -> None:
     assert events(box) == [("stray_message", "carol", f"agents/carol/inbox/{sent}.msg")]
 
 
-def test_m32_other_names_and_many_scans_cost_nothing(tmp_path: Path) -> None:
-    config = Config(detection=DetectionSettings(watcher="scan"))
-    box = Box(tmp_path / "home", "alice", "bob", config=config)
+@pytest.mark.box("alice", "bob", config=Config(detection=DetectionSettings(watcher="scan")))
+def test_m32_other_names_and_many_scans_cost_nothing(box: Box) -> None:
     put(box.root, name="notes")
     put(box.root)
     asked: list[set[str]] = []
@@ -79,10 +76,8 @@ def test_m32_other_names_and_many_scans_cost_nothing(tmp_path: Path) -> None:
 
     box.ledger.deliveries.undelivered = counted  # type: ignore[method-assign]
     for _ in range(10):
-        box.clock.advance(0.2)
-        box.tick()
+        box.after(0.2, turns=1)
     assert asked == [{STRAY}] and len(events(box)) == 1
-    box.close()
 
 
 @pytest.fixture

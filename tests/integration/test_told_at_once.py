@@ -70,8 +70,7 @@ def test_M15_a_channel_that_nobody_joins(box: Box, name: str) -> None:
 def test_M15_killed_before_it_is_noted_it_is_answered_once(box: Box) -> None:
     box.drop("bob", "TO: #build\nKIND: join\n\n")
     box.tick()
-    box.kill()
-    box.open()
+    box.restart()
     box.tick()
     assert len(acks(box, "bob")) == 1
 

@@ -31,6 +31,8 @@ print("reading", flush=True)
 sys.stdin.read()
 """
 
+pytestmark = pytest.mark.box("alice", "bob", config=SMALL)
+
 
 @contextmanager
 def reader(path: Path) -> Iterator[int]:
@@ -42,13 +44,6 @@ def reader(path: Path) -> Iterator[int]:
         yield process.pid
     finally:
         process.communicate()
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
-    yield made
-    made.close()
 
 
 def watch_of(box: Box) -> WalWatch:

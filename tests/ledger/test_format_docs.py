@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.incidents import IncidentKind
-from relay.ledger import SCHEMA_VERSION, schema_sql
+from relay.ledger import SCHEMA_VERSION, Ledger, schema_sql
 from tests.ledger import test_deliveries, test_messages
 
 pytestmark = pytest.mark.shows("ready 3.4")
@@ -126,7 +128,18 @@ def test_the_version(db: sqlite3.Connection) -> None:
 
 
 def test_the_queries_run_as_printed(db: sqlite3.Connection) -> None:
-    queries = re.findall(r'^    sqlite3 \S*ledger\.db "(.+)"$', DOCS, flags=re.M)
+    queries = re.findall(r'^    relay ledger query "(.+)"$', DOCS, flags=re.M)
     assert len(queries) == 2
     for query in queries:
         db.execute(query)
+
+
+def test_the_python_lines_run_as_printed(
+    ledger: Ledger, ledger_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"^    import sqlite3\n(?:(?:    .*)?\n)+", DOCS, flags=re.M)
+    text = textwrap.dedent(block).replace("/home/me/.agent-relay/ledger.db", ledger_path)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    names["db"].close()
+    assert capsys.readouterr().out.startswith("0 {'message_id': <class 'str'>")
