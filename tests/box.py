@@ -24,9 +24,10 @@ from relay.base.watcher import Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import open_store, store_key
+from relay.daemon.recovery import Context
 from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context, Pack, Prune
+from relay.delivery.values import Pack, Prune
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
@@ -82,7 +83,19 @@ class Box:
             journal=self.events,
         )
         roller = make_roller(self.store, self.config, self.clock, InlineExecutor())
-        self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
+        self.dispatcher = Dispatcher(
+            config=context.config,
+            home=context.home,
+            ledger=context.ledger,
+            store=context.store,
+            events=context.events,
+            flusher=self.flusher,
+            roller=roller,
+            roster=self.roster,
+            metrics=context.tally,
+            clock=context.clock,
+            log=context.log,
+        )
         self.supervisor = make_supervisor(context, self.dispatcher, InlineExecutor(), self.spawner)
         self.dispatcher.requeue(feed)
         self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))

@@ -21,8 +21,8 @@ from relay.base.metrics import Metrics
 from relay.daemon import recovery
 from relay.daemon.ledger_backup import check_unused, set_aside
 from relay.daemon.opening import open_store, store_key
+from relay.daemon.recovery import Context
 from relay.daemon.session import begin_epoch
-from relay.delivery.work import Context
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, LedgerContent

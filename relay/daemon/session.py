@@ -30,9 +30,9 @@ from relay.daemon.disk_monitor import make_disk_monitor
 from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import OpenedStore, open_store, store_key
+from relay.daemon.recovery import Context
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.engine.commstore import CommStore
@@ -198,7 +198,20 @@ class Session:
         )
         roller = make_roller(opened.store, config, self._clock, executor, wake)
         roster = Roster(self._home, self.watcher, config.lead, self._log)
-        self._dispatcher = Dispatcher(self._context, flusher, roller, roster)
+        context = self._context
+        self._dispatcher = Dispatcher(
+            config=context.config,
+            home=context.home,
+            ledger=context.ledger,
+            store=context.store,
+            events=context.events,
+            flusher=flusher,
+            roller=roller,
+            roster=roster,
+            metrics=context.tally,
+            clock=context.clock,
+            log=context.log,
+        )
 
     def _start_disk_monitor(self) -> None:
         store = self._opened.store
@@ -234,7 +247,7 @@ class Session:
             idle=self._deadline > self._clock.monotonic_ns(),
             is_low=disk is not None and disk.state.is_low,
         )
-        self._dispatcher.pauses["wal"] = self._housekeeper.paused
+        self._dispatcher.pause("wal", self._housekeeper.paused)
         self._board.ledger_damage = self._housekeeper.damage
         return min(due_ns, self._poll_tiers())
 

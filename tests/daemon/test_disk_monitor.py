@@ -168,7 +168,7 @@ def looked(box: Box) -> Looked:
 
 def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     box, board = looked.box, looked.board
-    box.dispatcher.pauses["wal"] = "a reader does not end"
+    box.dispatcher.pause("wal", "a reader does not end")
     looked.turn(99_990)
     assert board.pauses.keys() == {"wal", "disk"}
     assert len(board.health().reasons) == 2 + (not board.is_serving)
@@ -176,7 +176,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     looked.turn(50_000)
     assert board.pauses == {"wal": "a reader does not end"} and box.inbox("bob") == {}
     looked.turn(99_990)
-    box.dispatcher.pauses["wal"] = ""
+    box.dispatcher.pause("wal", "")
     looked.turn(99_990)
     assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
     looked.turn(50_000)

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Set
 
 import pytest
+from relay.delivery.work import Acknowledged, WorkItem
 
 from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.checksums import sha256_hex
@@ -14,7 +15,6 @@ from relay.base.names import ORCHESTRATOR, message_id_of
 from relay.delivery.file_ops import reconstruct
 from relay.delivery.intake import OutboxFile, Parsed
 from relay.delivery.plan import MAX_NOTE, Planner
-from relay.delivery.work import Acknowledged, WorkItem
 from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, new_store, standing
 

@@ -17,7 +17,7 @@ from relay.base.errors import LedgerError
 from relay.daemon import prune
 from relay.daemon.housekeeper import Housekeeper, packable, run_retention
 from relay.daemon.prune import Pruned
-from relay.delivery.work import Pack, Prune
+from relay.delivery.values import Pack, Prune
 from relay.engine.checkpoint import InlineExecutor
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
