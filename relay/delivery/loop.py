@@ -21,11 +21,12 @@ from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.base.names import LEAD
 from relay.base.watcher import WatchEvents
+from relay.delivery.apply import StoreWriter, refuse_fault
 from relay.delivery.control import Orchestrator
 from relay.delivery.downtime import Deadlines
 from relay.delivery.event_source import EventSource
 from relay.delivery.eventlog import EventLog
-from relay.delivery.execute import Executor, refuse_fault
+from relay.delivery.execute import Executor
 from relay.delivery.intake import Intake
 from relay.delivery.limits import ReplyLoops, ThrottleStatus
 from relay.delivery.notifications import Notifier, Reminders
@@ -105,11 +106,11 @@ class Dispatcher:
         self._record = LedgerRecord(
             ledger, lambda: events.journal.durable, self._archiver, config.retry.first_s, clock
         )
+        orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
         self._executor = Executor(
             store=store,
-            view=self._view,
             events=events,
-            orchestrator=Orchestrator(store, roster, self._statuses, states, config.spawn),
+            writer=StoreWriter(store, orchestrator, clock, log),
             record=self._record,
             metrics=self.tally,
             batch_deliveries=config.limits.batch_deliveries,

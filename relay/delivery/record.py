@@ -7,8 +7,7 @@ transaction of the next batch, or into one of their own if there is none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
@@ -17,58 +16,16 @@ from relay.base.incidents import IncidentCounter
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
-from relay.delivery.values import OUTBOX, Effects, Inbound, OutboxFile, OutgoingFile, Plan, Reminder
+from relay.delivery.values import (
+    OUTBOX,
+    Applied,
+    Effects,
+    Inbound,
+    ObligationState,
+    OutboxFile,
+    Reminder,
+)
 from relay.ledger import HeldDelivery, Ledger, WrittenDelivery
-
-NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
-
-
-class ObligationState(NamedTuple):
-    """The ledger's entry for an answer owed by a recipient."""
-
-    obligation: str  # open, answered, given_up
-    due_at: int | None = None  # Unix nanoseconds: when it is overdue
-
-
-class Acknowledged(NamedTuple):
-    """The effect of an answer on the message that it answers."""
-
-    message_id: str  # the relay's id of the original
-    recipient: str  # the answering agent
-    status: str  # received, in_progress, completed, failed
-    answer_id: str = ""  # of the answer itself
-    text: str = ""  # its first line
-    obligation: ObligationState | None = None  # what is owed after it; None: as before
-
-
-class Deferral(NamedTuple):
-    """A delivery that is not made with its batch but when due."""
-
-    message_id: str
-    recipient: str
-    reason: str
-    due_at: int  # Unix nanoseconds
-
-
-class Executed(NamedTuple):
-    """A plan, and what came of it."""
-
-    plan: Plan
-    files: tuple[OutgoingFile, ...]
-    deferred: tuple[Deferral, ...]
-    acknowledged: Acknowledged | None
-    effects: Effects
-    undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
-
-    @property
-    def deliveries(self) -> int:
-        """Number of files written into inboxes."""
-        return sum([len(file.recipients) for file in self.files])
-
-    @property
-    def system_ids(self) -> list[str]:
-        """Ids of the relay's own messages."""
-        return [file.message_id for file in self.files if file.system is not None]
 
 
 class LedgerRecord:
@@ -89,11 +46,11 @@ class LedgerRecord:
         self._clock = clock
         self._counted = IncidentCounter(clock)
 
-    def record(self, batch: list[Executed], written: list[WrittenDelivery]) -> None:
+    def record(self, batch: list[Applied], written: list[WrittenDelivery]) -> None:
         """Record a batch in one transaction, and have its originals archived."""
         ledger, now = self._ledger, self._clock.now_ns()
         own = [file.system for one in batch for file in one.files if file.system is not None]
-        commands = [one.plan.subject.message_id for one in batch if one.plan.command is not None]
+        commands = [one.plan.message_id for one in batch if one.plan.command is not None]
         files = [(one, one.plan.inbound) for one in batch if one.plan.inbound is not None]
         with ledger.transaction():
             self._archiver.record()
@@ -120,7 +77,7 @@ class LedgerRecord:
             with self._ledger.transaction():
                 self._ledger.agents.add_incidents(over, self._clock.now_ns())
 
-    def _held(self, batch: list[Executed], now: int) -> list[HeldDelivery]:
+    def _held(self, batch: list[Applied], now: int) -> list[HeldDelivery]:
         """Deliveries whose inbox could not be written, to be tried again."""
         return [
             HeldDelivery(
@@ -137,7 +94,7 @@ class LedgerRecord:
             if (file.message_id, recipient) in one.undelivered
         ]
 
-    def _record_refusals(self, refused: list[tuple[Executed, Inbound]], now: int) -> None:
+    def _record_refusals(self, refused: list[tuple[Applied, Inbound]], now: int) -> None:
         known = [
             (inbound.message_id, one.plan.refusal) for one, inbound in refused if inbound.has_row
         ]
@@ -150,7 +107,7 @@ class LedgerRecord:
                     file.agent, file.file_name, file.inode, file.mtime_ns, reason, answer_id, now
                 )
 
-    def _record_changes(self, one: Executed, now: int) -> None:
+    def _record_changes(self, one: Applied, now: int) -> None:
         """Record the effects of answers, commands and ended deliveries on other rows."""
         plan, deliveries = one.plan, self._ledger.deliveries
         if one.effects != NO_EFFECTS:
@@ -162,19 +119,20 @@ class LedgerRecord:
                 self._ledger.agents.add_references(
                     (reference, inbound.message_id, now) for reference in references
                 )
-        answer = one.acknowledged
+        answer = plan.answer
         if answer is not None:
-            said = (answer.answer_id or None, answer.text or None)
-            deliveries.acknowledge(*answer[:3], now, *said)
-            if answer.obligation is not None:
-                deliveries.set_obligation(answer.message_id, answer.recipient, *answer.obligation)
+            answered, sender = answer.original.relay_id or "", plan.subject.agent
+            said = (plan.message_id or None, answer.text or None)
+            deliveries.acknowledge(answered, sender, answer.status, now, *said)
+            if one.obligation is not None:
+                deliveries.set_obligation(answered, sender, *one.obligation)
         for reminder in plan.changes.reminders:
             self._record_reminder(reminder)
         for ended in plan.changes.ended:
             state = ended.state.label.lower()
             deliveries.give_up(ended.message_id, ended.recipient, state, ended.reason)
 
-    def _record_effects(self, one: Executed, now: int) -> None:
+    def _record_effects(self, one: Applied, now: int) -> None:
         effects, agents, processes = one.effects, self._ledger.agents, self._ledger.processes
         if effects.requests or effects.closed_intents or effects.process is not None:
             processes.add_operations([request.intent for request in effects.requests], now)
@@ -201,13 +159,13 @@ NO_EFFECTS = Effects()
 
 
 def _undelivered_rows(
-    one: Executed, now_ns: int
+    one: Applied, now_ns: int
 ) -> Iterator[tuple[str, str, str, int, str | None, int | None]]:
     """Rows for the ledger's ``stage``: every recipient that was not reached now."""
     for (message_id, recipient), reason in one.undelivered.items():
         yield message_id, recipient, "held", now_ns, reason, None
     for recipient, reason in one.plan.changes.bounced.items():
-        yield one.plan.subject.message_id, recipient, "bounced", now_ns, reason, None
+        yield one.plan.message_id, recipient, "bounced", now_ns, reason, None
     for deferral in one.deferred:
         message_id, recipient, reason, due_at = deferral
         yield message_id, recipient, "held", now_ns, reason, due_at

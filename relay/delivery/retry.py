@@ -19,7 +19,8 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Config, RetrySettings
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
-from relay.delivery.execute import THROTTLED, Outcome, Postponed, throttled_until
+from relay.delivery.apply import THROTTLED, throttled_until
+from relay.delivery.execute import Outcome, Postponed
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject

@@ -19,13 +19,14 @@ from relay.acomm.model import (
     Message,
     MessageType,
     Metadata,
+    Obligation,
     Origin,
     Priority,
 )
 from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
 from relay.base.checksums import sha256_hex
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import MessageFile
@@ -342,6 +343,56 @@ class Plan(NamedTuple):
     messages: tuple[SystemMessage, ...] = ()
     changes: DeliveryChanges = DeliveryChanges()
     effects: Effects = Effects()
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message that it is about; empty: none."""
+        return self.subject.message_id
+
+
+NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
+
+
+class ObligationState(NamedTuple):
+    """The ledger's entry for an answer owed by a recipient."""
+
+    obligation: str  # open, answered, given_up
+    due_at: int | None = None  # Unix nanoseconds: when it is overdue
+
+
+class Deferral(NamedTuple):
+    """A delivery that is not made with its batch but when due."""
+
+    message_id: str
+    recipient: str
+    reason: str
+    due_at: int  # Unix nanoseconds
+
+
+class Applied(NamedTuple):
+    """A plan, and what the store made of it."""
+
+    plan: Plan
+    files: tuple[OutgoingFile, ...]
+    deferred: tuple[Deferral, ...]
+    obligation: ObligationState | None  # after the plan's answer; None: as before
+    effects: Effects
+    undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
+
+    @property
+    def deliveries(self) -> int:
+        """Number of files written into inboxes."""
+        return sum([len(file.recipients) for file in self.files])
+
+    @property
+    def system_ids(self) -> list[str]:
+        """Ids of the relay's own messages."""
+        return [file.message_id for file in self.files if file.system is not None]
+
+
+def open_obligation(one: Obligation) -> ObligationState:
+    """The ledger's entry for an answer that is still owed."""
+    return ObligationState("open", one.due_ms * NS_PER_MS or None)
 
 
 def system_message_row(
