@@ -350,7 +350,7 @@ def make_roller(
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store, store.archives, policy, clock, executor, wake)
+    return Roller(store.engine.archives, store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(
