@@ -58,7 +58,7 @@ class EventLog:
         self._epoch = 0
         self._recorded_boot_id = boot_id  # as recorded in the journal
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
-        self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
+        self._commit_s = Histogram(SECONDS)  # its writes and syncs
 
     def begin(self, epoch: int, boot_id: str = "") -> None:
         """Record that a writer begins; the events before may lack their end.
@@ -75,6 +75,10 @@ class EventLog:
         """Record this boot as the one to compare with, once recovery is durable."""
         if self._recorded_boot_id != self._boot_id:
             self.begin(self._epoch)
+
+    def measure(self, commit_s: Histogram) -> None:
+        """Observe the seconds of each commit in this histogram from now on."""
+        self._commit_s = commit_s
 
     @property
     def is_behind(self) -> bool:
@@ -94,7 +98,7 @@ class EventLog:
         if self.journal.end > self.journal.durable:
             began = self._clock.monotonic_ns()
             self.journal.commit()
-            self.commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
+            self._commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
         for event in fresh or ():
             if type(event) is events.Rolled:
                 self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))

@@ -16,7 +16,7 @@ from relay.base.config import Config
 from relay.base.home import STORE, Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
-from relay.delivery.router import EngineFields
+from relay.delivery.values import EngineFields
 from relay.engine import events
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
