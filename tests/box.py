@@ -29,7 +29,7 @@ from relay.daemon.session import Executors, Session
 from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
 from relay.engine.checkpoint import Flusher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.tiers import Tiers
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeDisk, FakeSpawner
@@ -81,7 +81,7 @@ class Box:
         )
         stores = self.session.stores
         self.ledger: Ledger = stores.ledger
-        self.store: CommStore = stores.store
+        self.store: Engine = stores.store
         self.events: EventLog = stores.events
         self.tiers: Tiers = stores.tiers
         self.watcher: Watcher = self.session.watcher

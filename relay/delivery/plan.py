@@ -171,15 +171,14 @@ def _answer(message: MessageFile, original: Message) -> Answer:
 
 def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
     """The message as the engine gets it."""
-    fields = router.engine_fields(message, inbound.message_id, inbound.discovered_at, route.answers)
-    if fields.ttl:
-        fields.metadata["sent_ns"] = inbound.sent_at
+    at_ns = inbound.discovered_at
+    new = router.new_message(message, inbound.message_id, at_ns, route.answers, inbound.sent_at)
     recipients = route.recipients
     if recipients is None:
         channel = view.channel(route.channel)
         assert channel is not None  # the route was made from it
-        recipients = view.route(channel, inbound.file.agent, message.content, fields)
-    return Draft(route.channel, route.channel_type, route.members, recipients, fields)
+        recipients = view.route(channel, inbound.file.agent, new)
+    return Draft(route.channel, route.channel_type, route.members, recipients, new)
 
 
 def _plan_deliveries(
@@ -259,7 +258,7 @@ def _no_recipients(
     channel = view.channel(route.channel)
     if channel is not None and channel.config.sticky_messages:
         return ""  # later subscribers get it
-    topic = draft.fields.topic if draft else stored.topic if stored else ""
+    topic = draft.message.topic if draft else stored.topic if stored else ""
     return (
         "no recipients: there are no other subscribers to "
         f"topic {topic} of #{route.channel}: "
@@ -299,8 +298,8 @@ def _dead_letter_notice(
         return ()
     headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": subject.message_id}
     message = MessageFile(f"#{SYSTEM}", Kind.NOTIFICATION, headers, f"{text}\n".encode())
-    fields = router.engine_fields(message, "", subject.at_ns, None)
-    reached = view.route(channel, ORCHESTRATOR, message.content, fields)
+    new = router.new_message(message, "", subject.at_ns, None)
+    reached = view.route(channel, ORCHESTRATOR, new)
     targets = tuple(name for name in reached if name in directory.agents)
     message_id = derived_id(subject.at_ns, "dead", subject.message_id, key)
     return (SystemMessage(message_id, message, subject.at_ns, targets),)

@@ -43,7 +43,7 @@ def replay(box: Box, message_id: str) -> None:
 
 def stored(box: Box, message_id: str) -> dict[str, str]:
     """Recipient -> what the engine says of its delivery."""
-    message = box.store.find_by_relay_id(message_id)
+    message = box.store.messages.find_by_relay_id(message_id)
     assert message is not None
     deliveries = box.store.state.deliveries[message.id]
     return {who: one.state.label.lower() for who, one in deliveries.items()}
