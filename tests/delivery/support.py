@@ -10,6 +10,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.config import Config, DetectionSettings, LimitSettings, encode
 from relay.base.home import Home
 from relay.delivery.intake import Intake, Malformed, Parsed, ParseResult
+from relay.delivery.router import Bounce
 from tests.fakes import FakeClock
 
 START_NS = 1_769_851_800 * NS_PER_S
@@ -80,3 +81,10 @@ def reason(looks: list[ParseResult]) -> str:
     assert isinstance(look, Malformed), look
     assert "\n" not in look.reason
     return look.reason
+
+
+def bounce(result: object) -> str:
+    """Why the router found no recipient."""
+    assert isinstance(result, Bounce), result
+    assert "\n" not in result.reason
+    return result.reason

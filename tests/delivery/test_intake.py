@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from relay.base.clock import NS_PER_S
 from relay.base.config import DetectionSettings, LimitSettings
 from relay.delivery.intake import Parsed
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
-    yield made
-    made.home.close()
-
 
 # -- renamed -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from relay.base.crypto import key_id, public_key, sign
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
 from tests.box import Box, MakeBox
+from tests.kills import Killed
 from tests.procs import relay
 
 pytestmark = pytest.mark.shows("engine 8.13")
@@ -171,9 +172,6 @@ def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     other = public_key(MALLORY).hex()
-
-    class Killed(BaseException):
-        pass
 
     def die(self: BatchWriter, works: object, written: object) -> None:
         raise Killed
