@@ -14,15 +14,19 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
+from relay.daemon.session import Executors
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import relay, until
 
 JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
+KEPT = Executors.inline()._replace(tiers=IdleExecutor())  # no segment is pruned
+
 pytestmark = [
-    pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL)),
+    pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL), executors=KEPT),
     pytest.mark.usefixtures("private_files"),
     pytest.mark.shows("journal 5.11"),
 ]

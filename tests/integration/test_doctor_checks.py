@@ -282,11 +282,11 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(system, "read_limit", lambda name: None)
     box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
     gib = 1 << 30
-    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
-    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (9 * gib, 8 * gib, 63 << 20))
     assert "only 63 MiB are free on the disk; below 64 MiB (disk.floor_mib) no" in str(one(box))
-    monkeypatch.setattr(system.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (1000 << 20, 100 << 20, 63 << 20))
     assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 

@@ -11,13 +11,17 @@ import pytest
 from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
+from relay.daemon.session import Executors
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
+BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
+
 pytestmark = [
-    pytest.mark.box("alice", "bob", config=SMALL),
+    pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),
     pytest.mark.shows("journal 5.8"),
 ]
 
@@ -82,7 +86,8 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    told = [line["event"].removeprefix("The store: ") for line in box.log]
+    said = [line for line in told if line.startswith("command")]
     assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
     assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3

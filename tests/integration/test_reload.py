@@ -19,7 +19,7 @@ import pytest
 from relay.base.clock import Clock
 from relay.base.config import decode
 from relay.base.home import Home
-from relay.daemon.session import Session
+from relay.daemon.process import open_session
 from tests.procs import PATIENCE_S, Relay, drop, environment, log_of, relay, status_of, until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("ready 3.1")]
@@ -98,7 +98,7 @@ def test_what_a_session_held_goes_with_it(home: Path) -> None:
         config = decode(opened.read_config())
         try:
             for _ in range(3):
-                with Session(opened, config, Clock(), lambda *_, **__: None) as session:
+                with open_session(opened, config, Clock(), lambda *_, **__: None) as session:
                     sessions.append(weakref.ref(session))
                 del session
         finally:

@@ -128,7 +128,7 @@ def test_a_crash_at_any_step_leaves_a_whole_file(path: Path, operation: str) -> 
         store.flush()
     assert calls
     assert contents(path)[:2] == [b"one", b"two"]
-    store._flusher = None
+    store._writer._flusher = None
     store.close()
     with CommStore.open(str(path), MANUAL) as again:
         assert len(again) == 2
@@ -239,7 +239,7 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
 
         def is_whole() -> bool:
             return (
-                CommStore.load(store._clock, store_file.read(str(path))).snapshot()
+                CommStore.load(store.engine.clock, store_file.read(str(path))).snapshot()
                 == store.snapshot()
             )
 
