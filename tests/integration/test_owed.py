@@ -22,7 +22,7 @@ from relay.base.message import MessageFile
 from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.process_support import ProcessBox
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.1")
 
@@ -141,7 +141,7 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
     answer(box, sent, "in_progress")
     answer(box, done, "completed")
     box.flush()
-    rows = [json.loads(line) for line in relay("acks", "--json", home=box.root).stdout.splitlines()]
+    rows = rows_of("acks", home=box.root)
     assert [(row["id"], row["said"], row["read"], row["reminders"]) for row in rows] == [
         (sent, "in_progress", True, 0),
         (other, None, True, 0),
