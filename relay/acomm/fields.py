@@ -25,6 +25,7 @@ F64 = Struct("<d")
 
 T = TypeVar("T")
 E = TypeVar("E", bound=IntEnum)
+Fault = tuple[str, str, str]  # where in a file, what was expected, what was found
 
 
 def shown(data: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base.errors import EXIT_FINDINGS, FormatError
+from relay.base.errors import EXIT_FINDINGS
 from relay.base.home import CONFIG, LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
@@ -155,18 +155,17 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @click.pass_context
 def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool) -> int:
     """Check the ledger, or a backup FILE, completely; exit 3 if it is damaged."""
-    from relay.ledger.file import verify
+    from relay.ledger.check import check_file
 
     if file is None:
         with open_home(ctx, home) as opened:
             file = opened.path(LEDGER)
-    try:
-        content = verify(os.path.abspath(file))
-    except FormatError as exc:
+    errors, content = check_file(os.path.abspath(file))
+    if content is None:
         if as_json:
-            echo_json({"file": file, "problem": str(exc)})
-        else:
-            click.echo(sanitize(str(exc)))
+            echo_json({"file": file, "problem": "; ".join(one.text for one in errors)})
+        for one in () if as_json else errors:
+            click.echo(sanitize(one.text))
         return EXIT_FINDINGS
     if as_json:
         _say({"file": file, "problem": None}, content, "", as_json)

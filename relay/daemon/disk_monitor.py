@@ -18,7 +18,6 @@ from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.ledger import Ledger
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
@@ -130,19 +129,6 @@ class DiskMonitor:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.set_state(EPISODE, value, now)
-
-
-def make_disk_monitor(
-    board: SharedStatus,
-    dispatcher: Dispatcher,
-    publisher: StatusPublisher,
-    context: Context,
-) -> DiskMonitor:
-    """The disk monitor of a session."""
-    disk = DiskWatch(context.home.root, context.config.disk, context.clock)
-    return DiskMonitor(
-        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
-    )
 
 
 def _notice(reading: DiskUsage) -> str:

@@ -219,23 +219,33 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
 
 
 def verify(path: str) -> LedgerContent:
-    """Check a ledger's file completely; its content.
+    """Check the pages and rows of a ledger's file; its content.
 
     Errors: FormatError for a damaged one, LedgerError for a file that is not a ledger.
     """
+    with open_snapshot(path) as db:
+        wrong = integrity_problems(db)
+        if wrong:
+            raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
+        return ledger_content(db, path)
+
+
+@contextlib.contextmanager
+def open_snapshot(path: str) -> Iterator[Connection]:
+    """Open any ledger's file, as a backup, for the block. Errors: LedgerError."""
     try:
         with contextlib.closing(_connect_existing(path)) as db:
             db.execute("BEGIN")
-            wrong = integrity_problems(db)
-            if wrong:
-                raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
-            found = content(db)
+            yield db
     except LedgerError as exc:
         if exc.hint not in (LedgerError.hint, LedgerDamaged.hint):
             raise
-        raise LedgerError(
-            exc.message, hint=UNREADABLE
-        ) from exc  # the default hint says to check it
+        raise LedgerError(exc.message, hint=UNREADABLE) from exc  # the default hint says to check
+
+
+def ledger_content(db: sqlite3.Connection, path: str) -> LedgerContent:
+    """The content of a ledger. Errors: LedgerError for another database."""
+    found = content(db)
     if found.version < 1 or "messages" not in found.counts:
         raise LedgerError(f"{path} is a database, but not a ledger", hint="name a ledger's backup")
     return found

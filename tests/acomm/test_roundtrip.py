@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.acomm import jsonl, model, sections, store_file
-from relay.acomm.check import verify
+from relay.acomm.check import check
 from relay.acomm.fields import Reader
 from relay.acomm.records import (
     MIN_CHANNEL,
@@ -203,7 +203,7 @@ def test_a_write_is_there_whole_or_not_at_all(
     store_file.write(str(path), small_store(), compress=False)
     assert store_file.read(str(path)) == small_store()
     assert os.listdir(tmp_path) == ["relay.acomm"]
-    assert verify(path.read_bytes(), str(path)).problems == ()
+    assert list(check(path.read_bytes(), str(path))) == []
 
 
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:

@@ -144,8 +144,7 @@ def test_a_name_that_is_no_text_ends_nothing(box: Box) -> None:
             writer.write(GOOD)
         os.rename(outbox + b"/.pending/x", outbox + b"/" + name)
     os.symlink("/dev/zero", outbox + b"/\xfd.msg")
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     box.flush()
     refused = box.sql("SELECT file_name FROM rejections ORDER BY 1")
     assert refused == [("\\xfd.msg",), ("\\xff.msg",), ("ok\\xfe.msg",)]

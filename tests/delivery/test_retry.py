@@ -105,8 +105,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
 
 
 def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueue) -> None:
-    for agent in ("alice", "bob"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     with broken_inbox(box, "bob"):
         group = box.send("alice", "TO: #team\n\nto all")
         direct = box.send("alice", "TO: bob\n\nto bob")
@@ -199,8 +198,7 @@ def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
         box.clock.advance(86_399)
         retry(box, held)
         assert box.states(sent) == {"bob": "held"}
-        box.clock.advance(60)
-        box.tick()
+        box.after(60, turns=1)
     assert box.states(sent) == {"bob": "dead"}
     (letter,) = box.store.dead_letters()
     assert letter.recipients == ("bob",)

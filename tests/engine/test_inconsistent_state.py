@@ -63,8 +63,8 @@ def test_a_dead_letter_that_another_writer_dropped_is_gone(tmp_path: Path) -> No
     assert store.stats().dead_letters == 0
     assert store.purge_dead_letters(-1) == 0
     assert checked(tmp_path / "a.acomm", file)[:2] == [
-        "section 256 has deliveries of message 1, which does not exist",
-        "section 256 has a dead letter of message 1, which does not exist",
+        "section 256: expected deliveries of a message in the file, found message 1",
+        "section 256: expected dead letters of a message in the file, found message 1",
     ]
     assert send(store, store.get_channel(1), "a").id == 3
 
@@ -83,7 +83,7 @@ def test_a_message_that_another_writer_added_is_delivered() -> None:
 def test_settings_of_a_channel_that_is_gone_are_left_out(tmp_path: Path) -> None:
     file = msgspec.structs.replace(kept_store().file(), channels=(), messages=(), dead_letters=())
     assert opened(file).create_channel("new", ChannelType.GROUP, "a").id == 2
-    assert "section 256 has settings of channel 1, which does not exist" in checked(
+    assert "section 256: expected settings of a channel in the file, found channel 1" in checked(
         tmp_path / "a.acomm", file
     )
 

@@ -121,8 +121,7 @@ def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
     assert list(box.inbox("bob")) == [sent]
 
     def is_done() -> bool:
-        box.clock.advance(0.05)
-        box.tick()
+        box.after(0.05, turns=1)
         return bool(box.nacks("alice")) or len(box.inbox("bob")) == 2
 
     until(is_done)
@@ -149,8 +148,7 @@ def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
         other = box.send("carol", "TO: bob\n\nmeanwhile")
         assert list(box.inbox("bob")) == [other]
         assert [line["action"] for line in box.log].count("read_failed") > 0
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert sorted(box.inbox("bob")) == sorted([sent, other])
     assert box.nacks("alice") == []
 

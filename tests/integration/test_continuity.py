@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,12 +23,7 @@ SETTINGS = Config(
     agents=AgentSettings(dead_after_s=60),
 )
 
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", "carol", config=SETTINGS)
-    yield made
-    made.close()
+pytestmark = pytest.mark.box("alice", "bob", "carol", config=SETTINGS)
 
 
 def ask(box: Box, agent: str, text: str | bytes) -> MessageFile:
@@ -161,8 +154,7 @@ def test_a_full_disk_is_waited_for(box: Box, monkeypatch: pytest.MonkeyPatch) ->
     assert (box.inbox("bob"), files(box, "bob")) == ({}, [])
     assert box.row(sent)["last_error"] == "continuity of bob: No space left on device"
     monkeypatch.setattr(fsio, "fault", lambda operation, name: None)
-    box.clock.advance(2)
-    box.tick()
+    box.after(2, turns=1)
     assert "saved as version 1" in box.bodies("bob")[0]
 
 
@@ -278,14 +270,12 @@ def test_a_process_of_a_terminated_agent_is_greeted(box: Box) -> None:
     meta = box.path("agents", "bob", META)
     meta.write_text(json.dumps({"pid": 2**31 - 1, "started_at": box.clock.now_ns()}))
     for _ in range(3):
-        box.clock.advance(61)
-        box.tick(2)
+        box.after(61)
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("terminated",)]
     meta.unlink()
     meta.write_text(json.dumps({"pid": os.getpid(), "started_at": box.clock.now_ns()}))
     for _ in range(3):
-        box.clock.advance(31)
-        box.tick(2)
+        box.after(31)
     welcomes = [m for m in box.inbox("bob").values() if m.kind == "notification"]
     assert [m.body.rpartition(b"\n-----\n")[2] for m in welcomes] == [b"half way"]
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]

@@ -203,8 +203,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
         if name.endswith(LEDGER + ".tmp") and not sent:
             sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
             for _ in range(20):
-                box.clock.advance(60)
-                box.tick()
+                box.after(60, turns=1)
             assert box.store.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
     monkeypatch.setattr(fsio, "fault", during)
@@ -385,12 +384,12 @@ def killed(step: int, *words: str) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.box("alice")
 def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Box(tmp_path / "home", "alice").close()
+    box.restart()
     home, kept = str(tmp_path / "home"), tmp_path / "kept"
-    box = Box(tmp_path / "home")
     number = steps_of(monkeypatch, lambda: backup(box, kept))
     box.close()
     for step in range(1, number + 1, 2):
@@ -405,10 +404,10 @@ def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.box("alice", "bob")
 def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restored_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
     box.send("alice", "TO: bob\n\nbefore")
     backup(box, tmp_path / "kept")
     box.send("alice", "TO: bob\n\nafter")

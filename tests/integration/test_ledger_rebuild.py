@@ -22,7 +22,7 @@ from relay.base.home import LEDGER, LOCK, Home
 from relay.daemon import ledger_rebuild
 from relay.daemon.ledger_rebuild import Rebuilt
 from relay.ledger import file as ledger_file
-from tests.box import Box
+from tests.box import Box, MakeBox
 from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
 
@@ -81,7 +81,7 @@ def a_home(root: Path) -> list[str]:
     return sent
 
 
-def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
+def test_D2_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> None:
     sent = a_home(tmp_path / "home")
     path = tmp_path / "home" / LEDGER
     before = {query: rows(path, query) for query in (MESSAGES, DELIVERIES, AGENTS)}
@@ -93,9 +93,8 @@ def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
     assert done.aside == f"{path}.before-rebuild" and Path(done.aside).read_bytes() == old
     assert done.lost == ("audit_log: changes before now are only in the previous ledger",)
     assert ledger_file.verify(str(path)) == done.content
-    box = Box(tmp_path / "home")
+    box = make_box()
     assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]
-    box.close()
 
 
 @pytest.mark.timeout(60)
@@ -186,9 +185,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(
 
 
 @pytest.mark.timeout(60)
-def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
-    running = Relay(home)
-    running.start()
+def test_D2_a_real_relay_goes_on_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]
     until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)
@@ -215,7 +212,6 @@ def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
     assert {path.stem for path in inbox.glob("*.msg")} > set(sent)
     doctor = relay("doctor", home=home)
     assert doctor.returncode == 0, doctor.stdout
-    running.stop()
 
 
 def test_D2_in_words(tmp_path: Path) -> None:

@@ -51,8 +51,7 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     assert box.dispatcher.throttled == (["alice"], 1, [], 0)
 
     for _ in range(20):
-        box.clock.advance(0.1)
-        box.tick()
+        box.after(0.1, turns=1)
     assert sorted(box.bodies("bob")) == sorted([*map(str, range(12)), "carol's"])
     assert len(notices(box, "alice")) == 1
     assert box.sql("SELECT kind, agent, path FROM security_events") == [
@@ -69,8 +68,7 @@ def test_it_is_told_again_after_a_calm_minute(make_box: MakeBox) -> None:
         for _ in range(5):
             box.tick()
             box.clock.advance(0.2)
-        box.clock.advance(70)
-        box.tick()
+        box.after(70, turns=1)
     assert len(box.bodies("bob")) == 6
     assert len(notices(box, "alice")) == 2
 
@@ -82,11 +80,9 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     for number in range(6):
         box.drop("alice", f"TO: bob\n\n{number}")
     box.tick()
-    box.kill()
-    box.open()
+    box.restart()
     for _ in range(10):
-        box.clock.advance(0.2)
-        box.tick()
+        box.after(0.2, turns=1)
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 
@@ -128,8 +124,7 @@ def test_over_the_quota_of_files_each_is_taken_in_its_turn(make_box: MakeBox) ->
     ]
     assert box.sql("SELECT kind, agent FROM security_events") == [("quota_exceeded", "alice")]
     assert box.dispatcher.throttled == ([], 0, ["alice"], 1)
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     assert box.dispatcher.throttled == ([], 0, [], 1)
 
 

@@ -131,8 +131,7 @@ def test_a_completed_row_with_its_file_in_the_outbox_is_archived(box: Box) -> No
     box.ledger._db.execute("UPDATE messages SET status = 'completed'")
     os.rename(box.path(box.row(sent)["file_path"]), box.path("agents", "alice", "outbox", name))
     restart(box)
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert box.row(sent)["status"] == "archived"
     assert box.outbox("alice") == []
     assert not list(box.path("archive").glob("*/alice/duplicates/*"))
@@ -214,8 +213,7 @@ def test_a_staged_delivery_to_an_agent_that_is_gone_is_not_called_delivered(box:
     os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
     box.clock.advance(1)
     box.open()
-    box.clock.advance(1)
-    box.tick(2)
+    box.after(1)
     assert box.states(sent) == {"bob": "bounced"}
     assert "not delivered to bob: no longer an agent" in box.nacks("alice")[0]
 
@@ -254,8 +252,7 @@ def test_what_was_read_while_the_relay_was_down_is_noted(box: Box) -> None:
 
 def test_a_channel_made_before_the_crash_is_there_after_it(box: Box) -> None:
     """Join and message are fed again in the order of discovery, across agents."""
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "bob", "alice")
     sent = box.send("alice", "TO: #team\n\nhello")
     restart(box)
     box.flush()
@@ -268,14 +265,12 @@ def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     asks = "DELIVERY: at-least-once"
     sent = box.send("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy")
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.clock.advance(pause_s)
-        box.tick()
+        box.after(pause_s, turns=1)
     number = box.store.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")
     store_file.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
-    box.kill()
-    box.open()
+    box.restart()
     box.flush()
     assert [str(m.kind) for m in box.inbox("operator").values()] == ["ack"]
     assert box.nacks("operator") == []
