@@ -33,7 +33,6 @@ import hashlib
 import os
 import resource
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple
 
 from relay.base import fsio, owners
@@ -136,12 +135,7 @@ class Home:
     def __enter__(self) -> Home:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_is_there(self) -> None:
@@ -332,12 +326,7 @@ class Dirs:
     def __enter__(self) -> Dirs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
