@@ -31,10 +31,10 @@ from relay.daemon.disk_monitor import DiskMonitor
 from relay.daemon.housekeeper import PAUSE_S, Housekeeper
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import open_store, store_key
+from relay.daemon.recovery import Context
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
@@ -130,8 +130,19 @@ class Session:
             self.flusher = make_flusher(stores, home, config, clock, executors.flush, wake)
             roller = make_roller(stores.store, config, clock, executors.flush, wake)
             roster = Roster(home, self.watcher, config.lead, log)
-            context = Context(config, home, ledger, stores.store, stores.events, clock, log, tally)
-            self.dispatcher = Dispatcher(context, self.flusher, roller, roster)
+            self.dispatcher = Dispatcher(
+                config=config,
+                home=home,
+                ledger=ledger,
+                store=stores.store,
+                events=stores.events,
+                flusher=self.flusher,
+                roller=roller,
+                roster=roster,
+                metrics=tally,
+                clock=clock,
+                log=log,
+            )
             self.housekeeper = Housekeeper(
                 home, ledger, config, clock, keeper, log, pause_s=executors.pause_s
             )
@@ -222,7 +233,7 @@ class Session:
             idle=self.deadline > self.clock.monotonic_ns(),
             is_low=usage is not None and usage.state.is_low,
         )
-        self.dispatcher.pauses["wal"] = self.housekeeper.paused
+        self.dispatcher.pause("wal", self.housekeeper.paused)
         self.status.ledger_damage = self.housekeeper.damage
         due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
         processes_due = self.supervisor.due_ns()
@@ -339,7 +350,7 @@ def make_roller(
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store, store.archives, policy, clock, executor, wake)
+    return Roller(store.engine.archives, store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(

@@ -142,7 +142,7 @@ def looked(box: Box) -> Looked:
 
 def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     box, board = looked.box, looked.board
-    box.dispatcher.pauses["test"] = "a reader does not end"
+    box.dispatcher.pause("test", "a reader does not end")
     looked.turn(99_990)
     assert board.pauses.keys() == {"test", "disk"}
     assert len(board.health().reasons) == 2 + (not board.is_serving)
@@ -150,7 +150,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     looked.turn(50_000)
     assert board.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
     looked.turn(99_990)
-    box.dispatcher.pauses["test"] = ""
+    box.dispatcher.pause("test", "")
     looked.turn(99_990)
     assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
     looked.turn(50_000)

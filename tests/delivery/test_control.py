@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from relay.acomm.model import ChannelType, MessageType, Priority
-from relay.base.message import Kind, control_fields, parse
-from relay.delivery.control import CHANNEL_KINDS, ControlReply, handle
+from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
+from relay.delivery.control import handle
+from relay.delivery.values import ControlReply
 from relay.engine.commstore import CommStore
 from tests.engine.support import channel_of, new_store, routed
 

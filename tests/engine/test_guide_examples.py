@@ -105,7 +105,7 @@ def test_threaded_conversation(store: CommStore) -> None:
 def test_querying_message_history(store: CommStore) -> None:
     channel = store.create_channel("project", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")
-    clock = store._clock
+    clock = store.engine.clock
     assert isinstance(clock, FakeClock)
     store.send_message(channel.id, "lead", MessageType.COMMAND, "an old one")
     clock.advance(7200)
@@ -159,7 +159,7 @@ def test_a_message_past_its_ttl_is_not_received(store: CommStore) -> None:
     channel = store.create_channel("c", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")
     sent = store.send_message(channel.id, "lead", MessageType.TEXT, "hi", ttl=10)
-    clock = store._clock
+    clock = store.engine.clock
     assert isinstance(clock, FakeClock)
     clock.advance(11)
     assert store.receive_messages(None, "worker") == []

@@ -75,7 +75,7 @@ def test_a_message_that_another_writer_added_is_delivered() -> None:
     messages = (*snapshot.values.messages, added)
     store = opened(msgspec.structs.replace(snapshot.file(), messages=messages))
     assert standing(store, 7) == {"b": DeliveryState.SENT}
-    store._enqueue_undelivered()
+    store._queues.enqueue_undelivered()
     assert [one.id for one in store.receive_messages(1, "b")] == [2, 7]
     assert send(store, store.get_channel(1), "a").id == 8
 

@@ -139,7 +139,7 @@ def test_a_crash_at_any_step_leaves_a_whole_file(
         store.flush()
     monkeypatch.setattr(fsio, "fault", lambda step, name: None)
     assert contents(path)[:2] == [b"one", b"two"]
-    store._flusher = None
+    store._writer._flusher = None
     store.close()
     with CommStore.open(str(path), MANUAL) as again:
         assert len(again) == 2
@@ -250,7 +250,7 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
 
         def is_whole() -> bool:
             return (
-                CommStore.load(store._clock, store_file.read(str(path))).snapshot()
+                CommStore.load(store.engine.clock, store_file.read(str(path))).snapshot()
                 == store.snapshot()
             )
 
