@@ -58,6 +58,7 @@ from relay.journal.segment import (
     WARM,
     WARM_SUFFIX,
     FileSource,
+    SegmentFile,
     SegmentSource,
     is_footer,
     read_footer,
@@ -335,8 +336,9 @@ def check(path: str) -> Iterator[Finding]:
         if not os.path.isdir(path):
             yield from _check_file(path)
             return
-        yield from check_manifest(path)
-        for file in segment_files(path):
+        files = segment_files(path)
+        yield from _check_manifest(path, files)
+        for file in files:
             tier1 = os.path.join(path, WARM, f"{file.segment_id:020d}{WARM_SUFFIX}")
             for copy in dict.fromkeys((file.path, tier1)):
                 if copy and os.path.exists(copy):
@@ -351,11 +353,15 @@ def check_manifest(stream_dir: str) -> Iterator[Finding]:
     Does not read the segments. Does not raise for damaged files.
     """
     try:
-        yield from _check_chunks(stream_dir)
-        yield from _check_snapshots(stream_dir)
-        yield from _check_segments(stream_dir)
+        yield from _check_manifest(stream_dir, segment_files(stream_dir))
     except (RelayError, OSError) as exc:
         yield _of_error(exc, stream_dir)
+
+
+def _check_manifest(stream_dir: str, files: list[SegmentFile]) -> Iterator[Finding]:
+    yield from _check_chunks(stream_dir)
+    yield from _check_snapshots(stream_dir)
+    yield from _check_entries(stream_dir, files)
 
 
 def _of_error(exc: RelayError | OSError, path: str) -> Finding:
@@ -409,10 +415,10 @@ def _check_snapshots(stream_dir: str) -> Iterator[Finding]:
             yield _warning(path, f"{position} is not the end of a record")
 
 
-def _check_segments(stream_dir: str) -> Iterator[Finding]:
+def _check_entries(stream_dir: str, files: list[SegmentFile]) -> Iterator[Finding]:
     """Compare files and entries, and check that the offsets are contiguous."""
     behind: int | None = None  # expected base offset of the next segment
-    for file in segment_files(stream_dir):
+    for file in files:
         entry = file.entry
         if entry is None:
             yield _warning(file.path, "this segment is not in the manifest")
