@@ -22,6 +22,7 @@ from tests.procs import Relay, home_of, relay, until
 JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
 pytestmark = [
+    pytest.mark.damages,
     pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL)),
     pytest.mark.usefixtures("private_files"),
     pytest.mark.shows("journal 5.11"),
