@@ -22,6 +22,7 @@ from tests.fakes import FakeClock
 from tests.journal import tiers_support
 from tests.journal.support import Stream
 from tests.ledger.support import Look
+from tests.sound import findings_of, homes_below
 
 # The same examples each time, and no clock in the verdict.
 settings.register_profile(
@@ -63,6 +64,17 @@ def no_descriptor_is_left() -> Iterator[None]:
     yield
     while HOMES:
         HOMES.pop().close()
+
+
+@pytest.fixture(autouse=True)
+def homes_are_sound(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """The stores of every home below ``tmp_path`` are valid and agree when a test ends.
+
+    Except homes that a test damages on purpose, which ``@pytest.mark.damages`` says.
+    """
+    yield
+    if request.node.get_closest_marker("damages") is None:
+        assert [line for home in homes_below(tmp_path) for line in findings_of(home)] == []
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from relay.doctor import Finding, Severity, Target, examine, files, repair, syst
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
-from tests.procs import Relay, home_of, meanwhile, relay, until
+from tests.procs import meanwhile, relay, until
 
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
@@ -434,10 +434,9 @@ def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob", "carol")
-    running = Relay(home)
-    running.start()
+@pytest.mark.home("alice", "bob", "carol")
+@pytest.mark.usefixtures("running")
+def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(home: Path) -> None:
     inbox = home / "agents/bob/inbox"
 
     def talk() -> None:
@@ -462,7 +461,6 @@ def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path
     done = relay("doctor", home=home)
     assert done.returncode == 3
     assert "1700000000000000099-99 in carol's inbox was not delivered by the relay" in done.stdout
-    assert running.stop() == 0
 
 
 class Aged:

@@ -22,7 +22,7 @@ from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
 from tests.ledger.support import Look
-from tests.procs import Relay, home_of, meanwhile, relay, until
+from tests.procs import Relay, meanwhile, relay, until
 
 RESTORE = """
 import os, signal, sys
@@ -299,10 +299,9 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
-def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    running = Relay(home)
-    running.start()
+def test_backup_more_messages_restore_start_beside_a_real_relay(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
     alice = Agent("alice", str(home))
     kept = tmp_path / "kept.db"
     sent: list[str] = []

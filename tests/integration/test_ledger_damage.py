@@ -30,10 +30,8 @@ SAYS = "is damaged ("
 
 
 @pytest.fixture
-def stopped(home: Path) -> Path:
+def stopped(running: Relay, home: Path) -> Path:
     """A real home with some mail in it, whose relay was stopped."""
-    running = Relay(home)
-    running.start()
     for number in range(3):
         assert relay("send", "--as", "alice", "bob", f"number {number}", home=home).returncode == 0
     sent = relay("send", "--as", "alice", "bob", "--kind", "command", "deploy", home=home).stdout
@@ -250,12 +248,8 @@ def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:
         board = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
     board.ledger_damage = "ledger.db is damaged (x); do this"
     assert status_of(board)["ledger_damage"] == board.ledger_damage
-    running = Relay(stopped)
-    running.start()
-    try:
+    with Relay(stopped):
         assert json.loads(relay("status", "--json", home=stopped).stdout)["ledger_damage"] == ""
-    finally:
-        running.stop()
     look = Look(stopped / LEDGER)
     root = look.one("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")
     look.close()

@@ -185,9 +185,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(
 
 
 @pytest.mark.timeout(60)
-def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
-    running = Relay(home)
-    running.start()
+def test_D2_a_real_relay_goes_on_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]
     until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)
@@ -214,7 +212,6 @@ def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
     assert {path.stem for path in inbox.glob("*.msg")} > set(sent)
     doctor = relay("doctor", home=home)
     assert doctor.returncode == 0, doctor.stdout
-    running.stop()
 
 
 def test_D2_in_words(tmp_path: Path) -> None:
