@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory
 from relay.base.clock import NS_PER_S
-from relay.base.message import Kind, MessageFile
+from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
 from relay.delivery import router
-from relay.delivery.control import recorded_effects
+from relay.delivery.actions import recorded_effects
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import Bounce
 from relay.delivery.values import (
@@ -237,8 +237,9 @@ def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
         if said is None:
             continue
         effects = plan.effects
-        if kind is Kind.ACK:  # what goes into the ledger with it may not have got there
-            effects = recorded_effects(message, plan.subject.agent)
+        if kind is Kind.ACK and message.kind is Kind.COMMAND:
+            # what goes into the ledger with it may not have got there
+            effects = recorded_effects(command_fields(message), plan.subject.agent)
             effects = effects._replace(may_repeat=plan.effects.may_repeat)
         return plan._replace(
             command=Command(message, is_done=True),
