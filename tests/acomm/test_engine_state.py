@@ -205,7 +205,7 @@ def test_a_block_cut_short_anywhere(tag: int) -> None:
 def test_deliveries_with_bytes_left_over_say_where() -> None:
     data = ONE_BYTES[DELIVERIES]
     error = broken({DELIVERIES: data + b"\0"})
-    assert (error.offset, error.found) == (len(data), "1 bytes")
+    assert (error.offset, error.found) == (len(data), "1 more bytes")
 
 
 def test_a_state_outside_the_enum() -> None:
