@@ -202,7 +202,7 @@ def test_the_file_before_does_not_undo_an_acknowledgment(box: Box) -> None:
     assert box.nacks("alice") == []
 
 
-def test_every_death_of_a_held_delivery_is_told_and_announced(box: Box) -> None:
+def test_every_death_of_a_held_delivery_is_notified_and_announced(box: Box) -> None:
     box.send("carol", SYSTEM)
     before = len(box.inbox("carol"))
     sent = box.send("alice", COMMAND)

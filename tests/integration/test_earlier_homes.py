@@ -44,7 +44,7 @@ def shown(home: Path, *args: str) -> str:
     return str(done.stdout)
 
 
-def test_an_earlier_home_goes_on(home: Path) -> None:
+def test_an_earlier_home_continues(home: Path) -> None:
     had, were = files(home), rows(home)
     with Relay(home):
         sent = relay("send", "--as", "alice", "bob", "hello, today", home=home).stdout.strip()

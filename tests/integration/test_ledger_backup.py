@@ -88,7 +88,7 @@ def test_a_copy_that_is_not_the_ledger_gets_no_name(
     assert os.listdir(tmp_path) == ["home"]
 
 
-def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -> None:
+def test_what_a_crash_left_of_a_backup_is_begun_again(box: Box, tmp_path: Path) -> None:
     (tmp_path / "kept.db.tmp").write_bytes(b"half a copy" * 1000)
     (tmp_path / "kept.db.tmp-journal").write_bytes(b"its journal")
     ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
@@ -104,7 +104,7 @@ def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_writer_goes_on_while_a_large_ledger_is_copied(
+def test_the_writer_continues_while_a_large_ledger_is_copied(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slice of the copy lets the relay take a message: none of them is in the copy."""

@@ -164,7 +164,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) 
 
 
 @pytest.mark.timeout(60)
-def test_D2_a_real_relay_goes_on_after_it(running: Relay, home: Path) -> None:
+def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]
     until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)

@@ -177,7 +177,7 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
 
 
 @pytest.mark.shows("engine 7.4")
-def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
+def test_a_replay_goes_to_the_dead_alone_and_begins_again(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.take("bob", sent)
     for agent in ("bob", "operator"):
@@ -248,7 +248,7 @@ def test_a_full_disk_makes_it_wait(box: Box, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_after_a_crash_the_schedule_goes_on(box: Box, flushed: bool) -> None:
+def test_after_a_crash_the_schedule_continues(box: Box, flushed: bool) -> None:
     sent = box.send("alice", COMMAND)
     box.flush()
     box.take("bob", sent)

@@ -232,7 +232,7 @@ def test_links_are_not_followed(box: Box, tmp_path: Path) -> None:
     assert (outside / "2020-01-01" / "mine").read_text() == "mine"
 
 
-def test_killed_at_any_removal_the_next_run_goes_on(box: Box) -> None:
+def test_killed_at_any_removal_the_next_run_continues(box: Box) -> None:
     archived(box, *"abc")
     box.clock.advance(100 * DAY_S)
     for _ in range(20):

@@ -84,7 +84,7 @@ def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.Monkey
     assert box.row(sent)["last_error"] == "file_disappeared"
 
 
-def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
+def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: EventLog) -> None:

@@ -297,7 +297,7 @@ def test_tracebacks_of_long_ago_are_bounded(home: Path) -> None:
 
 
 @pytest.mark.shows("ready 5.1")
-def test_systemd_hears_of_every_turn(home: Path) -> None:
+def test_systemd_is_notified_of_every_turn(home: Path) -> None:
     where = str(home.parent / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(where)

@@ -164,7 +164,7 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
     assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
-def test_killed_before_the_ledger_heard_of_a_confirmed_key(
+def test_killed_before_the_ledger_noted_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from relay.delivery.record import LedgerWriter

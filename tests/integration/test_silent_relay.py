@@ -55,7 +55,7 @@ def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: P
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr
 
 
-def test_M06_a_relay_that_goes_on_answers_again(running: Relay, home: Path) -> None:
+def test_M06_a_relay_that_continues_answers_again(running: Relay, home: Path) -> None:
     os.kill(running.pid, signal.SIGSTOP)
     with Home(str(home)) as opened:
         assert ask(opened, 0.2).is_silent

@@ -140,7 +140,7 @@ def test_top_ends_with_an_interrupt_as_well(running: Relay) -> None:
     assert "\x1b[?1049l" in (view.before or "")
 
 
-def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
+def test_top_continues_when_the_relay_goes(running: Relay) -> None:
     view = terminal(running.home, "top", "--every", "0.2")
     view.expect("relay ready")
     assert running.stop() == 0
