@@ -82,7 +82,7 @@ class Box:
         opened = self.session.opened
         self.ledger: Ledger = self.session.ledger
         self.store: CommStore = opened.store
-        self.events: EventLog = opened.log
+        self.events: EventLog = opened.events
         self.tiers: Tiers = opened.tiers
         self.watcher: Watcher = self.session.watcher
         self.flusher: Flusher = self.session.flusher

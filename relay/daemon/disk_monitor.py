@@ -81,12 +81,11 @@ class DiskMonitor:
 
     def _pause(self, reading: DiskUsage) -> None:
         """Pause intake below the floor, and resume above it."""
-        self._dispatcher.pauses["disk"] = pause_reason(reading)
+        self._dispatcher.pause("disk", pause_reason(reading))
         self._publish_pauses()
 
     def _publish_pauses(self) -> None:
-        pauses = self._dispatcher.pauses
-        self._board.pauses = {who: why for who, why in pauses.items() if why}
+        self._board.pauses = self._dispatcher.pauses
 
     def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):

@@ -27,7 +27,8 @@ from relay.acomm.model import DeliveryState, Message
 from relay.agents import status
 from relay.base import fsio
 from relay.base.checksums import sha256_hex
-from relay.base.clock import iso_date
+from relay.base.clock import Clock, iso_date
+from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import PENDING, READ, Dirs, Home
 from relay.base.logs import LogCall
@@ -41,10 +42,11 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.agreement import unmatched_obligations, unstaged
+from relay.daemon.opening import OpenedStore
 from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
+from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
-from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, MessageRow
 
@@ -55,16 +57,15 @@ SHOWN_IDS = 20
 
 
 def recover(
-    context: Context, projection: Projection, *, power_cut: bool = False
+    home: Home, config: Config, clock: Clock, log: LogCall, ledger: Ledger, opened: OpenedStore
 ) -> list[tuple[str, str]]:
-    """Recover from the last run; returns the files to process first, in order.
-
-    ``projection``: the journal's events after the ledger's position. ``power_cut``: the machine was
-    restarted since, so that renames may be lost.
-    """
-    _, home, ledger, store, events, clock, log, _ = context
+    """Recover from the last run; returns the files to process first, in order."""
+    store, events, projection = opened.store, opened.events, opened.projection
+    power_cut = opened.power_cut
+    if power_cut:
+        log("The machine was restarted since the last run", action="power_cut")
     now = clock.now_ns()
-    downtime.extend_deadlines(context)
+    Deadlines(ledger, store, events, config.retry.most_s, clock, log).extend()
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")

@@ -24,7 +24,7 @@ from relay.base.config import Config
 from relay.base.disk import DiskWatch, MeasureDisk, measure_disk
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.logs import LogCall
-from relay.base.metrics import START, STOP, WAIT, Metrics
+from relay.base.metrics import START, STOP, WAIT
 from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
 from relay.daemon.disk_monitor import DiskMonitor
@@ -33,7 +33,6 @@ from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import OpenedStore, open_store
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
@@ -124,32 +123,33 @@ class Session:
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
             roller = make_roller(store, config, clock, executors.flush, wake)
             roster = Roster(home, self.watcher, config.lead, log)
-            context = Context(config, home, ledger, store, self.opened.log, clock, log, tally)
-            self.dispatcher = Dispatcher(context, self.flusher, roller, roster)
+            self.dispatcher = Dispatcher(
+                config=config,
+                home=home,
+                ledger=ledger,
+                store=store,
+                events=self.opened.events,
+                flusher=self.flusher,
+                roller=roller,
+                roster=roster,
+                metrics=tally,
+                clock=clock,
+                log=log,
+            )
             self.housekeeper = Housekeeper(
                 home, ledger, config, clock, keeper, log, pause_s=executors.pause_s
             )
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
             self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
+            resume = self.dispatcher.notifier.send_resume_message
+            spawner = spawner or SystemSpawner()
             self.supervisor = Supervisor(
-                config.spawn,
-                home,
-                ledger,
-                store,
-                spawner or SystemSpawner(),
-                keeper,
-                clock,
-                log,
-                self.dispatcher.notifier.send_resume_message,
+                config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
             )
+            publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
+            disk = DiskWatch(home.root, config.disk, clock, measure_disk)
             self.disk_monitor = DiskMonitor(
-                self.status,
-                self.dispatcher,
-                StatusPublisher(self.dispatcher, store, self.watcher, clock),
-                DiskWatch(home.root, config.disk, clock, measure_disk),
-                ledger,
-                clock,
-                log,
+                self.status, self.dispatcher, publisher, disk, ledger, clock, log
             )
             self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
@@ -227,7 +227,7 @@ class Session:
             idle=self.deadline > self.clock.monotonic_ns(),
             is_low=usage is not None and usage.state.is_low,
         )
-        self.dispatcher.pauses["wal"] = self.housekeeper.paused
+        self.dispatcher.pause("wal", self.housekeeper.paused)
         self.status.ledger_damage = self.housekeeper.damage
         due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
         processes_due = self.supervisor.due_ns()
@@ -239,7 +239,7 @@ class Session:
     def _run_jobs(self) -> None:
         for job in self.dispatcher.pop_jobs():
             if isinstance(job, JournalCommand):
-                run_command(self.home, self.opened.log, self.opened.tiers, self.clock, job)
+                run_command(self.home, self.opened.events, self.opened.tiers, self.clock, job)
             else:
                 self.housekeeper.enqueue(job)
 
@@ -297,13 +297,8 @@ def open_recovered(
         ledger_position=ledger.position(),
         boot=boot,
     )
-    stack.callback(opened.log.close)
-    if opened.power_cut:
-        log("The machine was restarted since the last run", action="power_cut")
-    store, events = opened.store, opened.log
-    context = Context(config, home, ledger, store, events, clock, log, Metrics(clock))
-    requeued = recovery.recover(context, opened.projection, power_cut=opened.power_cut)
-    return opened, requeued
+    stack.callback(opened.events.close)
+    return opened, recovery.recover(home, config, clock, log, ledger, opened)
 
 
 def epoch_of(ledger: Ledger) -> int:
@@ -352,7 +347,7 @@ def make_roller(
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store, store.archives, policy, clock, executor, wake)
+    return Roller(store.engine.archives, store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(
@@ -371,5 +366,5 @@ def make_flusher(
         settings.checkpoint_pause_factor,
         settings.compress,
     )
-    store, key, events = opened.store, opened.key, opened.log
+    store, key, events = opened.store, opened.key, opened.events
     return Flusher(store, path, policy, clock, executor, wake, key, events)

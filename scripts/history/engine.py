@@ -17,7 +17,7 @@ from relay.base.home import Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
 from relay.daemon.session import make_flusher, make_roller
-from relay.delivery.router import EngineFields
+from relay.delivery.values import EngineFields
 from relay.engine import events
 from relay.engine.checkpoint import InlineExecutor
 from relay.engine.events import EventCodec
@@ -45,7 +45,7 @@ class Engine:
     def __init__(self, home: Home, config: Config, clock: Clock) -> None:
         self._clock = clock
         opened = open_store(home, config, clock, _warn)
-        self._store, self._log, self._tiers = opened.store, opened.log, opened.tiers
+        self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
         self._roller = make_roller(self._store, config, clock, InlineExecutor())
@@ -202,7 +202,7 @@ class Engine:
                 sequence += 1
             self._log.journal.append(batch)
             self._written += len(fresh)
-            self._store.fresh_events = []
+            self._store.engine.clear_events()
         if self._written >= COMMIT_EVENTS:
             self._flush()
         if len(self._store.state.messages) >= ROLL_MESSAGES:

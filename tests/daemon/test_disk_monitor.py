@@ -13,6 +13,7 @@ from relay.daemon.status import SharedStatus
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.fakes import FakeClock, FakeDisk
+from tests.kills import Killed
 
 
 class Watched:
@@ -142,7 +143,7 @@ def looked(box: Box) -> Looked:
 
 def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     box, board = looked.box, looked.board
-    box.dispatcher.pauses["test"] = "a reader does not end"
+    box.dispatcher.pause("test", "a reader does not end")
     looked.turn(99_990)
     assert board.pauses.keys() == {"test", "disk"}
     assert len(board.health().reasons) == 2 + (not board.is_serving)
@@ -150,7 +151,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     looked.turn(50_000)
     assert board.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
     looked.turn(99_990)
-    box.dispatcher.pauses["test"] = ""
+    box.dispatcher.pause("test", "")
     looked.turn(99_990)
     assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
     looked.turn(50_000)
@@ -220,9 +221,6 @@ def test_killed_before_the_episode_is_noted_it_is_told_once(
     looked: Looked, killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1: before the ledger has its beginning; 2: the notice is out, and nobody noted that."""
-
-    class Killed(BaseException):
-        """SIGKILL."""
 
     left, set_state = [killed_at], Ledger.set_state
 

@@ -248,7 +248,7 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.execute import Archiver
+    from relay.delivery.record import Archiver
 
     name = box.name()
     path = box.path("agents", "alice", "outbox", name)

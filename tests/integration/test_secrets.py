@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.crypto import public_key, sign
+from relay.delivery.values import Inbound, Plan
 from tests.box import Box
 from tests.procs import Relay, home_of, until
 
@@ -62,16 +64,14 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.delivery.plan import Planner
+    from relay.delivery.plan import plan
 
-    decide = Planner.plan
+    def faulty(inbound: Inbound, *rest: Any) -> Plan:
+        if inbound.message and inbound.message.body.startswith(b"poison"):
+            raise ValueError(inbound.message.body)  # a fault of ours may quote what it choked on
+        return plan(inbound, *rest)
 
-    def faulty(self: Planner, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
-        if accepted.message.body.startswith(b"poison"):
-            raise ValueError(accepted.message.body)  # a fault of ours may quote what it choked on
-        decide(self, work, accepted, *rest)
-
-    monkeypatch.setattr(Planner, "plan", faulty)
+    monkeypatch.setattr("relay.delivery.loop.plan", faulty)
     box.send("alice", f"TO: bob\n\npoison {SECRET}")
     feed(box.path("agents", "alice", "outbox"))
     box.tick(3)
