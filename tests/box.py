@@ -15,25 +15,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from relay.acomm import store_file
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
+from relay.agents.supervisor import Supervisor
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.message import MessageFile, parse_delivered
-from relay.base.metrics import Metrics
-from relay.base.watcher import Watcher, WatchEvents, make_watcher
-from relay.daemon import recovery
-from relay.daemon.journal_commands import run_command
-from relay.daemon.opening import open_store, store_key
-from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
+from relay.base.watcher import Watcher
+from relay.daemon.session import Executors, Session
+from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context, Pack, Prune
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.checkpoint import Flusher
 from relay.engine.commstore import CommStore
-from relay.journal.plan import JournalCommand
+from relay.journal.tiers import Tiers
 from relay.ledger import Ledger
-from tests.fakes import FakeClock, FakeSpawner
+from tests.fakes import FakeClock, FakeDisk, FakeSpawner
 
 HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
 
@@ -49,16 +48,19 @@ class Box:
         boot: str = "boot-1",
         seconds: int = 0,
         spawner: Spawner | None = None,
+        executors: Executors | None = None,
     ) -> None:
         self.spawner = spawner or FakeSpawner()  # the system's side: a kill leaves it as it is
+        self.executors = executors or Executors.inline()
         self.root = root
-        self.config = config or Config()
+        self.config = _flushing_often(config or Config())
+        self.disk = FakeDisk()
         self.clock = FakeClock()
         self.clock.advance(seconds)
         self.boot = boot
         self.log: list[dict[str, Any]] = []
-        self.asked: list[Prune | Pack] = []  # what a session's housekeeper would do
         self._names = 0
+        self.is_open = False
         self.home = Home.create(str(root), encode(self.config))
         HOMES.append(self.home)
         for agent in agents:
@@ -67,62 +69,41 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
-        self.is_open = True
-        context = self._open_store()
-        feed = recovery.recover(context, self.opened.projection, power_cut=self.opened.power_cut)
-        detection = self.config.detection
-        self.watcher: Watcher = make_watcher(
-            self.home, detection.watcher, detection.poll_interval_ms
-        )
-        self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
-        self.flusher = Flusher(
-            self.store,
-            self.home.path(STORE),
-            FlushPolicy(100, 5000, 0, self.config.store.compress),  # each five seconds
-            self.clock,
-            InlineExecutor(),
-            key=self.key,
-            journal=self.events,
-        )
-        roller = make_roller(self.store, self.config, self.clock, InlineExecutor())
-        self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(context, self.dispatcher, InlineExecutor(), self.spawner)
-        self.dispatcher.requeue(feed)
-        self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
-
-    def _open_store(self) -> Context:
-        """The ledger, and the store with its journal: what the parts work on."""
-        self.ledger = Ledger.open(self.home.path(LEDGER))
-        self.key = store_key(self.home, self.config, make=True)
-        self.opened = open_store(
+        self.session = Session(
             self.home,
-            self.clock,
             self.config,
-            self.key,
-            lambda text: self._log(text),
-            ledger_position=self.ledger.position(),
+            self.clock,
+            self._log,
+            executors=self.executors,
+            spawner=self.spawner,
+            measure_disk=self.disk,
             boot=self.boot,
         )
-        self.store: CommStore = self.opened.store
-        self.events = self.opened.log
-        self.tiers = self.opened.tiers
-        return Context(
-            config=self.config,
-            home=self.home,
-            ledger=self.ledger,
-            store=self.store,
-            events=self.events,
-            clock=self.clock,
-            log=self._log,
-            tally=Metrics(self.clock),
-        )
+        stores = self.session.stores
+        self.ledger: Ledger = stores.ledger
+        self.store: CommStore = stores.store
+        self.events: EventLog = stores.events
+        self.tiers: Tiers = stores.tiers
+        self.watcher: Watcher = self.session.watcher
+        self.flusher: Flusher = self.session.flusher
+        self.dispatcher: Dispatcher = self.session.dispatcher
+        self.supervisor: Supervisor = self.session.supervisor
+        self.is_open = True
+
+    @property
+    def roster(self) -> Roster:
+        """The agents."""
+        return self.dispatcher.roster
+
+    @property
+    def deadline(self) -> int:
+        """When the dispatcher has something to do (monotonic ns)."""
+        return self.session.deadline
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
+        self.session.close()
         self.is_open = False
-        self.watcher.close()
-        self.ledger.close()
-        self.events.close()
 
     def restart(self) -> None:
         """Kill it, and start the next one."""
@@ -143,13 +124,7 @@ class Box:
     def tick(self, times: int = 1) -> None:
         """Let the loop run: what inotify has told, and what is due."""
         for _ in range(times):
-            self.deadline = self.dispatcher.tick(self.watcher.wait(0))
-            for order in self.dispatcher.pop_jobs():
-                if isinstance(order, JournalCommand):
-                    run_command(self.home, self.opened, self.clock, order)
-                else:
-                    self.asked.append(order)
-            poll_supervisor(self.supervisor, self.dispatcher)
+            self.session.turn(is_waiting=False)
 
     def after(self, seconds: float, turns: int = 3) -> None:
         """Advance the clock, and let the loop run: by default until nothing is due now."""
@@ -261,3 +236,11 @@ class Box:
 
 
 MakeBox = Callable[..., Box]  # the fixture `make_box`
+
+
+def _flushing_often(config: Config) -> Config:
+    """The store is written each five seconds, or hundred messages."""
+    store = replace(
+        config.store, checkpoint_messages=100, checkpoint_ms=5000, checkpoint_pause_factor=0
+    )
+    return replace(config, store=store)

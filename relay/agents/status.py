@@ -14,7 +14,7 @@ docs/states.md has the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -147,12 +147,24 @@ class Reactivation(NamedTuple):
     key: str  # tells this process from every other one
 
 
-class AgentStatusTracker:
-    """Keeps agent statuses current. Owned by the loop.
+class Directory(NamedTuple):
+    """The agents that can be recipients, as of now."""
 
-    ``unavailable`` and ``inactive`` are updated in place: holders of these objects see every
-    change.
-    """
+    agents: Set[str]  # those that have a mailbox, `operator` among them
+    lead: str | None = None  # the agent addressed as Lead
+    unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
+    inactive: Set[str] = frozenset()  # they get no broadcasts
+
+    def absence(self, name: str) -> str:
+        """The reason why an agent gets nothing now; empty if it does."""
+        return self.unavailable.get(name, "" if name in self.agents else NO_AGENT)
+
+
+NO_AGENT = "no longer an agent"
+
+
+class AgentStatusTracker:
+    """Keeps agent statuses current. Owned by the loop."""
 
     def __init__(
         self,
@@ -167,8 +179,8 @@ class AgentStatusTracker:
         self._settings = settings
         self._clock = clock
         self._log = log
-        self.unavailable: dict[str, str] = {}  # terminated or retired -> the nack for senders
-        self.inactive: set[str] = set()  # inactive
+        self._unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
+        self._inactive: Set[str] = frozenset()
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1
         # pid, when it was first found ended, when it had become its agent's (Unix ns)
@@ -179,19 +191,22 @@ class AgentStatusTracker:
         if self._ledger.agents.changes == self._changes:
             return
         self._changes = self._ledger.agents.changes
-        self.unavailable.clear()
-        self.inactive.clear()
-        self._statuses.clear()
-        for one in self._ledger.agents.rows():
-            if one.status == AgentStatus.ACTIVE:
-                continue
-            self._statuses[one.name] = one.status
-            if one.status in UNAVAILABLE:
-                self.unavailable[one.name] = unavailable_reason(
-                    one.name, one.status, one.reason, one.changed_at
-                )
-            else:
-                self.inactive.add(one.name)
+        away = [one for one in self._ledger.agents.rows() if one.status != AgentStatus.ACTIVE]
+        self._statuses = {one.name: one.status for one in away}
+        self._unavailable = {
+            one.name: unavailable_reason(one.name, one.status, one.reason, one.changed_at)
+            for one in away
+            if one.status in UNAVAILABLE
+        }
+        self._inactive = self._statuses.keys() - self._unavailable.keys()
+
+    def directory(self, lead: str | None = None) -> Directory:
+        """The agents that can be recipients now."""
+        return Directory(self._roster.agents, lead, self._unavailable, self._inactive)
+
+    def is_away(self, name: str) -> bool:
+        """True for an agent that is not active."""
+        return name in self._statuses
 
     @property
     def retired(self) -> list[str]:

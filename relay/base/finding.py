@@ -24,7 +24,7 @@ class Repair(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A problem, and what to do about it."""
+    """A problem and its remedy."""
 
     what: str  # the part that was checked: store, journal, ledger, files, process, …
     where: str  # a file, with the position in it, or another name by which it is found again

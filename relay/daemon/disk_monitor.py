@@ -18,7 +18,6 @@ from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.ledger import Ledger
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
@@ -82,12 +81,11 @@ class DiskMonitor:
 
     def _pause(self, reading: DiskUsage) -> None:
         """Pause intake below the floor, and resume above it."""
-        self._dispatcher.pauses["disk"] = pause_reason(reading)
+        self._dispatcher.pause("disk", pause_reason(reading))
         self._publish_pauses()
 
     def _publish_pauses(self) -> None:
-        pauses = self._dispatcher.pauses
-        self._board.pauses = {who: why for who, why in pauses.items() if why}
+        self._board.pauses = self._dispatcher.pauses
 
     def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):
@@ -130,19 +128,6 @@ class DiskMonitor:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.set_state(EPISODE, value, now)
-
-
-def make_disk_monitor(
-    board: SharedStatus,
-    dispatcher: Dispatcher,
-    publisher: StatusPublisher,
-    context: Context,
-) -> DiskMonitor:
-    """The disk monitor of a session."""
-    disk = DiskWatch(context.home.root, context.config.disk, context.clock)
-    return DiskMonitor(
-        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
-    )
 
 
 def _notice(reading: DiskUsage) -> str:

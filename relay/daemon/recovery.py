@@ -27,7 +27,8 @@ from relay.acomm.model import DeliveryState, Message
 from relay.agents import status
 from relay.base import fsio
 from relay.base.checksums import sha256_hex
-from relay.base.clock import iso_date
+from relay.base.clock import Clock, iso_date
+from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import PENDING, READ, Dirs, Home
 from relay.base.logs import LogCall
@@ -39,12 +40,14 @@ from relay.base.message import (
     parse_delivered,
     render,
 )
+from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.agreement import unmatched_obligations, unstaged
 from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
+from relay.delivery.downtime import Deadlines
+from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import read_original, reconstruct
-from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, MessageRow
 
@@ -52,6 +55,24 @@ DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
 SHOWN_IDS = 20
+
+
+class Context(NamedTuple):
+    """The ledger and the store of one session, and what belongs to them."""
+
+    config: Config
+    home: Home
+    ledger: Ledger
+    store: CommStore
+    events: EventLog  # of that store: the journal
+    clock: Clock
+    log: LogCall
+    tally: Metrics
+
+    def deadlines(self) -> Deadlines:
+        """Their deadlines."""
+        most_s = self.config.retry.most_s
+        return Deadlines(self.ledger, self.store, self.events, most_s, self.clock, self.log)
 
 
 def recover(
@@ -64,7 +85,7 @@ def recover(
     """
     _, home, ledger, store, events, clock, log, _ = context
     now = clock.now_ns()
-    downtime.extend_deadlines(context)
+    context.deadlines().extend()
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")

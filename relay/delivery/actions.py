@@ -34,7 +34,7 @@ from relay.base.names import (
     is_channel_name,
 )
 from relay.delivery.filters import filter_of, where
-from relay.delivery.work import PUBLIC_KEY, KeyRegistration, Pack, Prune
+from relay.delivery.values import PUBLIC_KEY, KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
@@ -54,6 +54,7 @@ STATES = {
 # Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 NO_KEY = "none"
+REGISTER_KEY = "agent.key"
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
@@ -115,6 +116,18 @@ def execute(
             f"{name} does not accept {unknown[0]}: expected {there_are or 'ACTION alone'}"
         )
     return action.do(ControlCommand(name, given, sender, lead), store)
+
+
+def recorded_change(fields: dict[str, str], sender: str) -> KeyRegistration | StatusChange | None:
+    """The change of the ledger by a command that was executed before a crash; None: none.
+
+    Its permission was checked then.
+    """
+    given = dict(fields)
+    name = given.pop("ACTION", "").lower()
+    if name == REGISTER_KEY:
+        return _register_key(ControlCommand(name, given, sender, lead=sender))
+    return parse_status_command(name, given, sender)
 
 
 # -- channels --------------------------------------------------------------------------------
@@ -370,7 +383,7 @@ def _order(command: ControlCommand, store: CommStore) -> JournalCommand:
     return JournalCommand(verb, tuple(map(int, words)), age, size)
 
 
-def _register_key(command: ControlCommand, store: CommStore) -> KeyRegistration:
+def _register_key(command: ControlCommand, store: CommStore | None = None) -> KeyRegistration:
     """The key to register for an agent."""
     _require_privileged(command)
     name, key = command.fields["NAME"], command.fields["KEY"]
@@ -439,7 +452,7 @@ ACTIONS = {
     "channel.unsubscribe": Action(_unsubscribe, takes=("PATTERN", "AGENT")),
     "channel.config": Action(_configure, has_settings=True),
     **{name: Action(_set_state) for name in STATES},
-    "agent.key": Action(_register_key, ("NAME", "KEY")),
+    REGISTER_KEY: Action(_register_key, ("NAME", "KEY")),
     RETIRE: Action(_set_agent_status, ("NAME",), ("REASON",)),
     REVIVE: Action(_set_agent_status, ("NAME",)),
     "dead.replay": Action(_replay, ("ID",)),

@@ -2,39 +2,97 @@
 
 Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. A ``command`` is executed
 by ``relay.delivery.actions``, ``continuity`` by ``relay.delivery.saved_state``; ``spawn`` and
-``release`` by the supervisor. Source: relay-file-system.txt 4.1, FORMATS 1.
+``release`` by the supervisor, once they are accepted. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from relay.acomm.model import Channel, ChannelType, MessageFilter
-from relay.agents.status import StatusChange
+from relay.agents.requests import Requester, read_request
+from relay.agents.roster import Roster
+from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
+from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused
+from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
-from relay.delivery import actions
+from relay.delivery import actions, saved_state
 from relay.delivery.filters import filter_of, where
-from relay.delivery.work import KeyRegistration, Pack, Prune
+from relay.delivery.saved_state import StateStore
+from relay.delivery.values import ControlReply, Effects, KeyRegistration, Pack, Prune, Subject
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
 
+PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
+MAX_NOTE = 500  # characters of a status that the agents table keeps
 EVERYTHING = "#"  # the pattern of a subscription without a topic
 JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
 JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 
 
-class ControlReply(NamedTuple):
-    """The reply of the orchestrator. ``ok`` None: no reply, the message was a statement."""
+class Orchestrator:
+    """Carries out the messages that are addressed to the orchestrator. Owned by the loop."""
 
-    ok: bool | None
-    text: str = ""
-    job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
-    key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
-    status_change: StatusChange | None = None  # of an agent: noted with the answer
-    attached: bytes = b""  # appended to the text
+    def __init__(
+        self,
+        store: CommStore,
+        roster: Roster,
+        statuses: AgentStatusTracker,
+        states: StateStore,
+        spawn: SpawnSettings,
+    ) -> None:
+        self._store = store
+        self._roster = roster
+        self._statuses = statuses
+        self._states = states
+        self._spawn = spawn
+
+    def carry_out(self, message: MessageFile, subject: Subject) -> ControlReply:
+        """Carry out a message. Errors: DiskFull, which is transient."""
+        lead = self._roster.trusted_lead()
+        sender, message_id = subject.agent, subject.message_id
+        if message.kind in PROCESS_KINDS:
+            requester = Requester(sender, message_id, subject.at_ns, lead)
+            request = read_request(message, requester, self._spawn)
+            if isinstance(request, str):
+                return ControlReply(False, request)
+            return ControlReply(None, effects=Effects(requests=(request,)))
+        if message.kind is Kind.CONTINUITY:
+            return saved_state.handle(message, message_id, sender, lead, self._states)
+        if message.kind is Kind.STATUS:
+            note = message.content.decode()[:MAX_NOTE]
+            return ControlReply(None, effects=Effects(status_note=note))
+        reply = handle(message, sender, self._store, lead)
+        change = reply.effects.status_change
+        if change is None or self._exists(change):
+            return reply
+        return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
+
+    def _exists(self, change: StatusChange) -> bool:
+        """True if the status may change; an agent without a mailbox may be retired.
+
+        What vanished with that mailbox goes back to its senders.
+        """
+        if change.name in self._roster.agents:
+            return True
+        return change.status == AgentStatus.RETIRED and self._statuses.is_away(change.name)
+
+
+def recorded_effects(message: MessageFile, sender: str) -> Effects:
+    """The effects of a command carried out before a crash, to be recorded if they were not."""
+    if message.kind is not Kind.COMMAND:
+        return Effects()
+    change = actions.recorded_change(command_fields(message), sender)
+    if isinstance(change, KeyRegistration):
+        return _key_effects(change, sender)
+    return Effects(status_change=change)
+
+
+def _key_effects(key: KeyRegistration, sender: str) -> Effects:
+    path, detail = f"agents/{key.name}/meta.json", f"{sender} says: {key}"
+    incident = Incident(IncidentKind.KEY_CONFIRMED, key.name, path, detail)
+    return Effects(incidents=(incident,), key=key)
 
 
 def handle(
@@ -81,17 +139,6 @@ def handle(
         return ControlReply(False, str(exc))
 
 
-def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRegistration | None:
-    """The key registered by a message executed before a crash; None if it registers none."""
-    if message.kind is not Kind.COMMAND:
-        return None
-    fields = command_fields(message)
-    if fields.get("ACTION", "").lower() != "agent.key":
-        return None
-    done = actions.execute(fields, sender, sender, store)  # permission was checked before
-    return done if isinstance(done, KeyRegistration) else None
-
-
 def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
     try:
         fields = command_fields(message)
@@ -99,13 +146,14 @@ def _command(message: MessageFile, sender: str, store: CommStore, lead: str | No
     except (CommError, MessageError, Refused) as exc:
         return ControlReply(False, str(exc))
     if isinstance(done, JournalCommand):
-        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), done)
+        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), Effects(job=done))
     if isinstance(done, KeyRegistration):
-        return ControlReply(True, str(done), key=done)
+        return ControlReply(True, str(done), _key_effects(done, sender))
     if isinstance(done, StatusChange):
-        return ControlReply(True, f"{done.name} is {done.status}", status_change=done)
+        text = f"{done.name} is {done.status}"
+        return ControlReply(True, text, Effects(status_change=done))
     if isinstance(done, Prune | Pack):
-        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), done)
+        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), Effects(job=done))
     return ControlReply(True, done)
 
 

@@ -230,7 +230,7 @@ def _inotify(agents: int) -> Iterator[Finding]:
 
 
 def _disk(target: Target) -> Iterator[Finding]:
-    size, used, free = disk.look(target.home.root)
+    size, used, free = disk.measure_disk(target.home.root)
     percent = used * 100 // max(used + free, 1)
     settings = target.config.disk
     remedy = "free some space; see `relay prune --dry-run` and `relay archive pack`"

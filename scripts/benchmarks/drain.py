@@ -18,9 +18,9 @@ from relay.base.home import LEDGER, STORE, Home
 from relay.base.metrics import Metrics
 from relay.base.watcher import InotifyWatcher, WatchEvents
 from relay.daemon.opening import open_store
+from relay.daemon.recovery import Context
 from relay.daemon.session import make_roller
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.ledger import Ledger
 from scripts.benchmarks.common import (
@@ -100,7 +100,19 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
         flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
         roller = make_roller(store, config, clock, executor, wake)
         context = Context(config, home, ledger, store, events, clock, _silent, Metrics(clock))
-        dispatcher = Dispatcher(context, flusher, roller, roster)
+        dispatcher = Dispatcher(
+            config=context.config,
+            home=context.home,
+            ledger=context.ledger,
+            store=context.store,
+            events=context.events,
+            flusher=flusher,
+            roller=roller,
+            roster=roster,
+            metrics=context.tally,
+            clock=context.clock,
+            log=context.log,
+        )
         began = time.perf_counter()
         dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         while dispatcher.backlog:

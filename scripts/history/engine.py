@@ -16,7 +16,7 @@ from relay.base.config import Config
 from relay.base.home import STORE, Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
-from relay.delivery.router import EngineFields
+from relay.delivery.values import EngineFields
 from relay.engine import events
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
@@ -50,7 +50,9 @@ class Engine:
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
         policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
-        self._roller = Roller(self._store, self._store.archives, policy, clock, InlineExecutor())
+        self._roller = Roller(
+            self._store.engine.archives, self._store.archives, policy, clock, InlineExecutor()
+        )
         manual = FlushPolicy(None, None)
         self._flusher = Flusher(
             self._store, home.path(STORE), manual, clock, InlineExecutor(), journal=self._log
@@ -207,7 +209,7 @@ class Engine:
                 sequence += 1
             self._log.journal.append(batch)
             self._written += len(fresh)
-            self._store.fresh_events = []
+            self._store.engine.clear_events()
         if self._written >= COMMIT_EVENTS:
             self._flush()
         if len(self._store.state.messages) >= ROLL_MESSAGES:

@@ -19,7 +19,7 @@ from relay.acomm.fields import Reader
 from relay.acomm.model import Message
 from relay.acomm.records import encode_message
 from relay.base.errors import FormatError
-from relay.engine.archives import Archives
+from relay.engine.archive_files import ArchiveFiles
 from tests.acomm.support import (
     MESSAGES,
     STEADY,
@@ -64,7 +64,7 @@ def problems(*messages: Message, body: bytes) -> tuple[str, ...]:
 
 def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) -> None:
     file = golden()
-    Archives(str(tmp_path)).write("day/000001.acomm", StoreSnapshot(file, EngineState()))
+    ArchiveFiles(str(tmp_path)).write("day/000001.acomm", StoreSnapshot(file, EngineState()))
     data = (tmp_path / "day" / "000001.acomm").read_bytes()
     kinds = [one.kind for one in parse_sections(data, "it", parse_header(data, "it", len(data)))]
     assert kinds == [1, 2, 3, 4, 5, 6, 256, 257]

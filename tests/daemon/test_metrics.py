@@ -126,14 +126,14 @@ def test_each_reason_of_a_pause_is_its_own(box: Box) -> None:
 
 
 def test_a_file_that_waits_makes_queue_and_age(box: Box) -> None:
-    box.dispatcher.pauses["test"] = "for the test"
+    box.dispatcher.pause("test", "for the test")
     box.send("alice", "TO: bob\n\nhi")
     board, _ = published(box)
     box.clock.advance(90)
     assert value(board, "relay_queue_files") == 1
     assert value(board, "relay_outbox_age_seconds") == 90
     assert value(board, "relay_snapshot_age_seconds") == 90
-    box.dispatcher.pauses["test"] = ""
+    box.dispatcher.pause("test", "")
     box.tick()
     board, _ = published(box)
     assert value(board, "relay_queue_files") == value(board, "relay_outbox_age_seconds") == 0

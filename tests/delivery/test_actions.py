@@ -19,7 +19,8 @@ from relay.acomm.model import (
 from relay.base.message import parse
 from relay.delivery import actions
 from relay.delivery.actions import ACTIONS, SETTINGS
-from relay.delivery.control import ControlReply, handle
+from relay.delivery.control import handle
+from relay.delivery.values import ControlReply
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
@@ -447,9 +448,9 @@ def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> N
 def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
     before = store.snapshot()
     answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
-    assert answer.job == JournalCommand("compress", (1, 20))
-    assert ask(store, "ACTION: journal.seal", "lena", "lena").job == JournalCommand("seal")
-    pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").job
+    assert answer.effects.job == JournalCommand("compress", (1, 20))
+    assert ask(store, "ACTION: journal.seal", "lena", "lena").effects.job == JournalCommand("seal")
+    pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").effects.job
     assert pruned == JournalCommand("prune", (), 60, 7)
     assert store.snapshot() == before
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 
 from relay.acomm.model import ChannelType, MessageType, Priority
-from relay.base.message import Kind, control_fields, parse
-from relay.delivery.control import CHANNEL_KINDS, ControlReply, handle
+from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
+from relay.delivery.control import handle
+from relay.delivery.values import ControlReply
 from relay.engine.commstore import CommStore
-from tests.engine.support import channel_of, new_store, routed
-
-
-@pytest.fixture
-def store() -> CommStore:
-    return new_store()
+from tests.engine.support import channel_of, routed
 
 
 def ask(store: CommStore, kind: str, body: str, sender: str = "alice") -> ControlReply:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
+import msgspec
 import pytest
 
 from relay.acomm.model import DeliveryState
+from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S
-from relay.delivery.retry import DeferredQueue, FailedDeferral
-from relay.delivery.work import WorkItem
+from relay.delivery.retry import DeferredQueue
+from relay.delivery.values import Plan
 from relay.engine.commstore import CommStore
 from tests.box import Box
 
@@ -38,18 +40,18 @@ def due_in_s(box: Box, held: DeferredQueue) -> float | None:
     return None if due is None else (due - box.clock.monotonic_ns()) / NS_PER_S
 
 
-def retry(box: Box, held: DeferredQueue, limit: int = 256) -> None:
+def plans_due(box: Box, held: DeferredQueue, agents: Set[str] | None = None) -> list[Plan]:
     with box.home.dirs() as dirs:
-        works, ended = held.due(dirs, box.roster.agents, limit)
-        box.dispatcher._writer.execute(dirs, works + endings(box, ended))
+        return held.plans_due(dirs, Directory(box.roster.agents if agents is None else agents))
 
 
-def endings(box: Box, ended: list[FailedDeferral]) -> list[WorkItem]:
-    loop = box.dispatcher
-    return [
-        loop._retries.failure_notice(loop._ended_delivery(one), one.row, box.roster.agents)
-        for one in ended
-    ]
+def retry(box: Box, held: DeferredQueue) -> None:
+    execute(box, held, plans_due(box, held))
+
+
+def execute(box: Box, held: DeferredQueue, plans: list[Plan]) -> None:
+    with box.home.dirs() as dirs:
+        held.settle(box.dispatcher._executor.execute(dirs, plans))
 
 
 def test_with_nothing_held_nothing_is_due(box: Box, held: DeferredQueue) -> None:
@@ -139,13 +141,16 @@ def test_one_bad_inbox_holds_no_other_up(box: Box, held: DeferredQueue) -> None:
         assert box.states(sent) == {"bob": "held", "carol": "written", "operator": "written"}
 
 
-def test_so_many_at_a_time(box: Box, held: DeferredQueue) -> None:
+def test_so_many_at_a_time(box: Box) -> None:
+    limits = msgspec.structs.replace(box.config.limits, batch_files=2)
+    config = msgspec.structs.replace(box.config, limits=limits)
+    held = DeferredQueue(box.ledger, box.store, config, box.clock)
     with broken_inbox(box, "bob"):
         for number in range(5):
             box.send("alice", f"TO: bob\n\n{number}")
     box.clock.advance(60)
     for left in (3, 1, 0):
-        retry(box, held, limit=2)
+        retry(box, held)
         assert len(box.sql("SELECT 1 FROM deliveries WHERE state = 'held'")) == left
     assert len(box.bodies("bob")) == 5
 
@@ -210,16 +215,15 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
-    with box.home.dirs() as dirs:
-        works, (ended,) = held.due(dirs, {"alice"}, 256)
-        assert works == []
-        assert (ended.recipient, ended.state, ended.reason) == (
-            "bob",
-            DeliveryState.BOUNCED,
-            "no longer an agent",
-        )
-        assert box.states(sent) == {"bob": "held"}  # its sender is told with it
-        box.dispatcher._writer.execute(dirs, endings(box, [ended]))
+    plans = plans_due(box, held, {"alice", "operator"})
+    ((ended,),) = [plan.changes.ended for plan in plans]
+    assert (ended.recipient, ended.state, ended.reason) == (
+        "bob",
+        DeliveryState.BOUNCED,
+        "no longer an agent",
+    )
+    assert box.states(sent) == {"bob": "held"}  # its sender is told with it
+    execute(box, held, plans)
     assert "no longer an agent" in box.nacks("alice")[0]
     assert box.states(sent) == {"bob": "bounced"}
     stored = box.store.find_by_relay_id(sent)

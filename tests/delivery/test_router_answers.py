@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Priority
+from relay.agents.status import Directory
 from relay.base.checksums import uuid4_of
 from relay.base.message import SENT_KINDS, Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR
@@ -15,14 +16,15 @@ from relay.delivery.router import (
     KIND_OF,
     MESSAGE_TYPES,
     Bounce,
-    Directory,
     EngineFields,
     Route,
     engine_fields,
     find_original,
     route,
 )
+from relay.delivery.view import StoreView
 from relay.engine.commstore import CommStore
+from tests.delivery.support import bounce
 from tests.engine.support import NOW_S, UUID, channel_of, new_store
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))
@@ -65,18 +67,12 @@ class Talk:
         self, kind: Kind, sender: str = "bob", directory: Directory = AGENTS, **headers: str
     ) -> Route | Bounce:
         message = MessageFile("whoever", kind, headers, b"received")
-        return route(message, sender, directory, self.store)
+        return route(message, sender, directory, StoreView(self.store))
 
 
 @pytest.fixture
 def talk() -> Talk:
     return Talk()
-
-
-def bounce(result: Route | Bounce | Message) -> str:
-    assert isinstance(result, Bounce), result
-    assert "\n" not in result.reason
-    return result.reason
 
 
 # -- the way back --------------------------------------------------------------------------
@@ -213,7 +209,7 @@ def test_received_first_and_completed_later(talk: Talk) -> None:
     asked = talk.ask(thread="t-1")
     talk.store.move_deliveries(asked.id, ["bob"], DeliveryState.ACKNOWLEDGED)
     message = MessageFile("alice", Kind.ACK, {"THREAD": "t-1"}, b"completed")
-    found = find_original(message, "bob", talk.store)
+    found = find_original(message, "bob", StoreView(talk.store))
     assert isinstance(found, Message) and found.id == asked.id
 
 

@@ -25,7 +25,7 @@ from relay.doctor import Finding, Severity, Target, examine, files, repair, syst
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
-from tests.procs import Relay, home_of, meanwhile, relay, until
+from tests.procs import meanwhile, relay, until
 
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
@@ -283,11 +283,11 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(system, "read_limit", lambda name: None)
     box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
     gib = 1 << 30
-    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
-    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (9 * gib, 8 * gib, 63 << 20))
     assert "only 63 MiB are free on the disk; below 64 MiB (disk.floor_mib) no" in str(one(box))
-    monkeypatch.setattr(system.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (1000 << 20, 100 << 20, 63 << 20))
     assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 
@@ -442,10 +442,9 @@ def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob", "carol")
-    running = Relay(home)
-    running.start()
+@pytest.mark.home("alice", "bob", "carol")
+@pytest.mark.usefixtures("running")
+def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(home: Path) -> None:
     inbox = home / "agents/bob/inbox"
 
     def talk() -> None:
@@ -470,7 +469,6 @@ def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path
     done = relay("doctor", home=home)
     assert done.returncode == 3
     assert "1700000000000000099-99 in carol's inbox was not delivered by the relay" in done.stdout
-    assert running.stop() == 0
 
 
 class Aged:

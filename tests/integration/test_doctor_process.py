@@ -35,8 +35,7 @@ def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Pat
 
 
 def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
-    assert running.process is not None
-    pid = running.process.pid
+    pid = running.pid
     running.kill()
     with Home(str(home)) as opened:
         (found,) = [one for one in examine(opened) if one.where == ".lock"]

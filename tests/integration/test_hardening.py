@@ -13,7 +13,7 @@ from relay.base import directory_guard
 from relay.base.errors import ForeignOwner, UnsafePath
 from relay.base.home import Home
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, inbox_of, relay, until
 
 
 def kinds(box: Box) -> list[tuple[str, str, str]]:
@@ -123,24 +123,22 @@ def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(
 
 
 @pytest.mark.timeout(60)
-def test_a_store_that_becomes_a_link_while_it_runs_is_not_written_through(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob", checkpoint_ms=10_000)
-    running = Relay(home)
-    running.start()
-    try:
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
-        os.rename(home / "store", tmp_path / "kept")
-        (home / "store").symlink_to(elsewhere)
-        relay("send", "bob", "hi", "--as", "alice", home=home)
-        log = home / "logs" / "relay.log"
-        until(lambda: "store is a link" in relay("status", home=home).stdout + _text(log))
-        assert list(elsewhere.iterdir()) == []
-        (home / "store").unlink()
-        os.rename(tmp_path / "kept", home / "store")
-        until(lambda: list((home / "agents" / "bob" / "inbox").glob("*.msg")))
-    finally:
-        assert running.stop() == 0
+@pytest.mark.home("alice", "bob", checkpoint_ms=10_000)
+def test_a_store_that_becomes_a_link_while_it_runs_is_not_written_through(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.rename(home / "store", tmp_path / "kept")
+    (home / "store").symlink_to(elsewhere)
+    relay("send", "bob", "hi", "--as", "alice", home=home)
+    log = home / "logs" / "relay.log"
+    until(lambda: "store is a link" in relay("status", home=home).stdout + _text(log))
+    assert list(elsewhere.iterdir()) == []
+    (home / "store").unlink()
+    os.rename(tmp_path / "kept", home / "store")
+    until(lambda: inbox_of(home, "bob"))
+    assert running.stop() == 0
     assert list(elsewhere.iterdir()) == []
 
 
@@ -250,7 +248,7 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.execute import Archiver
+    from relay.delivery.record import Archiver
 
     name = box.name()
     path = box.path("agents", "alice", "outbox", name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.errors import UnsafePath
 from relay.base.home import Home
-from relay.delivery.plan import Planner
+from relay.delivery.plan import plan
+from relay.delivery.values import Inbound, Plan
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.5")
@@ -79,14 +81,12 @@ def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
 def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide = Planner.plan
-
-    def faulty(self: Planner, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
-        if accepted.message.body == b"poison":
+    def faulty(inbound: Inbound, *rest: Any) -> Plan:
+        if inbound.message and inbound.message.body == b"poison":
             raise ZeroDivisionError("division by zero")
-        decide(self, work, accepted, *rest)
+        return plan(inbound, *rest)
 
-    monkeypatch.setattr(Planner, "plan", faulty)
+    monkeypatch.setattr("relay.delivery.loop.plan", faulty)
     sent = box.drop("alice", "TO: bob\n\npoison")
     box.drop("carol", "TO: bob\n\nwater")
     box.tick()

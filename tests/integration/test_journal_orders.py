@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-from relay.base.config import Config, JournalSettings, encode
+from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
+from relay.daemon.session import Executors
 from tests.box import Box
+from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, until
 
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
+BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
+
 pytestmark = [
-    pytest.mark.box("alice", "bob", config=SMALL),
+    pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),
     pytest.mark.shows("journal 5.8"),
 ]
 
@@ -82,7 +86,8 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    told = [line["event"].removeprefix("The store: ") for line in box.log]
+    said = [line for line in told if line.startswith("command")]
     assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
     assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3
@@ -172,16 +177,11 @@ def rows(home: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(60)
 def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
-    config = Config(
-        journal=JournalSettings(compress_segments=False, objects=str(tier2), keep_mib=1024)
-    )
-    (home / "config.json").write_bytes(encode(config))
-    process = Relay(home)
-    process.start()
-    try:
+    journal = {"compress_segments": False, "objects": str(tier2), "keep_mib": 1024}
+    home = home_of(tmp_path / "home", "alice", "bob", checkpoint_ms=5000, journal=journal)
+    with Relay(home):
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         asked = relay("journal", "seal", home=home)
         assert asked.stdout == ("journal.seal started; `relay journal status` shows the result\n")
@@ -202,19 +202,14 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         plan = relay("journal", "prune", "--keep-bytes", "0B", "--dry-run", home=home)
         assert plan.returncode == 0, plan.stderr
         assert rows(home) == before and not (home / BASE).exists()
-    finally:
-        assert process.stop() == 0
 
 
 @pytest.mark.timeout(60)
 def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
     away = tmp_path / "not-mounted"
-    config = Config(journal=JournalSettings(compress_after_s=0, objects=str(away)))
-    (home / "config.json").write_bytes(encode(config))
-    process = Relay(home)
-    process.start()
-    try:
+    journal = {"compress_after_s": 0, "objects": str(away)}
+    home = home_of(tmp_path / "home", "alice", "bob", checkpoint_ms=5000, journal=journal)
+    with Relay(home):
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         assert relay("journal", "seal", home=home).returncode == 0
         until(lambda: "the journal's tiers: " in relay("status", home=home).stdout)
@@ -227,5 +222,3 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         away.mkdir()
         until(lambda: rows(home)[0]["tiers"] == [0, 1, 2], patience_s=30)
         until(lambda: relay("doctor", home=home).returncode == 0)
-    finally:
-        assert process.stop() == 0

@@ -19,7 +19,7 @@ from relay.base.home import Home, running_trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
 from tests.box import Box
-from tests.procs import Relay, environment, home_of, relay, until
+from tests.procs import environment, home_of, relay, until
 
 pytestmark = pytest.mark.shows("journal 5.10", "ready 1.4")
 
@@ -192,13 +192,10 @@ def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None
     assert (home / "logs" / "relay.err").read_text() == ""
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.timeout(60)
-def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    (home / "config.json").write_text('{"detection": {"scan_interval_s": 1}}')
-    running = Relay(home)
-    running.start()
+@pytest.mark.home("alice", "bob", detection={"scan_interval_s": 1})
+@pytest.mark.usefixtures("running")
+def test_status_says_why_a_relay_serves_nobody(home: Path) -> None:
     (home / "ledger.db").rename(home / "away")
     (home / "ledger.db").mkdir()
     opened = Home(str(home))
@@ -212,7 +209,6 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     until(lambda: not running_trouble(opened))
     opened.close()
     assert "not serving" not in relay("status", home=home).stdout
-    assert running.stop() == 0
 
 
 def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:

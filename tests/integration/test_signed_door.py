@@ -16,7 +16,8 @@ from relay.base.crypto import key_id, public_key, sign
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
 from tests.box import Box, MakeBox
-from tests.procs import Relay, home_of, relay
+from tests.kills import Killed
+from tests.procs import relay
 
 pytestmark = pytest.mark.shows("engine 8.13")
 
@@ -166,20 +167,17 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.execute import BatchWriter
+    from relay.delivery.record import LedgerRecord
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     other = public_key(MALLORY).hex()
 
-    class Killed(BaseException):
-        pass
-
-    def die(self: BatchWriter, works: object, written: object) -> None:
+    def die(self: LedgerRecord, batch: object, written: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(BatchWriter, "_record", die)
+        patched.setattr(LedgerRecord, "record", die)
         box.command("operator", "agent.key", "NAME: alice", f"KEY: {other}")
     box.kill()
     assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") != [(other,)]
@@ -253,35 +251,30 @@ def test_a_key_that_others_could_read_signs_nothing(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_keys_on_the_command_line(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    running = Relay(home)
-    running.start()
-    try:
-        made = relay("key", "make", "alice", home=home)
-        assert made.returncode == 0 and len(made.stdout.strip()) == 64
-        assert relay("key", "make", "alice", home=home).stdout == made.stdout
-        private = home / "agents" / "alice" / "key"
-        assert private.stat().st_mode & 0o777 == 0o600
-        assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
-        shown = relay("key", "show", "alice", home=home)
-        assert shown.stdout == made.stdout
+@pytest.mark.usefixtures("running")
+def test_keys_on_the_command_line(home: Path) -> None:
+    made = relay("key", "make", "alice", home=home)
+    assert made.returncode == 0 and len(made.stdout.strip()) == 64
+    assert relay("key", "make", "alice", home=home).stdout == made.stdout
+    private = home / "agents" / "alice" / "key"
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
+    shown = relay("key", "show", "alice", home=home)
+    assert shown.stdout == made.stdout
 
-        refused = relay("key", "trust", "alice", "12", home=home)
-        assert refused.returncode != 0
-        assert "KEY '12' is not a valid public key" in refused.stderr
-        other = public_key(MALLORY).hex()
-        done = relay("key", "trust", "alice", other, home=home)
-        assert done.stdout == f"the key {other} is registered for alice\n"
-        assert relay("key", "show", "alice", "--json", home=home).stdout == (
-            json.dumps({"name": "alice", "public_key": other}) + "\n"
-        )
-        nobody = relay("key", "show", "nobody", home=home)
-        assert nobody.stderr == (
-            "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
-        )
-        os.unlink(private)
-        again = relay("key", "make", "alice", home=home)
-        assert again.stdout != made.stdout
-    finally:
-        assert running.stop() == 0
+    refused = relay("key", "trust", "alice", "12", home=home)
+    assert refused.returncode != 0
+    assert "KEY '12' is not a valid public key" in refused.stderr
+    other = public_key(MALLORY).hex()
+    done = relay("key", "trust", "alice", other, home=home)
+    assert done.stdout == f"the key {other} is registered for alice\n"
+    assert relay("key", "show", "alice", "--json", home=home).stdout == (
+        json.dumps({"name": "alice", "public_key": other}) + "\n"
+    )
+    nobody = relay("key", "show", "nobody", home=home)
+    assert nobody.stderr == (
+        "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
+    )
+    os.unlink(private)
+    again = relay("key", "make", "alice", home=home)
+    assert again.stdout != made.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from relay.base.watcher import WatchEvents
-from relay.daemon.session import poll_supervisor
 from tests.process_support import ProcessBox
 
 pytestmark = pytest.mark.box("alice", kind=ProcessBox)
@@ -78,8 +77,8 @@ def test_what_it_did_before_its_end_and_is_found_later_brings_nobody_back(
         box.clock.advance(3600)  # files have the real time: this end is behind it
         do()
     box.spawner.end(0)
-    poll_supervisor(box.supervisor, box.dispatcher)
-    poll_supervisor(box.supervisor, box.dispatcher)
+    box.session.poll_supervisor()
+    box.session.poll_supervisor()
     assert life(box)[0] == "terminated"
     if when == "after it":
         do()

@@ -31,9 +31,7 @@ def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(60)
-def test_m11_doctor_says_that_a_home_is_read_only(home: Path) -> None:
-    running = Relay(home)
-    running.start()
+def test_m11_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> None:
     running.stop()
     try:
         if read_only(home, "true").returncode:
