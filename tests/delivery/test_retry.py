@@ -231,6 +231,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     assert held.due_ns() is None
 
 
+@pytest.mark.damages
 def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Box) -> None:
     with broken_inbox(box, "bob"):
         one = box.send("alice", "TO: bob\n\none")
@@ -246,6 +247,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
     assert "neither file nor store holds it" in error
 
 
+@pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
         box.ledger.deliveries.stage([("1-", "bob", "held", 1, "by hand", 1)])
