@@ -27,7 +27,7 @@ from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, StoreWriter
 from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.record import LedgerRecord
+from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
     Applied,
     EndedDelivery,
@@ -77,8 +77,8 @@ class Executor:
         *,
         store: CommStore,
         events: EventLog,
-        writer: StoreWriter,
-        record: LedgerRecord,
+        store_writer: StoreWriter,
+        ledger_writer: LedgerWriter,
         metrics: Metrics,
         batch_deliveries: int,
         clock: Clock,
@@ -88,8 +88,8 @@ class Executor:
         self._store = store
         self._view = StoreView(store)
         self._events = events
-        self._writer = writer
-        self._record = record
+        self._store_writer = store_writer
+        self._ledger_writer = ledger_writer
         self._metrics = metrics
         self._batch_deliveries = batch_deliveries
         self._clock = clock
@@ -108,7 +108,7 @@ class Executor:
         deliveries = 0
         for plan in plans:
             try:
-                one = self._writer.apply(plan)
+                one = self._store_writer.apply(plan)
             except TRANSIENT_ERRORS as exc:
                 outcome.postponed.append(Postponed(plan, exc))
                 continue
@@ -143,7 +143,7 @@ class Executor:
         begin("deliver")
         done, written = self._deliver(dirs, done, staged_at)
         begin("complete")
-        self._record.record(done, written)
+        self._ledger_writer.record(done, written)
         outcome.executed.extend(done)
         self._count(done, written)
         if done:

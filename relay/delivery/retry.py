@@ -111,30 +111,18 @@ class DeferredQueue:
         """Retry later what the disk or the store did not accept."""
         if not outcome.postponed:
             return
-        now, retry = self._clock.now_ns(), self._config.retry
-        later: list[HeldDelivery] = []
-        for plan, _ in outcome.postponed:
-            later += [
-                HeldDelivery(
-                    file.message_id,
-                    recipient,
-                    file.attempt,
-                    "the disk is full",
-                    now + file.pause_s * NS_PER_S,
-                )
-                for file in plan.files
-                for recipient in file.recipients
-            ]
-            later += [  # its sender could not be told
-                HeldDelivery(
-                    one.message_id,
-                    one.recipient,
-                    one.attempt,
-                    one.reason,
-                    now + retry.first_s * NS_PER_S,
-                )
-                for one in plan.changes.ended
-            ]
+        now, first_s = self._clock.now_ns(), self._config.retry.first_s
+        plans = [plan for plan, _ in outcome.postponed]
+        again = [(file, name) for plan in plans for file in plan.files for name in file.recipients]
+        later = [
+            _held(file, name, "the disk is full", now + file.pause_s * NS_PER_S)
+            for file, name in again
+        ]
+        later += [  # its sender could not be told
+            _held(one, one.recipient, one.reason, now + first_s * NS_PER_S)
+            for plan in plans
+            for one in plan.changes.ended
+        ]
         with self._ledger.transaction():
             self._ledger.deliveries.hold(later)
         reason = outcome.postponed[0].reason
@@ -220,9 +208,14 @@ class DeferredQueue:
         return Plan(_subject(row), files=(file,))
 
     def _hold(self, held: DeliveryRow, reason: str, due_at: int) -> None:
-        one = HeldDelivery(held.message_id, held.recipient, held.attempt, reason, due_at)
         with self._ledger.transaction():
-            self._ledger.deliveries.hold([one])
+            self._ledger.deliveries.hold([_held(held, held.recipient, reason, due_at)])
+
+
+def _held(
+    one: DeliveryRow | EndedDelivery | OutgoingFile, recipient: str, reason: str, due_at: int
+) -> HeldDelivery:
+    return HeldDelivery(one.message_id, recipient, one.attempt, reason, due_at)
 
 
 class RetryQueue:

@@ -13,6 +13,7 @@ from relay.daemon.status import SharedStatus
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.fakes import FakeClock, FakeDisk
+from tests.kills import Killed
 
 
 class Watched:
@@ -220,9 +221,6 @@ def test_killed_before_the_episode_is_noted_it_is_told_once(
     looked: Looked, killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1: before the ledger has its beginning; 2: the notice is out, and nobody noted that."""
-
-    class Killed(BaseException):
-        """SIGKILL."""
 
     left, set_state = [killed_at], Ledger.set_state
 

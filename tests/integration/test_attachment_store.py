@@ -18,6 +18,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.ledger import attachments
 from tests.box import Box
+from tests.kills import Killed
 from tests.procs import until
 
 DAY_NS = 86_400 * NS_PER_S
@@ -166,9 +167,6 @@ def test_one_that_changed_since_is_read_again(box: Box) -> None:
 def test_killed_before_it_is_set_aside_it_is_found_again(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
     def die(dirs: object, reference: str) -> None:
         raise Killed
 
