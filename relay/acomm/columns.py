@@ -29,6 +29,7 @@ from relay.acomm.fields import (
     U32,
     U32_MAX,
     U64,
+    Fault,
     Reader,
     text,
 )
@@ -219,18 +220,17 @@ def _block_builders(
 
 def verify(
     columns: Columns, messages: Sequence[Message], channels: Iterable[Channel]
-) -> Iterator[str]:
-    """Compare the columns with the messages: one line for each block that differs."""
+) -> Iterator[Fault]:
+    """Compare the columns with the messages: one fault for each block that differs."""
+    where = "section 257"
     if columns.count != len(messages):
-        yield (
-            f"section 257: expected {len(messages)} messages as in section 2, found {columns.count}"
-        )
+        yield where, f"{len(messages)} messages as in section 2", str(columns.count)
         return
     try:
         sizes = [len(encode_message(m, U32_MAX)) for m in messages]
         true = build(messages, sizes, channels)
     except ValidationFailed as exc:
-        yield f"section 257 cannot be compared with section 2: {exc}"
+        yield where, "messages of section 2 that can be encoded", str(exc)
         return
     for tag, data in true.items():
         name = (
@@ -238,19 +238,17 @@ def verify(
             if tag < FIRST_METADATA_BLOCK
             else f"lane {tag - FIRST_METADATA_BLOCK}"
         )
+        where = f"column block {tag} ({name})"
         try:
             reader = columns.block(tag)
         except FormatError as exc:
-            yield f"column block {tag} ({name}): expected {exc.expected}, found {exc.found}"
+            yield where, str(exc.expected), str(exc.found)
             continue
         found = reader.data[reader.pos : reader.end]
         if found != data:
             pairs = enumerate(zip(found, data, strict=False))
             at = next((n for n, (one, other) in pairs if one != other), min(len(found), len(data)))
-            yield (
-                f"column block {tag} ({name}) disagrees with section 2 "
-                f"from byte {at} of {len(data)} on"
-            )
+            yield where, "the values of section 2", f"others from byte {at} of {len(data)} on"
 
 
 def read_texts(reader: Reader, rows: int) -> TextColumn:

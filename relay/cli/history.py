@@ -232,7 +232,8 @@ def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
     """Return the outcomes of messages by the ledger: id -> a word or phrase."""
     from relay.base.errors import LedgerError
     from relay.base.home import LEDGER
-    from relay.ledger import open_readonly, wording
+    from relay.cli import outcomes
+    from relay.ledger import open_readonly
 
     wanted = (json.dumps(ids),)
     which = "message_id IN (SELECT value FROM json_each(?))"
@@ -242,11 +243,12 @@ def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
             found = db.execute(f"SELECT * FROM deliveries WHERE {which}", wanted).fetchall()
     except LedgerError:  # the store can be read without it
         return {}
-    deliveries: dict[str, list[wording.Fields]] = {}
+    deliveries: dict[str, list[outcomes.Fields]] = {}
     for one in found:
-        deliveries.setdefault(one["message_id"], []).append(wording.delivery_fields(one))
+        deliveries.setdefault(one["message_id"], []).append(outcomes.delivery_fields(one))
     return {
-        row["message_id"]: wording.short(row, deliveries.get(row["message_id"], [])) for row in rows
+        row["message_id"]: outcomes.summary(row, deliveries.get(row["message_id"], []))
+        for row in rows
     }
 
 

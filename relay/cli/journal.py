@@ -345,7 +345,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
         except BlockingIOError as exc:
             raise AlreadyRunning(
                 "another process has the journal open: a starting relay, or a `relay journal`",
-                hint="retry when it is done; `relay journal status` works meanwhile",
+                hint="retry when it is done; `relay journal status` works in the meantime",
             ) from exc
         covered = checkpoint_offsets(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0

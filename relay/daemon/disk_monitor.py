@@ -16,7 +16,6 @@ from relay.base.clock import Clock
 from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
-from relay.daemon.recovery import Context
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
 from relay.delivery.loop import Dispatcher
 from relay.ledger import Ledger
@@ -129,19 +128,6 @@ class DiskMonitor:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.set_state(EPISODE, value, now)
-
-
-def make_disk_monitor(
-    board: SharedStatus,
-    dispatcher: Dispatcher,
-    publisher: StatusPublisher,
-    context: Context,
-) -> DiskMonitor:
-    """The disk monitor of a session."""
-    disk = DiskWatch(context.home.root, context.config.disk, context.clock)
-    return DiskMonitor(
-        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
-    )
 
 
 def _notice(reading: DiskUsage) -> str:

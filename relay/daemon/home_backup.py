@@ -77,7 +77,7 @@ class BackupResult(msgspec.Struct, frozen=True):
 
 
 def backup(home: Home, config: Config, clock: Clock, target: str) -> BackupResult:
-    """Copy the home to the new directory ``target``, whole and durable; the relay goes on.
+    """Copy the home to the new directory ``target``, durably; the relay may be running.
 
     Private keys are in it, and every file has mode 600. Errors: RelayError when the name is taken,
     or the journal does not hold still; LedgerError, FormatError for a damaged home; OSError.

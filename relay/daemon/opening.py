@@ -22,7 +22,7 @@ from relay.acomm.container import VERSION, VERSION_AT, Flag
 from relay.acomm.engine_state import JournalPosition
 from relay.acomm.store_file import PREVIOUS, lost_on_rewrite, peek_header
 from relay.base import crypto, fsio
-from relay.base.clock import Clock, boot_id
+from relay.base.clock import NS_PER_S, Clock, boot_id
 from relay.base.config import Config
 from relay.base.errors import (
     FormatError,
@@ -35,10 +35,13 @@ from relay.base.errors import (
 from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, Home
 from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
-from relay.engine.archives import Archives
+from relay.engine.archive_files import ArchiveFiles
+from relay.engine.checkpoint import load_state
 from relay.engine.commstore import CommStore
+from relay.engine.core import DeliverySettings
 from relay.engine.events import Event, EventCodec, EventRecord
-from relay.engine.validation import DEFAULT_LIMITS, Limits
+from relay.engine.state import State
+from relay.engine.validation import DEFAULT_LIMITS
 from relay.journal.journal import Journal, JournalReader
 from relay.journal.manifest import Manifest
 from relay.journal.plan import TierPolicy
@@ -130,7 +133,7 @@ def open_store_readonly(
     for an encrypted one that is not this key's.
     """
     store = _load(home, clock, config, key, None)
-    records = JournalReader(stream_dir(home), warn=store.warn).read(_covered_offset(store))
+    records = JournalReader(stream_dir(home), warn=store.warn).read(_covered_offset(store.state))
 
     def on_record(frame: EventRecord, _: int) -> None:
         if frame.event is not None:
@@ -166,11 +169,11 @@ def open_store(
     assert store.archives is not None
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
-    if ledger_position > _covered_offset(store) and _has_no_files(stream_dir(home)):
+    if ledger_position > _covered_offset(store.state) and _has_no_files(stream_dir(home)):
         _continue_after_lost_stream(
             home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key
         )
-    covered, codec = _covered_offset(store), EventCodec(key)
+    covered, codec = _covered_offset(store.state), EventCodec(key)
     with contextlib.ExitStack() as held:
         journal = Journal.open(
             stream_dir(home),
@@ -186,7 +189,7 @@ def open_store(
         tiers = make_tiers(home, config, journal.manifest, clock, warn)
         journal.fetch = tiers.fetch
 
-        _check_not_pruned(home, store, journal.first, changed=True)
+        _check_not_pruned(home, store.state, journal.first, changed=True)
         past = JournalReplay(store, ledger_position)
         past.replay(journal, codec, boot, warn)
         state = store.state
@@ -223,7 +226,7 @@ def _continue_after_lost_stream(
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
     store_file.save(home.path(STORE), snapshot, config.store.compress, key)
-    store.file_written(os.path.getsize(home.path(STORE)), store.sequence, 0)
+    store.engine.loaded_from(home.path(STORE))
 
 
 class CheckpointWriter:
@@ -257,7 +260,7 @@ class JournalReplay:
         self.boot = store.state.journal.boot_id if store.state.journal else ""
         self.power_cut = False
         self._store = store
-        self._covered = _covered_offset(store)
+        self._covered = _covered_offset(store.state)
         self._ledger_position = ledger_position
 
     def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
@@ -297,8 +300,8 @@ def link_base(previous: str, base: str) -> None:
         fsio.sync_dir(os.path.dirname(base))
 
 
-def _covered_offset(store: CommStore) -> int:
-    return store.state.journal.offset if store.state.journal else 0
+def _covered_offset(state: State) -> int:
+    return state.journal.offset if state.journal else 0
 
 
 def tier_policy(home: Home, config: Config) -> TierPolicy:
@@ -340,17 +343,15 @@ def _load(
     has_journal = fsio.exists(stream_dir(home))
     first = JournalReader(stream_dir(home)).first()
 
-    def accept(store: CommStore) -> None:
-        _check_not_pruned(home, store, first)
+    def accept(state: State) -> None:
+        _check_not_pruned(home, state, first)
 
     fault: FormatError | None = None
     try:
-        store = CommStore.load_path(
+        state = load_state(
             path,
-            clock,
-            limits,
-            warn,
             key,
+            warn,
             read_only=warn is None,
             accept=accept,
             outcome="the journal has the later events"
@@ -360,18 +361,22 @@ def _load(
     except FormatError as exc:
         if isinstance(exc, VersionError) or not has_journal:
             raise
-        store, fault = None, exc
-    if store is None:
-        store = _base_or_empty(home, clock, limits, key, warn)
-        accept(store)  # before anything is touched
+        state, fault = None, exc
+    if state is None:
+        path = home.path(BASE)
+        state = _base_or_empty(home, clock, key, warn)
+        accept(state)  # before anything is touched
         if warn is not None and (fault or (has_journal and _had_file(home, first))):
-            _warn_of_rebuild(path, fault, warn)
-    store.archives = Archives(home.path(ARCHIVES), key)
-    store.warn = warn or store.warn
-    store.delivers_itself = False  # a file in an inbox is what counts
-    store.ack_timeout_s = config.delivery.ack_timeout_s
-    store.command_timeout_s = config.delivery.command_timeout_s
-    store.dead_letter_after_s = config.delivery.give_up_after_s
+            _warn_of_rebuild(home.path(STORE), fault, warn)
+    settings = DeliverySettings(
+        True,
+        config.delivery.ack_timeout_s,
+        config.delivery.command_timeout_s,
+        config.delivery.give_up_after_s,
+    )
+    files = ArchiveFiles(home.path(ARCHIVES), key)
+    store = CommStore(clock, state, limits, warn, settings=settings, archive_files=files)
+    store.engine.loaded_from(path)
     return store
 
 
@@ -380,22 +385,20 @@ def _had_file(home: Home, first: int) -> bool:
     return first > 0 or bool(checkpoint_offsets(stream_dir(home)))
 
 
-def _base_or_empty(
-    home: Home, clock: Clock, limits: Limits, key: bytes | None, warn: Warn | None
-) -> CommStore:
-    """The store before the journal's first record: empty, or the base if it was pruned."""
+def _base_or_empty(home: Home, clock: Clock, key: bytes | None, warn: Warn | None) -> State:
+    """The state before the journal's first record: empty, or the base if it was pruned."""
     try:
-        base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, read_only=True)
+        base = load_state(home.path(BASE), key, warn, read_only=True)
     except FormatError as exc:
         if isinstance(exc, VersionError):
             raise
         base = None  # the check below reports what is missing
-    return base or CommStore(clock, None, limits)
+    return base or State(clock.now_ns() // NS_PER_S)
 
 
-def _check_not_pruned(home: Home, store: CommStore, first: int, *, changed: bool = False) -> None:
+def _check_not_pruned(home: Home, state: State, first: int, *, changed: bool = False) -> None:
     """Errors: JournalPruned when the journal does not reach back to the store's offset."""
-    begin = _covered_offset(store)
+    begin = _covered_offset(state)
     if begin < first:
         found = f"covers the journal before {begin}" if begin else "can be read"
         raise JournalPruned(

@@ -32,7 +32,7 @@ from relay.base.home import (
     lock_holder,
     write_trouble,
 )
-from relay.base.logs import Log, make_log
+from relay.base.logs import Log, LogCall, make_log
 from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
@@ -188,7 +188,7 @@ class Daemon:
     def _run_session(self, ready: Callable[[], None]) -> None:
         """Open everything, recover, serve until the session must end, close everything."""
         self._home.check_place()
-        with Session(self._home, self._config, self._clock, self._log, self.board) as session:
+        with open_session(self._home, self._config, self._clock, self._log, self.board) as session:
             self._session = session
             try:
                 ready()
@@ -288,6 +288,17 @@ def remedy(exc: BaseException) -> str | None:
             return "raise the limit of open files (`ulimit -Hn`, LimitNOFILE)"
         return "the disk or its permissions do not allow the relay to write"
     return None
+
+
+def open_session(
+    home: Home, config: Config, clock: Clock, log: LogCall, status: SharedStatus | None = None
+) -> Session:
+    """Open a session; the garbage collector frees the previous one, and ignores what it loads."""
+    gc.unfreeze()
+    gc.collect()
+    session = Session(home, config, clock, log, status=status)
+    gc.freeze()
+    return session
 
 
 def tune_process() -> int:

@@ -42,6 +42,7 @@ from relay.base.message import (
 )
 from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
+from relay.daemon.agreement import unmatched_obligations, unstaged
 from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
@@ -293,11 +294,11 @@ def _restore_unfinished_rows(ledger: Ledger, store: CommStore) -> int:
 def _reconcile_obligations(ledger: Ledger, store: CommStore) -> None:
     """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
-        for relay_id, recipient, said in ledger.deliveries.open_obligations():
-            message = store.find_by_relay_id(relay_id)
-            if message is None or message.id not in store.state.messages:
+        open_ones = ledger.deliveries.open_obligations()
+        for (relay_id, recipient, said), message in unmatched_obligations(store, open_ones):
+            if message is None:
                 ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
-            elif recipient not in store.state.owed.get(message.id, {}):
+            else:
                 store.restore_obligation(message, recipient, said)
         ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
@@ -305,13 +306,8 @@ def _reconcile_obligations(ledger: Ledger, store: CommStore) -> None:
 def _defer_unstaged(ledger: Ledger, store: CommStore, now: int) -> None:
     """Mark accepted deliveries that were never staged as held and due."""
     owed: dict[str, list[str]] = {}
-    for number, deliveries in store.state.deliveries.items():
-        for recipient, one in deliveries.items():
-            if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
-                message = store.get_message(number)
-                relay_id = message.relay_id if message else None
-                if relay_id is not None:
-                    owed.setdefault(relay_id, []).append(recipient)
+    for relay_id, recipient in unstaged(store):
+        owed.setdefault(relay_id, []).append(recipient)
     known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
     with ledger.transaction():
         ledger.deliveries.stage(

@@ -147,7 +147,7 @@ def _refuse_another(service: Service) -> None:
     if named is not None and not _is_same(named, service.home):
         raise NoService(
             f"{service.path} is that of {named}, not of {service.home}",
-            hint=f"`relay --home {named} service show` prints it; move it away if nobody needs it",
+            hint=f"`relay --home {named} service show` prints it; move it away if it is not needed",
         )
 
 
@@ -175,7 +175,7 @@ def read_installed(service: Service) -> bytes | None:
 def _systemd(home: str, python: str, path: str) -> Service:
     words = " ".join(_quoted(word) for word in (python, "-m", "relay.daemon", "--home", home))
     text = f"""\
-# Written by `relay service install`; written anew by the next one.
+# Written by `relay service install`; replaced by the next one.
 [Unit]
 Description=agent-relay for {home.replace("%", "%%")}
 Documentation=man:systemd.service(5)

@@ -59,7 +59,6 @@ class EventLog:
         self._recorded_boot_id = boot_id  # as recorded in the journal
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         self._commit_s = Histogram(SECONDS)  # its writes and syncs
-        store.fresh_events = []
 
     def begin(self, epoch: int, boot_id: str = "") -> None:
         """Record that a writer begins; the events before may lack their end.
@@ -94,7 +93,7 @@ class EventLog:
         fresh = self._store.fresh_events
         if fresh:
             self._append(fresh)
-            self._store.fresh_events = []
+            self._store.engine.clear_events()
         self._since = None
         if self.journal.end > self.journal.durable:
             began = self._clock.monotonic_ns()
@@ -161,7 +160,7 @@ class EventLog:
 
     def close(self) -> None:
         """Close the files; uncommitted events are lost."""
-        self._store.fresh_events = None
+        self._store.engine.clear_events()
         self.journal.close()
 
 

@@ -15,9 +15,10 @@ import psutil
 
 from relay.base import disk
 from relay.base.errors import LedgerError
+from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
-from relay.doctor.finding import Finding, Repair, Severity, Target, list_dir, recheck
+from relay.doctor.report import Target, list_dir, recheck
 from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import open_readonly, wal
 
@@ -37,15 +38,15 @@ def check_process(target: Target) -> Iterator[Finding]:
     home = target.home
     if target.is_running and (why := running_trouble(home)):
         remedy = "fix the cause; the relay retries on its own"
-        yield Finding("process", f"the relay is not serving: {why}", remedy, where=LOCK)
+        yield Finding("process", LOCK, f"the relay is not serving: {why}", remedy)
     if (gone := unclean_stop(home)) is not None:
         remedy = "logs/relay.err may say why; the next start recovers its unfinished work"
-        yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
+        yield Finding("process", LOCK, f"the last relay, {gone}", remedy, Severity.NOTE)
     yield from _socket(target)
     answer = ask(home) if target.is_running else StatusReply(None)
     yield from _silence(target, answer)
     yield from _check_tier_retries(answer)
-    yield from recheck(target, lambda: {f.where: f for f in _processes(target)})
+    yield from recheck(target, _processes)
     yield from _logs(target)
     yield from _units(target)
 
@@ -62,11 +63,11 @@ def _socket(target: Target) -> Iterator[Finding]:
         except OSError:
             yield Finding(
                 "process",
+                where,
                 f"{where}: left over; no relay is running",
                 "the next start replaces it",
                 Severity.WARNING,
-                where,
-                (Repair("remove", SOCKET),) if is_inside else (),
+                repairs=(Repair("remove", SOCKET),) if is_inside else (),
             )
 
 
@@ -75,7 +76,7 @@ def _silence(target: Target, answer: StatusReply) -> Iterator[Finding]:
     pid = lock_holder(target.home)
     if answer.is_silent and pid is not None:
         what, remedy = silence(pid)
-        yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
+        yield Finding("process", LOCK, f"the relay, pid {pid}, {what}", remedy)
 
 
 def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
@@ -86,7 +87,7 @@ def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
     for line in (answer.status or {}).get("tiers_waiting") or ():
         if not line.startswith(FOR_OPERATOR):
             remedy = "the relay keeps retrying; nothing is lost, but the disk fills up"
-            yield Finding("tiers", line, remedy, Severity.WARNING, "journal")
+            yield Finding("tiers", "journal", line, remedy, Severity.WARNING)
 
 
 def _processes(target: Target) -> Iterator[Finding]:
@@ -100,12 +101,12 @@ def _processes(target: Target) -> Iterator[Finding]:
         if pid is not None and not psutil.pid_exists(pid):
             yield Finding(
                 "process",
+                f"process {name}",
                 f"{name} is {state} as pid {pid}, but there is no such process",
                 "restart the relay: it finds out what happened"
                 if target.is_running
                 else "the next start finds out what happened",
                 Severity.WARNING,
-                f"process {name}",
             )
     known = {row[0] for row in rows}
     for file in list_dir(target.home.path("run")):
@@ -113,10 +114,10 @@ def _processes(target: Target) -> Iterator[Finding]:
         if name not in known and file.endswith((".lock", ".json")):
             yield Finding(
                 "process",
+                f"run/{file}",
                 f"run/{file}: belongs to a process that is not in the ledger",
                 f"`pgrep -af {shlex.quote(name)}` shows whether it is still running",
                 Severity.WARNING,
-                f"run/{file}",
             )
 
 
@@ -129,18 +130,18 @@ def _logs(target: Target) -> Iterator[Finding]:
             if name == "relay.log" and size > most:
                 yield Finding(
                     "process",
+                    f"logs/{name}",
                     f"logs/{name} has {size // _MIB} MiB, more than twice log.max_mib",
                     "restart the relay, or move the file away",
                     Severity.WARNING,
-                    f"logs/{name}",
                 )
             if name == "relay.err" and size:
                 yield Finding(
                     "process",
+                    f"logs/{name}",
                     f"logs/{name} has {size} bytes: the relay met an unexpected error",
                     "report its content, then remove it",
                     Severity.WARNING,
-                    f"logs/{name}",
                 )
 
 
@@ -160,10 +161,10 @@ def _units(target: Target) -> Iterator[Finding]:
             if os.path.isabs(program) and not os.path.exists(program):
                 yield Finding(
                     "process",
+                    name,
                     f"{folder}/{name} starts {program}, which does not exist",
                     "install it there again, or run `relay service install`",
                     Severity.WARNING,
-                    name,
                 )
 
 
@@ -173,7 +174,7 @@ def check_limits(target: Target) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         found = f"the limit of open files is {hard}, the relay needs {DESCRIPTORS}"
-        yield Finding("limits", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING, "RLIMIT")
+        yield Finding("limits", "RLIMIT", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING)
     yield from _read_only(target)
     yield from _disk(target)
     yield from _versions()
@@ -185,7 +186,7 @@ def check_limits(target: Target) -> Iterator[Finding]:
         found = length.sentence(readers) + stops
         remedy = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
         severity = Severity.ERROR if stops else Severity.WARNING
-        yield Finding("ledger", found, remedy, severity, LEDGER + "-wal")
+        yield Finding("ledger", LEDGER + "-wal", found, remedy, severity)
 
 
 def _read_only(target: Target) -> Iterator[Finding]:
@@ -198,7 +199,7 @@ def _read_only(target: Target) -> Iterator[Finding]:
             if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
                 found = f"{path} is on a read-only file system: no messages are accepted"
                 remedy = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
-                yield Finding("limits", found, remedy, where=name or ".")
+                yield Finding("limits", name or ".", found, remedy)
             seen.add(device)
 
 
@@ -221,15 +222,15 @@ def _inotify(agents: int) -> Iterator[Finding]:
         if limit is not None and limit < least:
             yield Finding(
                 "limits",
+                name,
                 f"fs.inotify.{name} is {limit}, expected at least {least}: {why}",
                 f"`sysctl fs.inotify.{name}={max(4 * least, 8192)}`; until then the relay scans",
                 Severity.WARNING,
-                name,
             )
 
 
 def _disk(target: Target) -> Iterator[Finding]:
-    size, used, free = disk.look(target.home.root)
+    size, used, free = disk.measure_disk(target.home.root)
     percent = used * 100 // max(used + free, 1)
     settings = target.config.disk
     remedy = "free some space; see `relay prune --dry-run` and `relay archive pack`"
@@ -237,19 +238,19 @@ def _disk(target: Target) -> Iterator[Finding]:
     if free < floor:
         found = f"only {free // _MIB} MiB are free on the disk; below {floor // _MIB} MiB"
         found += " (disk.floor_mib) no messages are accepted"
-        yield Finding("limits", found, remedy, Severity.ERROR, target.home.root)
+        yield Finding("limits", target.home.root, found, remedy, Severity.ERROR)
     elif percent >= settings.alert_percent:
         found = f"the disk is {percent} % full, {free // _MIB} MiB are free"
-        yield Finding("limits", found, remedy, Severity.WARNING, target.home.root)
+        yield Finding("limits", target.home.root, found, remedy, Severity.WARNING)
 
 
 def _versions() -> Iterator[Finding]:
     if sqlite3.sqlite_version_info < SQLITE:
         wanted = ".".join(map(str, SQLITE))
         found = f"SQLite is {sqlite3.sqlite_version}, expected {wanted} or newer"
-        yield Finding("limits", found, "use a Python with a newer SQLite", where="sqlite3")
+        yield Finding("limits", "sqlite3", found, "use a Python with a newer SQLite")
     have = metadata.version("watchdog")
     number = tuple(int(part) for part in have.split(".")[:2] if part.isdigit())
     if not (7, 1) <= number < (8,):
         found = f"watchdog is {have}, expected at least {WATCHDOG[0]} and below {WATCHDOG[1]}"
-        yield Finding("limits", found, "install such a version", where="watchdog")
+        yield Finding("limits", "watchdog", found, "install such a version")

@@ -50,7 +50,9 @@ class Engine:
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
         policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
-        self._roller = Roller(self._store, self._store.archives, policy, clock, InlineExecutor())
+        self._roller = Roller(
+            self._store.engine.archives, self._store.archives, policy, clock, InlineExecutor()
+        )
         manual = FlushPolicy(None, None)
         self._flusher = Flusher(
             self._store, home.path(STORE), manual, clock, InlineExecutor(), journal=self._log
@@ -207,7 +209,7 @@ class Engine:
                 sequence += 1
             self._log.journal.append(batch)
             self._written += len(fresh)
-            self._store.fresh_events = []
+            self._store.engine.clear_events()
         if self._written >= COMMIT_EVENTS:
             self._flush()
         if len(self._store.state.messages) >= ROLL_MESSAGES:

@@ -90,8 +90,7 @@ def test_attempts_and_dead_letters_are_counted(box: Box) -> None:
     tally = box.dispatcher.tally
     box.send("alice", "TO: bob\nKIND: command\nAWAIT: 1\n\ndo it")
     for _ in range(60):
-        box.clock.advance(61)
-        box.tick()
+        box.after(61, turns=1)
     assert tally.again > 0
     assert tally.dead == 1
 

@@ -72,8 +72,7 @@ def test_every_total_is_a_metric(box: Box) -> None:
 
 def test_histograms_add_up(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     board, _ = published(box)
     histograms = [f for f in families(board).values() if f.type == "histogram"]
     assert len(histograms) == 4
@@ -146,8 +145,7 @@ def test_a_file_that_is_put_off_again_and_again_ages(
     monkeypatch.setattr(box.dispatcher, "_room_for", lambda looks: "no room")
     box.send("alice", "TO: bob\n\nhi")
     for _ in range(3):
-        box.clock.advance(20)
-        box.tick()
+        box.after(20, turns=1)
     board, _ = published(box)
     assert value(board, "relay_outbox_age_seconds") == pytest.approx(60, abs=1)
     assert value(board, "relay_messages_postponed_total") == 4

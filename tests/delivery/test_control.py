@@ -9,12 +9,7 @@ from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
 from relay.engine.commstore import CommStore
-from tests.engine.support import channel_of, new_store, routed
-
-
-@pytest.fixture
-def store() -> CommStore:
-    return new_store()
+from tests.engine.support import channel_of, routed
 
 
 def ask(store: CommStore, kind: str, body: str, sender: str = "alice") -> ControlReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,6 @@ from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
 from relay.delivery.values import LATEST_NS, found_of
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
-    yield made
-    made.home.close()
-
 
 # -- not a regular file -------------------------------------------------------------------
 
@@ -144,8 +136,7 @@ def test_a_name_that_is_no_text_ends_nothing(box: Box) -> None:
             writer.write(GOOD)
         os.rename(outbox + b"/.pending/x", outbox + b"/" + name)
     os.symlink("/dev/zero", outbox + b"/\xfd.msg")
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     box.flush()
     refused = box.sql("SELECT file_name FROM rejections ORDER BY 1")
     assert refused == [("\\xfd.msg",), ("\\xff.msg",), ("ok\\xfe.msg",)]

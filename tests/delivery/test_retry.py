@@ -72,7 +72,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
             retry(box, held)
             assert due_in_s(box, held) == pause_s
         (error,) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
-        assert "inbox is a link or no directory" in error[0]
+        assert "inbox is a link or not a directory" in error[0]
         box.clock.advance(120)
         assert due_in_s(box, held) == 0
     retry(box, held)
@@ -107,8 +107,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
 
 
 def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueue) -> None:
-    for agent in ("alice", "bob"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     with broken_inbox(box, "bob"):
         group = box.send("alice", "TO: #team\n\nto all")
         direct = box.send("alice", "TO: bob\n\nto bob")
@@ -204,8 +203,7 @@ def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
         box.clock.advance(86_399)
         retry(box, held)
         assert box.states(sent) == {"bob": "held"}
-        box.clock.advance(60)
-        box.tick()
+        box.after(60, turns=1)
     assert box.states(sent) == {"bob": "dead"}
     (letter,) = box.store.dead_letters()
     assert letter.recipients == ("bob",)
@@ -233,6 +231,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     assert held.due_ns() is None
 
 
+@pytest.mark.damages
 def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Box) -> None:
     with broken_inbox(box, "bob"):
         one = box.send("alice", "TO: bob\n\none")
@@ -248,6 +247,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
     assert "neither file nor store holds it" in error
 
 
+@pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
         box.ledger.deliveries.stage([("1-", "bob", "held", 1, "by hand", 1)])

@@ -24,6 +24,7 @@ from relay.delivery.router import (
 from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.commstore import CommStore
+from tests.delivery.support import bounce
 from tests.engine.support import NOW_S, UUID, channel_of, new_store
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))
@@ -72,12 +73,6 @@ class Talk:
 @pytest.fixture
 def talk() -> Talk:
     return Talk()
-
-
-def bounce(result: Route | Bounce | Message) -> str:
-    assert isinstance(result, Bounce), result
-    assert "\n" not in result.reason
-    return result.reason
 
 
 # -- the way back --------------------------------------------------------------------------

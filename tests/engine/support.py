@@ -19,11 +19,27 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.engine.commstore import CommStore
+from relay.engine.core import DeliverySettings
+from relay.engine.engine import Engine
 from tests.fakes import FakeClock
 
 NOW_S = 1_769_851_800
 UUID = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 OTHER = "f81d4fae-7dec-4cd0-a765-00a0c91e6bf6"
+
+
+BY_FILES = DeliverySettings(by_files=True)
+
+
+def relay_engine(clock: FakeClock) -> Engine:
+    """An empty engine as a relay has it: its owner delivers files."""
+    return Engine(clock, settings=BY_FILES)
+
+
+def receive(store: CommStore, number: int, who: str) -> None:
+    """One message leaves its recipient's queue."""
+    store.engine.deliveries.receive(number, who)
+    store._queues.resume()
 
 
 def new_store() -> CommStore:
@@ -57,10 +73,12 @@ def routed(
     store: CommStore, channel: Channel, sender: str, topic: str | None = None
 ) -> tuple[str, ...]:
     """Who would get a text of ``sender``, on this topic, in this channel."""
-    return store.route(channel, Message(0, MessageType.TEXT, sender, channel.id, b"x", topic))
+    return store.engine.channels.route(
+        channel, Message(0, MessageType.TEXT, sender, channel.id, b"x", topic)
+    )
 
 
-def standing(store: CommStore, number: int) -> dict[str, DeliveryState]:
+def standing(store: CommStore | Engine, number: int) -> dict[str, DeliveryState]:
     """Where each delivery of a message stands, as a snapshot has it."""
     deliveries = store.snapshot().state.deliveries[number]
     return {recipient: delivery.state for recipient, delivery in deliveries.items()}

@@ -103,7 +103,7 @@ def five(store: CommStore, **config: object) -> Channel:
         ("e", "boss", MessageType.NOTIFICATION, Priority.NORMAL),
     ):
         send(store, channel, sender, kind, text, priority=priority)
-        store._clock.advance(1)  # type: ignore[attr-defined]
+        store.engine.clock.advance(1)  # type: ignore[attr-defined]
     return channel
 
 

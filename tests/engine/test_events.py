@@ -34,9 +34,10 @@ from relay.acomm.model import (
 from relay.base.errors import CommError, FormatError
 from relay.engine import events
 from relay.engine.commstore import CommStore
+from relay.engine.core import IN_QUEUES
 from relay.engine.events import Event
 from relay.engine.topics import match_mode
-from tests.engine.support import NOW_S, UUID, channel_of, new_store, send
+from tests.engine.support import BY_FILES, NOW_S, UUID, channel_of, new_store, send
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
@@ -54,7 +55,7 @@ def numbered(store: CommStore, name: str) -> int:
 
 def later(store: CommStore) -> object:
     """A quarter of an hour goes by; what falls due is done as it does."""
-    clock = store._clock
+    clock = store.engine.clock
     assert isinstance(clock, FakeClock)
     for _ in range(15):
         clock.advance(61)
@@ -73,16 +74,17 @@ def once(store: CommStore) -> object:
 def identify(store: CommStore, identities: dict[str, str]) -> None:
     """Of those who are there; who joins later has none, for a store does not keep the names."""
     store.set_identities(identities)
-    store.identities = {}
+    store.engine.channels._identities = {}
 
 
 def owed(store: CommStore) -> object:
     """As in a relay: a command is begun, reminded of, and answered or not; time is lost."""
-    store.delivers_itself = False
+    core = store.engine._core
+    core.settings = BY_FILES
     try:
         message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
         store.record_answer(message, "b", "received", ends=False)
-        clock = store._clock
+        clock = store.engine.clock
         assert isinstance(clock, FakeClock)
         clock.advance(3600)
         for one in store.overdue_answers(9):
@@ -91,7 +93,7 @@ def owed(store: CommStore) -> object:
         if message.id % 2:
             store.record_answer(message, "b", "completed", ends=True)
     finally:
-        store.delivers_itself = True
+        core.settings = IN_QUEUES
     return message.id
 
 
@@ -265,13 +267,13 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
     clock = FakeClock(NOW_S * 10**9)
     store = CommStore(clock)
     recorded: list[Event] = []
-    apply = store.apply
+    apply = store.state.apply
 
     def recording(event: Event) -> None:
         recorded.append(event)
         apply(event)
 
-    store.apply = recording  # type: ignore[method-assign]
+    store.state.apply = recording  # type: ignore[method-assign]
     for step in [channels_of_every_type, *steps]:
         clock.advance(1)
         try:
@@ -328,8 +330,8 @@ def test_a_store_opened_again_is_the_same_and_goes_on_alike(
 ) -> None:
     store, _ = played(steps)
     snapshot = store.snapshot()
-    assert isinstance(store._clock, FakeClock)
-    opened = CommStore.load(FakeClock(store._clock.now_ns()), snapshot.file())
+    assert isinstance(store.engine.clock, FakeClock)
+    opened = CommStore.load(FakeClock(store.engine.clock.now_ns()), snapshot.file())
     assert opened.snapshot() == snapshot
     for step in more:
         assert outcome(step, opened) == outcome(step, store)

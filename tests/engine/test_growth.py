@@ -27,7 +27,7 @@ def given_up(store: CommStore, many: int) -> tuple[Channel, list[int]]:
     channel = channel_of(store, ChannelType.GROUP, "lead", "worker")
     numbers = [send(store, channel, "lead", MessageType.COMMAND).id for _ in range(many)]
     for number in numbers:
-        store.dead_letter(number, ["worker"], "it is gone")
+        store.engine.retries.dead_letter(number, ["worker"], "it is gone")
     return channel, numbers
 
 
@@ -54,6 +54,7 @@ def test_no_call_goes_through_all_dead_letters(store: CommStore, call: str) -> N
         store.discard_dead_letter(numbers[0])
     else:
         store.acknowledge_message(other, "worker", "completed")
+    assert (numbers[0] in store.state.dead_letters) == (call == "other")
 
 
 def test_dead_letters_are_found_like_others(store: CommStore, clock: FakeClock) -> None:
@@ -121,7 +122,8 @@ def test_what_is_gone_for_good_leaves_nothing_behind(store: CommStore) -> None:
         store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10**6
     )
     store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
-    store.delivers_itself = False  # what is written is final, whether it was received or not
+    store.receive_messages(None, "lead")
+    store.receive_messages(None, "worker")
     store.evict()
     store.compact()
     state = store.state

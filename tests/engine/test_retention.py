@@ -16,7 +16,7 @@ from relay.acomm.model import (
 )
 from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send
+from tests.engine.support import AT_LEAST_ONCE, channel_of, receive, reopened, send
 from tests.fakes import FakeClock
 
 FOREVER = Retention()
@@ -100,9 +100,9 @@ def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> N
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 2))
     unread = send(store, channel, "a")
     command = send(store, channel, "a", MessageType.COMMAND, metadata={"delivery": "at-least-once"})
-    store.receive(command.id, "b")
+    receive(store, command.id, "b")
     send_received_after = send(store, channel, "a")
-    store.receive(send_received_after.id, "b")
+    receive(store, send_received_after.id, "b")
     store.tick()
     assert live(store) == [unread.id, command.id]
     store.acknowledge_message(command.id, "b", "completed")
@@ -181,7 +181,7 @@ def test_archiving_all_before_a_time(store: CommStore, clock: FakeClock) -> None
         clock.advance(1)
         send(store, channel, "a", content=f"{number}")
     for number in (2, 3, 4):
-        store.receive(number, "b")
+        receive(store, number, "b")
     assert store.archive(before=at + 3) == 2
     assert live(store) == [1, 4]
     assert store.archive(before=at + 3) == 0
@@ -264,7 +264,7 @@ def test_the_store_in_numbers(store: CommStore, clock: FakeClock) -> None:
     store.configure_channel(channel.id, max_pending=2)
     for number in range(4):
         send(store, channel, "a", content=f"{number}")
-    store.receive(1, "b")
+    receive(store, 1, "b")
     store.archive(1)
     stats = store.stats()
     assert stats.messages == {MessageStatus.SENT: 1, MessageStatus.DELIVERED: 2}
@@ -281,7 +281,7 @@ def test_looking_for_many_at_once_leaves_the_indexes_right(store: CommStore) -> 
     for number in range(200):
         send(store, channel, "a", content=f"{number}")
         if number % 2:
-            store.receive(number + 1, "b")
+            receive(store, number + 1, "b")
     assert store.evict() == 100
     assert live(store) == list(range(1, 201, 2))
     assert [m.id for m in with_archived(store)] == list(range(1, 201))

@@ -220,18 +220,14 @@ def test_without_a_relay_it_is_said_at_once_and_nothing_is_sent(tmp_path: Path) 
 
 
 def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home")
-    stopped = Relay(home)
-    stopped.start()
-    assert stopped.process is not None
-    os.kill(stopped.process.pid, signal.SIGSTOP)
-    said = refused(home, "create", "ci", "--timeout", "0.2", code=4)
-    assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
-    os.kill(stopped.process.pid, signal.SIGCONT)
-    until(  # it was sent, and is done all the same
-        lambda: relay("channel", "show", "ci", home=home).returncode == 0
-    )
-    assert stopped.stop() == 0
+    with Relay(home_of(tmp_path / "home")) as running:
+        os.kill(running.pid, signal.SIGSTOP)
+        said = refused(running.home, "create", "ci", "--timeout", "0.2", code=4)
+        assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
+        os.kill(running.pid, signal.SIGCONT)
+        until(  # it was sent, and is done all the same
+            lambda: relay("channel", "show", "ci", home=running.home).returncode == 0
+        )
 
 
 def test_words_about_a_channel_are_shown(tmp_path: Path) -> None:

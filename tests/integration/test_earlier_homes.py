@@ -47,14 +47,10 @@ def shown(home: Path, *args: str) -> str:
 
 def test_an_earlier_home_goes_on(home: Path) -> None:
     had, were = files(home), rows(home)
-    daemon = Relay(home)
-    daemon.start()
-    try:
+    with Relay(home):
         sent = relay("send", "--as", "alice", "bob", "hello, today", home=home).stdout.strip()
         until(lambda: (sent, "bob") in rows(home))
         until(lambda: rows(home)[sent, "bob"][0] == "written")
-    finally:
-        assert daemon.stop() == 0
     have, are = files(home), rows(home)
     for agent, messages in had.items():
         new = [one for one in have[agent] if one not in messages]

@@ -32,12 +32,10 @@ def configure(home: Path, **store: object) -> None:
 
 def run_and_send(home: Path, body: str = SECRET) -> None:
     """Start, send one message to bob, stop: the store is written."""
-    running = Relay(home)
-    running.start()
-    relay("register", "bob", home=home)
-    sent = relay("send", "bob", body, home=home).stdout.strip()
-    until(lambda: (home / "agents" / "bob" / "inbox" / f"{sent}.msg").exists())
-    assert running.stop() == 0
+    with Relay(home):
+        relay("register", "bob", home=home)
+        sent = relay("send", "bob", body, home=home).stdout.strip()
+        until(lambda: (home / "agents" / "bob" / "inbox" / f"{sent}.msg").exists())
 
 
 def found(home: Path) -> str:

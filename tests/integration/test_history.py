@@ -18,8 +18,7 @@ pytestmark = pytest.mark.shows("engine 7.5")
 @pytest.fixture
 def told(box: Box) -> Box:
     """A command and its acknowledgment, a group with two, a topic, a refusal; all flushed."""
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     box.send("carol", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: build.#")
     command = box.send("alice", "TO: bob\nKIND: command\nTHREAD: release-42\n\ndeploy to staging")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {command}\n\ncompleted\nshipped")

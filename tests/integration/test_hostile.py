@@ -52,8 +52,7 @@ def test_a_file_rewritten_in_place_while_in_hand_is_not_lost(box: Box) -> None:
     box.send("alice", "TO: bob\n\nfirst", name)
     box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nsecond, longer")
     box.flush()
-    box.clock.advance(6)
-    box.tick(2)
+    box.after(6)
     assert "its id is taken" in box.nacks("alice")[0]
     box.flush()
     (kept,) = box.path("archive").glob("*/alice/rejected/*.msg")
@@ -73,11 +72,9 @@ def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
     (outbox / ".pending").rmdir()
     (outbox / box.name()).write_text("TO: bob\n\nin place")
     box.tick()
-    box.clock.advance(0.2)
-    box.tick()
+    box.after(0.2, turns=1)
     assert box.bodies("bob") == ["in place"]
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     assert (outbox / ".pending").is_dir()
 
 
@@ -109,8 +106,7 @@ def test_an_archive_that_cannot_be_written_is_tried_again(box: Box) -> None:
 
     archive.unlink()
     archive.mkdir()
-    box.clock.advance(31)
-    box.tick(3)
+    box.after(31)
     assert box.row(sent)["status"] == "archived"
     assert box.outbox("alice") == []
     assert not list(archive.glob("*/alice/duplicates/*"))
@@ -142,10 +138,10 @@ def test_a_clock_set_back_is_logged(box: Box) -> None:
     assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
 
 
-def test_a_ledger_removed_while_the_relay_runs_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.box("alice", "bob")
+def test_a_ledger_removed_while_the_relay_runs_is_noticed(box: Box) -> None:
     from relay.base.errors import LedgerError
 
-    box = Box(tmp_path / "home", "alice", "bob")
     box.path("ledger.db").unlink()
     box.clock.advance(31)
     with pytest.raises(LedgerError, match="removed or replaced"):

@@ -34,7 +34,7 @@ def busy_day(box: Box) -> None:
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {first}\n\nin_progress halfway")
     box.send("alice", "TO: nobody\n\nlost?")
     box.drop("carol", "TO: bob\n\nno name", "hello.msg")
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "bob")
     box.tick(2)
 
 
@@ -175,8 +175,7 @@ def test_a_checkpoint_says_that_nothing_before_it_need_be_compared(box: Box) -> 
     box.boot = "boot-2"
     box.open()
     box.tick(3)
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert box.inbox("bob") == {}
     assert box.states(sent) == {"bob": "read"}
 
@@ -227,8 +226,7 @@ def test_no_tail_stays_in_memory(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()  # the last thing that happens is a checkpoint, and a record says so
     for _ in range(2):
-        box.clock.advance(1)
-        box.tick()
+        box.after(1, turns=1)
     assert box.events.journal.end == box.events.journal.durable
     *_, last = JournalReader(str(box.path("journal", f"{1:020d}"))).read()
     assert last.flags & RecordFlag.SNAPSHOT_BOUNDARY

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -21,21 +20,13 @@ from relay.base.home import LEDGER, Home
 from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
+from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look
-from tests.procs import Relay, home_of, meanwhile, relay, until
+from tests.procs import Relay, meanwhile, relay, until
 
 RESTORE = """
-import os, signal, sys
-from relay.base import fsio
 from relay.daemon import ledger_backup
 from relay.base.home import Home
-steps = int(sys.argv[3])
-def fault(operation, name):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-fsio.fault = fault
 ledger_backup.restore(Home(sys.argv[1]), sys.argv[2])
 """
 
@@ -74,17 +65,9 @@ def test_the_ledger_is_not_copied_over_itself(box: Box, name: str) -> None:
         ledger_backup.backup(box.home, str(box.path(name)), force=True)
 
 
-def test_on_a_full_disk_nothing_is_left(
-    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".tmp"):
-            raise OSError(28, "No space left on device", name)
-
-    monkeypatch.setattr(fsio, "fault", full)
-    with pytest.raises(OSError, match="No space"):
+def test_on_a_full_disk_nothing_is_left(box: Box, tmp_path: Path) -> None:
+    with failing("write", ".tmp"), pytest.raises(OSError, match="No space"):
         ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
-    monkeypatch.undo()
     assert os.listdir(tmp_path) == ["home"]
 
 
@@ -273,22 +256,14 @@ def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) 
 
 @pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
-def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
     home, kept, sent = stopped(tmp_path)
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
     with Home(str(home)) as opened:
-        aside = ledger_backup.restore(opened, str(kept)).aside
-    monkeypatch.undo()
-    os.rename(aside, home / LEDGER)
+        steps = steps_of(lambda: ledger_backup.restore(opened, str(kept)))
+    os.rename(home / "ledger.db.before-restore", home / LEDGER)
     assert len(steps) >= 5
     for number in range(1, len(steps) + 1):
-        done = subprocess.run(
-            [sys.executable, "-c", RESTORE, str(home), str(kept), str(number)],
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        killed_at(number, RESTORE, str(home), str(kept))
         found = ids(home / LEDGER)
         assert found in ({sent[0]}, set(sent)), steps[number - 1]  # the one or the other, whole
         again = Box(home)  # the next start
@@ -299,10 +274,9 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
-def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    running = Relay(home)
-    running.start()
+def test_backup_more_messages_restore_start_beside_a_real_relay(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
     alice = Agent("alice", str(home))
     kept = tmp_path / "kept.db"
     sent: list[str] = []

@@ -5,29 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_sdk import Agent, Refused
-from tests.procs import PROJECT, Relay, environment, home_of, relay, until
+from tests.procs import PROJECT, environment, home_of, relay, until
 
-pytestmark = pytest.mark.timeout(60)
+# a relay that scans every second, for which a process is dead after one
+EAGER = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
 
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A relay that scans every second, for which a process is dead after one."""
-    root = home_of(tmp_path / "home", "alice", "bob")
-    settings = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
-    (root / "config.json").write_text(json.dumps(settings))
-    daemon = Relay(root)
-    daemon.start()
-    yield root
-    if daemon.process is not None:
-        daemon.stop()
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.home("alice", "bob", **EAGER),
+    pytest.mark.usefixtures("running"),
+]
 
 
 def agents(home: Path) -> dict[str, dict[str, Any]]:
@@ -138,7 +131,7 @@ def test_continuity_on_the_command_line(home: Path) -> None:
 
 
 def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
-    root = home_of(tmp_path / "home", "bob")
+    root = home_of(tmp_path / "other", "bob")
     done = relay("continuity", "save", "--as", "bob", "x", home=root)
     assert done.returncode == 5 and "no relay is running" in done.stderr
     assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))

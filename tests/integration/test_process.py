@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import parse_delivered
-from tests.procs import Relay, environment, home_of, until
+from tests.procs import Relay, drop, environment, home_of, inbox_of, until
 from tests.procs import relay_anew as relay
 
 pytestmark = pytest.mark.timeout(60)
@@ -94,18 +93,14 @@ def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None
 
 def test_a_relay_that_cannot_be_asked_is_no_silence(tmp_path: Path) -> None:
     home = home_of(tmp_path / ("long" * 30), "bob")  # a socket's path has 107 bytes at most
-    running = Relay(home)
-    running.start()
-    done = relay("status", home=home)
-    assert running.stop() == 0
+    with Relay(home):
+        done = relay("status", home=home)
     assert done.returncode == 0
     assert "no health endpoint (see logs/relay.log)" in done.stdout
 
 
-def test_a_killed_relay_holds_nothing_up(home: Path) -> None:
-    first = Relay(home)
-    first.start()
-    first.kill()
+def test_a_killed_relay_holds_nothing_up(running: Relay, home: Path) -> None:
+    running.kill()
     assert relay("down", home=home).returncode == 5
     assert relay("up", home=home).returncode == 0
 
@@ -117,14 +112,10 @@ def test_a_killed_relay_holds_nothing_up(home: Path) -> None:
 def test_a_refusal_comes_by_itself(home: Path, text: str, reason: str) -> None:
     """How soon: ``scripts/bench latency`` measures it."""
     assert relay("up", home=home).returncode == 0
-    outbox = home / "agents" / "alice" / "outbox"
-    (outbox / ".pending").mkdir(parents=True, exist_ok=True)  # as `mkdir -p`
-    name = "1700000000000000000-.msg"
-    (outbox / ".pending" / name).write_text(text)
-    os.rename(outbox / ".pending" / name, outbox / name)
-    inbox = home / "agents" / "alice" / "inbox"
-    until(lambda: list(inbox.glob("*.msg")))
-    (path,) = inbox.glob("*.msg")
+    (home / "agents/alice/outbox/.pending").mkdir(parents=True, exist_ok=True)  # as `mkdir -p`
+    drop(home, "alice", text, "1700000000000000000-.msg")
+    until(lambda: inbox_of(home, "alice"))
+    (path,) = inbox_of(home, "alice")
     message = parse_delivered(path.read_bytes())
     assert message.kind == "nack"
     assert reason in message.body.decode()

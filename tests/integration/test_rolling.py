@@ -7,32 +7,25 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
-pytestmark = pytest.mark.shows("engine 7.10", "ready 2.4")
-
 CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
 
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob", config=CONFIG)
-    yield opened
-    opened.close()
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=CONFIG),
+    pytest.mark.shows("engine 7.10", "ready 2.4"),
+]
 
 
 def rolled(box: Box) -> None:
     """An hour later: everything that is final has left."""
     box.flush()
     for _ in range(3):
-        box.clock.advance(100)
-        box.tick(8)
+        box.after(100, turns=8)
     box.flush()
 
 
@@ -108,11 +101,9 @@ def test_killed_before_the_store_lists_it_the_archive_is_set_aside(box: Box) -> 
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
     box.flush()
-    box.clock.advance(100)
-    box.tick(4)
+    box.after(100, turns=4)
     assert box.store.state.archives  # in memory, and not in the store's file
-    box.kill()
-    box.open()
+    box.restart()
     assert archives(box) == ["000001.acomm.stray"]
     assert len(box.store) == 3
     rolled(box)
@@ -127,8 +118,7 @@ def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
         box.dispatcher._roller.step()
     box.flusher.flush()
     assert len(box.store) == 0
-    box.kill()
-    box.open()
+    box.restart()
     rolled(box)
     assert {box.row(one)["status"] for one in sent} == {"archived"}
     assert box.store.query_messages().total_count == 3

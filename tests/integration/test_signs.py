@@ -67,8 +67,7 @@ def killed(process: subprocess.Popen[Any]) -> int:
     return process.pid
 
 
-def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
-    home = running.home
+def test_M07_a_process_that_was_killed_shows_at_once(running: Relay, home: Path) -> None:
     command = [sys.executable, "-c", WAITS, str(home)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"1\n"
@@ -84,8 +83,7 @@ def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
     assert agents(home)["bob"]["status"] == "active"  # its mail may still be read: it bounces later
 
 
-def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay) -> None:
-    home = running.home
+def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay, home: Path) -> None:
     assert relay("send", "bob", "are you there?", home=home).returncode == 0
     until(lambda: agents(home)["bob"]["unread"] == 1)
     assert agents(home)["bob"]["silent_s"] is None  # it may be busy
@@ -157,9 +155,8 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 
 
 def test_M07_a_shell_that_sends_is_registered(
-    shell: list[str], running: Relay, tmp_path: Path
+    shell: list[str], running: Relay, home: Path, tmp_path: Path
 ) -> None:
-    home = running.home
     (home / "agents" / "bob" / "meta.json").write_text('{"role": "lead", "public_key": null}')
     one = Sourced(shell, home, tmp_path, "bob", "relay_send alice hello; relay_send alice again")
     found = meta(home, "bob")
@@ -273,13 +270,11 @@ def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> Non
     """It cannot say whether it left in good order: its mail waits, as for one without a process."""
     one = Sourced(SHELLS["dash"], box.root, tmp_path, "bob", "relay_recv")
     box.tick(2)
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31)
     assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(one.process.pid,)]
     one.kill()
     for _ in range(20):
-        box.clock.advance(31)
-        box.tick()
+        box.after(31, turns=1)
     sent = box.send("alice", "TO: bob\n\nare you there?")
     assert box.states(sent) == {"bob": "written"}
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]

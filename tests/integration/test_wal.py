@@ -31,6 +31,8 @@ print("reading", flush=True)
 sys.stdin.read()
 """
 
+pytestmark = pytest.mark.box("alice", "bob", config=SMALL)
+
 
 @contextmanager
 def reader(path: Path) -> Iterator[int]:
@@ -42,13 +44,6 @@ def reader(path: Path) -> Iterator[int]:
         yield process.pid
     finally:
         process.communicate()
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
-    yield made
-    made.close()
 
 
 def watch_of(box: Box) -> WalWatch:
@@ -116,14 +111,12 @@ def test_when_it_is_full_files_wait_in_their_outboxes(box: Box) -> None:
             box.clock.advance(40)
             assert [look(box, watch) for _ in range(2)] == [WalState.FULL] * 2
         assert "transaction open: a process of another user; end that process" in watch.paused
-        box.dispatcher.pause("wal", watch.paused)
         box.drop("alice", "TO: bob\n\nwaits")
         box.tick(3)
         assert box.inbox("bob") == {} and len(box.outbox("alice")) == 1
         assert box.deadline > box.clock.monotonic_ns()  # the loop does not spin meanwhile
     look(box, watch)
     assert look(box, watch) is WalState.OK
-    box.dispatcher.pause("wal", watch.paused)
     box.tick()
     assert box.bodies("bob") == ["waits"]
 

@@ -21,22 +21,21 @@ from relay.journal.catalog import Catalog, snapshot_ids
 from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
 from relay.journal.manifest import Manifest
 from relay.journal.replay import chunk_indexes, decode_chunk, read_manifest
+from tests.disk import hooked, kill_at_every_call
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     NOW_S,
     STREAM_1,
     STREAM_2,
-    Killed,
     UnsyncedDisk,
     any_record,
-    hooked,
-    kill_at_every_call,
     opened,
     said,
     sealed,
     silent,
     stored,
 )
+from tests.kills import Killed
 
 PHASES = (Phase.explicit, Phase.generate)  # shrinking takes longer than a test may
 RECORDS = [record for n in range(6) for record in (opened(n, n * 100), sealed(n, n * 100))]
@@ -70,12 +69,6 @@ def catalog_of(records: list[ManifestRecord]) -> Catalog:
 
 def chunk_path(stream: str, index: int) -> Path:
     return Path(replays.chunk_path(stream, index))
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 # -- writing and opening again -------------------------------------------------------------

@@ -22,13 +22,12 @@ from relay.journal.catalog import (
 from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
 from relay.journal.manifest import Manifest
 from relay.journal.replay import chunk_indexes, decode_chunk, load_chunk, read_manifest
+from tests.disk import flip, hooked, kill_at_every_call
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     FIXTURES,
     STREAM_1,
     STREAM_2,
-    hooked,
-    kill_at_every_call,
     opened,
     said,
     sealed,
@@ -69,12 +68,6 @@ def begin(stream: str) -> Manifest:
 
 def chunk_path(stream: str, index: int) -> Path:
     return Path(replays.chunk_path(stream, index))
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def entries_of(records: list[ManifestRecord]) -> dict[int, object]:

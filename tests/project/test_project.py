@@ -16,18 +16,17 @@ import pytest
 
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.base.home import LEDGER
 from relay.cli import COMMANDS, cli
 from relay.daemon.admin import Admin, status_of
 from relay.daemon.status import SharedStatus, StatusPublisher
 from scripts.cli_docs import page
 from tests.box import Box
-from tests.procs import PROJECT
+from tests.procs import PROJECT, relay
 
 pytestmark = pytest.mark.shows("ready 3.4")
 
 CURL = re.compile(r"^    (curl .+)$", re.M)
-SQL = re.compile(r'^    (?:\$ )?sqlite3 \S*ledger\.db "(.+)"$', re.M)
+SQL = re.compile(r'^    (?:\$ )?relay ledger query "(.+)"$', re.M)
 
 
 def test_imports_go_down_the_list_only() -> None:
@@ -60,15 +59,8 @@ def test_the_queries_run_as_printed(box: Box, document: str) -> None:
     box.flush()
     queries = SQL.findall((PROJECT / document).read_text())
     assert queries
-    sqlite3 = shutil.which("sqlite3") or Path(sys.executable).with_name("sqlite-utils")
-    verb = ["query"] if "sqlite-utils" in str(sqlite3) else []
     for query in queries:
-        done = subprocess.run(
-            [sqlite3, *verb, box.home.path(LEDGER), query],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = relay("ledger", "query", query, home=box.root)
         assert done.returncode == 0, f"{query}: {done.stderr}"
     assert box.states(sent) == {"bob": "written"}
 

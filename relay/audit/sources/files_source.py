@@ -32,6 +32,7 @@ from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
 from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError
+from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, JOURNAL, STORE
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
@@ -242,20 +243,26 @@ def _store(unit: FileUnit, home: str) -> VerifiedFile:
 
 
 def _journal(unit: FileUnit) -> VerifiedFile:
-    found = check.check_manifest(unit.path)
-    return VerifiedFile(unit.shown, unit.kind, problems=found.problems, warnings=found.warnings)
+    return _with_findings(VerifiedFile(unit.shown, unit.kind), check.check_manifest(unit.path))
 
 
 def _segment(unit: FileUnit) -> VerifiedFile:
     entry = _entry(unit)
-    found = check.StreamFindings([], [])
-    check.check_segment(unit.path, entry, found)
+    found = check.check_segment(unit.path, entry)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:
         row = _with_facts(row, unit, entry)
-        if found.problems:  # so that its day differs
+        if any(one.severity is Severity.ERROR for one in found):  # so that its day differs
             row = row._replace(sha256=None)
-    return row._replace(problems=found.problems, warnings=found.warnings)
+    return _with_findings(row, found)
+
+
+def _with_findings(row: VerifiedFile, findings: Iterable[Finding]) -> VerifiedFile:
+    """Add what the check of the journal found."""
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for one in findings:
+        lines[one.severity is Severity.ERROR].append(one.text)
+    return row._replace(problems=lines[True], warnings=lines[False])
 
 
 def _object(unit: FileUnit) -> VerifiedFile:
