@@ -93,3 +93,8 @@ def home(tmp_path: Path) -> Iterator[HomeBuilder]:
     builder = HomeBuilder(tmp_path / "home")
     yield builder
     builder.close()
+
+
+@pytest.fixture(autouse=True)
+def homes_are_sound() -> None:
+    """Homes are put together by hand here, as far as a test needs them: no store is checked."""

@@ -267,13 +267,7 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
     clock = FakeClock(NOW_S * 10**9)
     store = CommStore(clock)
     recorded: list[Event] = []
-    apply = store.state.apply
-
-    def recording(event: Event) -> None:
-        recorded.append(event)
-        apply(event)
-
-    store.state.apply = recording  # type: ignore[method-assign]
+    store.engine._core.fresh_events = recorded
     for step in [channels_of_every_type, *steps]:
         clock.advance(1)
         try:

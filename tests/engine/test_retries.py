@@ -387,9 +387,8 @@ def test_a_timer_of_an_earlier_version_stops_where_nothing_asked_for_it() -> Non
 
 
 def test_events_replayed_give_the_same_store(scene: Scene) -> None:
-    applied = []
-    original = scene.store.state.apply
-    scene.store.state.apply = lambda event: (applied.append(event), original(event))  # type: ignore[method-assign,func-returns-value]
+    applied: list[events.Event] = []
+    scene.store.engine._core.fresh_events = applied
     before = scene.store.snapshot().file()
     sent = scene.send()
     scene.after(10.1)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.base.home import STORE
+from relay.base.home import LEDGER, STORE
+from relay.daemon import agreement
+from relay.ledger import open_readonly
 from tests.box import Box
 from tests.disk import failing
 
@@ -40,21 +42,16 @@ def replay(box: Box, message_id: str) -> None:
     box.command("operator", "dead.replay", f"ID: {message_id}")
 
 
-def stored(box: Box, message_id: str) -> dict[str, str]:
-    """Recipient -> what the engine says of its delivery."""
-    message = box.store.find_by_relay_id(message_id)
-    assert message is not None
-    deliveries = box.store.state.deliveries[message.id]
-    return {who: one.state.label.lower() for who, one in deliveries.items()}
-
-
 def agree(box: Box, message_id: str, **expected: str) -> None:
-    """Both say this."""
+    """The ledger says this of a message, and the store the same."""
     assert box.states(message_id) == expected
-    assert stored(box, message_id) == {
-        who: {"acked": "acknowledged", "written": "delivered", "read": "received"}.get(said, said)
-        for who, said in expected.items()
-    }
+    assert [line for line in differences(box) if message_id in line] == []
+
+
+def differences(box: Box) -> list[str]:
+    """What ledger and store say differently of any message."""
+    with contextlib.closing(open_readonly(box.home.path(LEDGER))) as db:
+        return [one.text for one in agreement.check(db, box.store)]
 
 
 @contextlib.contextmanager
@@ -132,6 +129,18 @@ def test_who_is_back_before_the_disk_has_room_gets_it(
     agree(box, sent, bob="written", carol="written")
 
 
+@pytest.mark.damages
+@pytest.mark.xfail(
+    reason="the nack of the first attempt stays in the store, never delivered", strict=True
+)
+def test_an_attempt_that_found_no_room_leaves_no_nack(box: Box) -> None:
+    box.join("team", "bob", "alice")
+    with failing("create"), away(box, "bob"):
+        box.send("alice", "TO: #team\n\nhi")
+    box.after(60)
+    assert differences(box) == []
+
+
 def test_a_full_disk_and_a_broken_inbox_at_once(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nack is held, the notice behind it has no room: put off, and the loop goes on."""
     box.send("carol", SYSTEM)
@@ -195,6 +204,7 @@ def test_a_replay_before_a_crash_is_not_made_again_after_it(box: Box) -> None:
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "8"
 
 
+@pytest.mark.damages
 def test_the_file_before_does_not_undo_an_acknowledgment(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.flush()

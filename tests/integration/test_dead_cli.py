@@ -14,7 +14,7 @@ from relay.engine import ChannelConfig, ChannelType, CommStore, DeliveryMode, Me
 from tests.fakes import FakeClock
 from tests.procs import home_of, relay
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
+pytestmark = [pytest.mark.damages, pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
 FIRST, SECOND, FRESH = (f"170000000000000000{n}-aa" for n in range(3))
 
 

@@ -26,6 +26,7 @@ JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_
 KEPT = Executors.inline()._replace(tiers=IdleExecutor())  # no segment is pruned
 
 pytestmark = [
+    pytest.mark.damages,
     pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL), executors=KEPT),
     pytest.mark.usefixtures("private_files"),
     pytest.mark.shows("journal 5.11"),

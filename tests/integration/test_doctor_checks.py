@@ -30,6 +30,7 @@ from tests.procs import meanwhile, relay, until
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
 pytestmark = [
+    pytest.mark.damages,
     pytest.mark.box("alice", "bob", config=QUIET),
     pytest.mark.usefixtures("private_files"),
 ]

@@ -25,6 +25,8 @@ from tests.box import Box
 from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
 
+pytestmark = pytest.mark.damages
+
 PAGE = 4096
 SAYS = "is damaged ("
 

@@ -126,6 +126,7 @@ def test_D2_not_while_a_relay_runs(tmp_path: Path) -> None:
     assert (tmp_path / "home" / LEDGER).read_bytes() == before
 
 
+@pytest.mark.damages
 def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
     """The journal is gone altogether: rows of what is underway are made from the store."""
     sent = a_home(tmp_path / "home")

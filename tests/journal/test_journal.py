@@ -314,8 +314,8 @@ def test_an_evicted_segment_is_fetched_or_named(stream: Stream, tmp_path: Path) 
         payloads(journal)
     with pytest.raises(SegmentAway, match="segment 0 is only in TIER1"):
         payloads(JournalReader(stream.folder))
-    journal.fetch = lambda entry: FileSource(away)
-    assert payloads(journal) == [b"one", b"two"]
+    found = journal.read(fetch=lambda entry: FileSource(away))
+    assert [record.payload for record in found] == [b"one", b"two"]
 
 
 def test_a_follower_is_not_misled_by_an_eviction(stream: Stream, tmp_path: Path) -> None:

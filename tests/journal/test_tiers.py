@@ -212,7 +212,7 @@ def test_a_deletion_that_was_queued_is_finished(
     stream.reopen()  # with a policy that keeps everything
     assert list(stream.journal.manifest.catalog.deleting) == [0]
     with pytest.raises(SegmentAway, match="segment 0 is being deleted from Tier 2"):
-        list(stream.journal.read(0))
+        list(stream.journal.read(0, stream.tiers.fetch))
     assert stream.tiers.run_next() == f"delete {1:020d}/{0:020d}.seg.zst"
     assert not stream.journal.manifest.catalog.deleting
     assert list(stream.journal.manifest.catalog.entries) == [1, 2]
