@@ -21,11 +21,11 @@ from relay.delivery.values import (
     Applied,
     ControlReply,
     Deferral,
+    Draft,
     Inbound,
     ObligationState,
     OutgoingFile,
     Plan,
-    Posting,
     Route,
     Subject,
     SystemMessage,
@@ -77,8 +77,8 @@ class StoreWriter:
         """Store the message, the effect of an answer, and every reply; carry out a command."""
         stored: Message | None = None
         files, deferred = plan.files, list[Deferral]()
-        if plan.posting is not None and plan.inbound is not None:
-            stored = self._store_posting(plan.posting, plan.inbound)
+        if plan.draft is not None and plan.inbound is not None:
+            stored = self._store_draft(plan.draft, plan.inbound)
             files = tuple([one._replace(number=stored.id) for one in files])
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
@@ -101,16 +101,16 @@ class StoreWriter:
         files = (*files, *(one for one in own if one is not None))
         return Applied(plan, files, tuple(deferred), duty, effects)
 
-    def _store_posting(self, posting: Posting, inbound: Inbound) -> Message:
+    def _store_draft(self, draft: Draft, inbound: Inbound) -> Message:
         assert inbound.message is not None
         content, origin = inbound.message.content, inbound.origin()
-        return self._accept(posting, inbound.file.agent, content, origin)
+        return self._accept(draft, inbound.file.agent, content, origin)
 
     def _accept(
-        self, posting: Posting, sender: str, content: bytes, origin: Origin | None = None
+        self, draft: Draft, sender: str, content: bytes, origin: Origin | None = None
     ) -> Message:
         """Store a message; its channel is created or joined if necessary."""
-        store, fields, route = self._store, posting.fields, posting.route
+        store, fields, route = self._store, draft.fields, draft.route
         channel = store.get_channel_by_name(route.channel)
         if channel is None:
             owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
@@ -164,15 +164,15 @@ class StoreWriter:
         kept = self._view.find(message_id)
         if kept is None:
             is_answer = one.is_answer and stored is not None and self._view.expects_ack(stored)
-            posting = _own_posting(
+            draft = _own_draft(
                 one, max(one.at_ns, self._clock.now_ns()), stored if is_answer else None
             )
             try:
-                kept = self._accept(posting, ORCHESTRATOR, message.content)
+                kept = self._accept(draft, ORCHESTRATOR, message.content)
             except (StoreFull, StoreCapacity):
                 raise
             except CommError:
-                if posting.fields.topic is None:
+                if draft.fields.topic is None:
                     raise
                 return None  # paused or closed: no notices wanted
         at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
@@ -219,7 +219,7 @@ def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...
     return (reply(subject, Kind.ACK if given.ok else Kind.NACK, text, given.attached),)
 
 
-def _own_posting(one: SystemMessage, at_ns: int, answered: Message | None) -> Posting:
+def _own_draft(one: SystemMessage, at_ns: int, answered: Message | None) -> Draft:
     """A message of the relay's own as the engine gets it; an acknowledgment if one is expected."""
     message = one.message
     fields = router.engine_fields(message, one.message_id, at_ns, None)
@@ -229,7 +229,7 @@ def _own_posting(one: SystemMessage, at_ns: int, answered: Message | None) -> Po
         thread = None if answered is None else answered.correlation_id
         fields = fields._replace(message_type=kind, correlation_id=thread)
     if fields.topic is not None:
-        return Posting(Route(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,)), fields)
+        return Draft(Route(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,)), fields)
     name = direct_channel_name(message.to, ORCHESTRATOR)
     members = (message.to, ORCHESTRATOR)
-    return Posting(Route(name, ChannelType.DIRECT, members, (message.to,)), fields)
+    return Draft(Route(name, ChannelType.DIRECT, members, (message.to,)), fields)

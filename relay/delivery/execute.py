@@ -184,7 +184,7 @@ class Executor:
                 if (one := known.get(name)) is None
                 or one.state is DeliveryState.SENT
                 # its answer was in the same batch
-                or (one.state is DeliveryState.ACKNOWLEDGED and plan.posting is not None)
+                or (one.state is DeliveryState.ACKNOWLEDGED and plan.draft is not None)
             ]
         )
         return file if len(left) == len(file.recipients) else file._replace(recipients=left)

@@ -23,12 +23,12 @@ from relay.delivery.values import (
     Answer,
     Command,
     DeliveryChanges,
+    Draft,
     Effects,
     EndedDelivery,
     Inbound,
     OutgoingFile,
     Plan,
-    Posting,
     Route,
     Row,
     Subject,
@@ -58,11 +58,11 @@ def plan(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     answer = None if route.answers is None else _answer(message, route.answers)
     if isinstance(route, Bounce):  # the answer counts, even without its sender
         return refuse(inbound, route.reason, answer)
-    posting = _posting(inbound, message, route, view) if stored is None else None
+    draft = _draft(inbound, message, route, view) if stored is None else None
     plan = Plan(
         inbound.subject,
         inbound,
-        posting=posting,
+        draft=draft,
         answer=answer,
         effects=Effects(may_repeat=inbound.row is Row.REPEATED),
     )
@@ -167,7 +167,7 @@ def _answer(message: MessageFile, original: Message) -> Answer:
     return Answer(original, status, text, ends)
 
 
-def _posting(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Posting:
+def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
     """The message as the engine gets it."""
     fields = router.engine_fields(message, inbound.message_id, inbound.discovered_at, route.answers)
     if fields.ttl:
@@ -177,7 +177,7 @@ def _posting(inbound: Inbound, message: MessageFile, route: Route, view: StoreVi
         assert channel is not None  # the route was made from it
         recipients = view.route(channel, inbound.file.agent, message.content, fields)
         route = route._replace(recipients=recipients)
-    return Posting(route, fields)
+    return Draft(route, fields)
 
 
 def _plan_deliveries(
@@ -191,7 +191,7 @@ def _plan_deliveries(
     """Plan files for recipients with an inbox; the others bounce. One may be the orchestrator."""
     inbound = plan.inbound
     assert inbound is not None
-    recipients: tuple[str, ...] = plan.posting.route.recipients or () if plan.posting else ()
+    recipients: tuple[str, ...] = plan.draft.route.recipients or () if plan.draft else ()
     known: Mapping[str, Delivery] = {}
     if stored is not None:
         recipients, known = view.recipients(stored.id), view.deliveries(stored.id)

@@ -214,7 +214,7 @@ class Route(NamedTuple):
     shown_channel: str | None = None  # the CHANNEL header of the delivered file
 
 
-class Posting(NamedTuple):
+class Draft(NamedTuple):
     """A message for the engine to store."""
 
     route: Route
@@ -253,7 +253,7 @@ class OutgoingFile(NamedTuple):
     """One message to be written into inboxes."""
 
     message_id: str
-    number: int  # in the store; 0: the posting of the same plan
+    number: int  # in the store; 0: the draft of the same plan
     data: bytes  # the delivered file
     recipients: tuple[str, ...]
     attempt: int = 0  # of a delivery that is made again; 0 for the first
@@ -344,7 +344,7 @@ class Plan(NamedTuple):
     subject: Subject
     inbound: Inbound | None = None  # None: the relay's own
     refusal: str = ""  # why the file is refused; it goes to rejected/
-    posting: Posting | None = None  # None: nothing to be stored, or stored before
+    draft: Draft | None = None  # None: nothing to be stored, or stored before
     answer: Answer | None = None
     files: tuple[OutgoingFile, ...] = ()
     command: Command | None = None

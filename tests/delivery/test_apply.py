@@ -31,7 +31,7 @@ def table() -> Table:
 
 def said(work: Applied) -> str:
     """The body of the one answer of the orchestrator's."""
-    (answer,) = [file for file in work.files if file.system is not None]
+    (answer,) = [posting for posting in work.files if posting.system is not None]
     return parse_delivered(answer.data).body.decode()
 
 
@@ -45,10 +45,10 @@ def given(work: Applied) -> Answer:
 
 def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
     work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
-    (file,) = work.files
-    assert (file.message_id, file.recipients) == (work.plan.message_id, ("bob",))
-    assert (file.system, file.attempt, work.plan.refusal) == (None, 0, "")
-    delivered = parse_delivered(file.data)
+    (posting,) = work.files
+    assert (posting.message_id, posting.recipients) == (work.plan.message_id, ("bob",))
+    assert (posting.system, posting.attempt, work.plan.refusal) == (None, 0, "")
+    delivered = parse_delivered(posting.data)
     assert (delivered.to, delivered.body) == ("bob", b"hi")
     assert delivered.headers == {
         "ID": work.plan.message_id,
@@ -59,30 +59,30 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
         "X-TICKET": "42",
     }
     stored = table.store.find_by_relay_id(work.plan.message_id)
-    assert stored and stored.id == file.number
+    assert stored and stored.id == posting.number
     assert stored.status is MessageStatus.SENT
     assert table.store.recipients(stored.id) == ("bob",)
 
 
 def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
-    (file,) = table.decide("TO: *\n\nhi").files
-    assert file.recipients == ("bob", "carol", "operator")
-    assert b"\nCHANNEL: all\n" in file.data
-    assert parse_delivered(file.data).headers["CHANNEL"] == "all"
+    (posting,) = table.decide("TO: *\n\nhi").files
+    assert posting.recipients == ("bob", "carol", "operator")
+    assert b"\nCHANNEL: all\n" in posting.data
+    assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
 
 
 def test_a_message_to_the_lead(table: Table) -> None:
     table.lead = "carol"
-    (file,) = table.decide("TO: Lead\n\nhi").files
-    assert file.recipients == ("carol",)
-    assert parse_delivered(file.data).to == "Lead"
+    (posting,) = table.decide("TO: Lead\n\nhi").files
+    assert posting.recipients == ("carol",)
+    assert parse_delivered(posting.data).to == "Lead"
 
 
 def test_a_group_without_its_former_members(table: Table) -> None:
     for who in ("alice", "bob", "carol"):
         table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
     work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
-    message, answer = sorted(work.files, key=lambda file: file.system is not None)
+    message, answer = sorted(work.files, key=lambda posting: posting.system is not None)
     assert message.recipients == ("bob",)
     assert tuple(work.plan.changes.bounced) == ("carol",)
     assert answer.recipients == ("alice",)
@@ -106,9 +106,9 @@ def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> 
     work = table.decide(text)
     assert says in work.plan.refusal
     assert table.store.find_by_relay_id(work.plan.message_id) is None
-    (file,) = work.files
-    assert file.recipients == ("alice",)
-    answer = parse_delivered(file.data)
+    (posting,) = work.files
+    assert posting.recipients == ("alice",)
+    answer = parse_delivered(posting.data)
     assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
     assert answer.headers["RE"] == work.plan.message_id
     assert answer.body.decode().startswith(f"not delivered: {work.plan.message_id}.msg: ")
@@ -124,22 +124,22 @@ def test_what_the_engine_refuses_is_answered(table: Table) -> None:
 
 def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table) -> None:
     work = table.decide("TO: dave\n\nhi")
-    (file,) = work.files
-    own = file.system
+    (posting,) = work.files
+    own = posting.system
     assert own is not None
-    body = parse_delivered(file.data).body
+    body = parse_delivered(posting.data).body
     assert (own.message_id, own.agent_name, own.target) == (
-        file.message_id,
+        posting.message_id,
         ORCHESTRATOR,
         "alice",
     )
     assert (own.message_type, own.checksum, own.file_size) == ("nack", sha256_hex(body), len(body))
-    assert own.file_path == f"{ORCHESTRATOR}/{file.message_id}.msg"
-    assert work.system_ids == [file.message_id]
-    stored = table.store.get_message(file.number)
+    assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
+    assert work.system_ids == [posting.message_id]
+    stored = table.store.get_message(posting.number)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
-    assert reconstruct(stored) == parse_delivered(file.data)._replace(
+    assert reconstruct(stored) == parse_delivered(posting.data)._replace(
         headers={"RE": work.plan.message_id}
     )
 
@@ -157,14 +157,14 @@ def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> N
         found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
         inbound = Inbound(found, None, "hello.msg is not a valid message name", row=Row.NONE)
         work = table.writer.apply(refuse(inbound._replace(discovered_at=AT_NS), inbound.reason))
-        (file,) = work.files
-        message = parse_delivered(file.data)
+        (posting,) = work.files
+        message = parse_delivered(posting.data)
         assert "RE" not in message.headers
         assert message.body == b"not delivered: hello.msg is not a valid message name\n"
-        stored = table.store.get_message(file.number)
+        stored = table.store.get_message(posting.number)
         assert stored and stored.metadata and "re" not in stored.metadata
         assert reconstruct(stored).headers == {}
-        answers.append(file.message_id)
+        answers.append(posting.message_id)
     assert answers[0] == answers[1] != answers[2]
     assert len(table.store) == 2
 
@@ -197,7 +197,7 @@ def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
     assert work.plan.refusal == "its TTL of 30 s passed before it could be delivered"
     assert work.plan.refusal in said(work)
     again = table.decide(text, late_s=31, number=7)
-    assert (again.plan.refusal, again.plan.posting) == ("", None)  # it was accepted in time
+    assert (again.plan.refusal, again.plan.draft) == ("", None)  # it was accepted in time
 
 
 def test_a_group_of_one_is_said_so(table: Table) -> None:
@@ -209,10 +209,10 @@ def test_a_group_of_one_is_said_so(table: Table) -> None:
 
 def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
-    (file,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").files
+    (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").files
     assert (
         "no recipients: there are no other subscribers to topic build.ok of #ci"
-        in file.data.decode()
+        in posting.data.decode()
     )
 
 
@@ -292,8 +292,8 @@ def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said:
     assert work.plan.refusal == ""
     assert (given(work).status, given(work).text) == (status, said)
     assert given(work).original.relay_id == asked.plan.message_id
-    (file,) = work.files
-    assert file.recipients == ("alice",)
+    (posting,) = work.files
+    assert posting.recipients == ("alice",)
     stored = table.store.find_by_relay_id(asked.plan.message_id)
     assert stored and stored.status is MessageStatus.ACKNOWLEDGED
 
@@ -312,13 +312,13 @@ def test_a_response_completes_its_query(table: Table) -> None:
 def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     assert work.plan.command
-    (file,) = work.files
-    answer = parse_delivered(file.data)
+    (posting,) = work.files
+    answer = parse_delivered(posting.data)
     assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.plan.message_id)
     assert said(work) == "completed created the group team, you are its owner\n"
     asked, reply = (
         table.store.find_by_relay_id(work.plan.message_id),
-        table.store.get_message(file.number),
+        table.store.get_message(posting.number),
     )
     assert asked and reply
     assert asked.status is MessageStatus.ACKNOWLEDGED

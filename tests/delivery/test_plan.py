@@ -67,9 +67,9 @@ def test_a_plan_stores_a_message_and_writes_its_files(
 ) -> None:
     before = talk.store.snapshot()
     made = talk.plan(f"{head}\n\nhi", sender, number=9)
-    assert made.posting is not None and made.posting.route.recipients is not None
-    assert set(made.posting.route.recipients) == set(recipients)
-    assert made.posting.fields.message_type is message_type
+    assert made.draft is not None and made.draft.route.recipients is not None
+    assert set(made.draft.route.recipients) == set(recipients)
+    assert made.draft.fields.message_type is message_type
     (file,) = made.files
     assert (file.message_id, file.number, set(file.recipients)) == (sent(9), 0, set(recipients))
     assert (made.refusal, made.messages, made.command) == ("", (), None)
@@ -109,7 +109,7 @@ def test_a_plan_refuses(talk: Table, head: str, says: str) -> None:
     directory = Directory(AGENTS | {"gone"}, None, {"gone": "gone is retired"})
     made = talk.plan(f"{head}\n\nhi", directory=directory)
     assert says in made.refusal
-    assert (made.posting, made.files, made.command) == (None, (), None)
+    assert (made.draft, made.files, made.command) == (None, (), None)
     (nack,) = made.messages
     assert (nack.message.kind, nack.message.to, nack.recipients) == (
         Kind.NACK,
@@ -129,14 +129,14 @@ def test_an_answer_counts_though_its_sender_is_gone(talk: Table) -> None:
 def test_refused_before_it_was_planned(talk: Table) -> None:
     incident = Incident(IncidentKind.UNSIGNED, "alice", "x", "not signed")
     made = talk.plan("TO: bob\n\nhi", reason="not signed", incidents=(incident,), row=Row.REPEATED)
-    assert (made.refusal, made.posting) == ("not signed", None)
+    assert (made.refusal, made.draft) == ("not signed", None)
     assert made.effects == Effects((incident,), may_repeat=True)
 
 
 def test_unavailable_and_inactive_agents_get_no_broadcast(talk: Table) -> None:
     directory = Directory(AGENTS, None, {"bob": "bob is retired"}, {"carol"})
     made = talk.plan("TO: *\n\nhi", directory=directory)
-    assert made.posting is not None and made.posting.route.recipients == ("operator",)
+    assert made.draft is not None and made.draft.route.recipients == ("operator",)
     made = talk.plan("TO: #team\n\nhi", directory=directory)
     assert dict(made.changes.bounced) == {"bob": "bob is retired"}
     assert made.files[0].recipients == ("carol",)  # inactive: its mail waits
@@ -148,7 +148,7 @@ def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
             talk.store, ChannelType.PUB_SUB, "alice", name=name, sticky_messages=name == "sticky"
         )
         made = talk.plan(f"TO: #{name}\nTOPIC: t\n\nhi")
-        assert made.posting is not None and made.posting.route.recipients == ()
+        assert made.draft is not None and made.draft.route.recipients == ()
         assert (len(made.messages), made.refusal) == (nacks, "")
 
 
@@ -168,7 +168,7 @@ def test_a_throttled_message_is_stored_and_deferred(talk: Table) -> None:
 def test_a_repeated_message_is_not_stored_again(talk: Table) -> None:
     first = talk.decide("TO: bob\n\nhi", number=9)
     again = talk.plan("TO: bob\n\nhi", number=9, row=Row.REPEATED)
-    assert again.posting is None
+    assert again.draft is None
     assert again.files == first.files  # those already delivered are left out when they are staged
     assert again.effects.may_repeat
 
