@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from relay.base.clock import Clock
 from relay.base.config import Config, decode
 from relay.base.errors import RelayError
 from relay.base.home import CONFIG, LEDGER, Home, lock_holder
-from relay.doctor import Target
+from relay.doctor import Severity, Target
 from relay.doctor.stores import check_stores
 
 
@@ -22,10 +23,13 @@ def homes_below(folder: Path) -> Iterator[str]:
 
 def findings_of(root: str) -> list[str]:
     """What is wrong with the stores of a home; nothing while a relay runs there."""
+    if not os.path.isdir(os.path.join(root, "agents")):
+        return []  # a part of a home
     with Home(root) as home:
         if lock_holder(home) is not None:
             return []
         config = Config()
         with contextlib.suppress(RelayError, OSError):  # a test wrote something else there
             config = decode(home.read_config(), home.path(CONFIG))
-        return [str(one) for one in check_stores(Target(home, config, Clock(), deep=True))]
+        found = check_stores(Target(home, config, Clock(), deep=True))
+        return [str(one) for one in found if one.severity is not Severity.NOTE]

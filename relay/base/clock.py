@@ -1,4 +1,4 @@
-"""Time, as an argument: everything that asks for it is given a Clock."""
+"""The clock, which is passed to everything that needs the time."""
 
 from __future__ import annotations
 

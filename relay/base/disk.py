@@ -92,7 +92,7 @@ class DiskWatch:
     def check(self) -> tuple[DiskUsage | None, DiskUsage] | None:
         """(previous, current) if the state changed or at the first check, else None.
 
-        A disk that cannot be read keeps its previous state: a failing write will tell.
+        A disk that cannot be read keeps its previous state; a write to it will fail.
         """
         now = self._clock.monotonic_ns()
         if now < self._due_ns:

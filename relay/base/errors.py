@@ -1,7 +1,7 @@
 """Every error of the project: one family, one file.
 
-A class's docstring says what went wrong; ``exit_code`` is the exit status of the command line;
-``hint`` says what to do next. Facts (path, offset, expected, found) are attributes. ``str(error)``
+A class's docstring describes the problem; ``exit_code`` is the exit status of the command line;
+``hint`` is the remedy. Facts (path, offset, expected, found) are attributes. ``str(error)``
 is always one line.
 
 This module imports nothing, to keep the SDK's import fast.
@@ -75,7 +75,7 @@ class InvalidName(RelayError):
 
 
 class UnsafePath(RelayError):
-    """A path below the home is a link, leaves the home or is not what it must be."""
+    """A path below the home is a link, leaves the home, or is of another type than expected."""
 
     hint = "move it away: the relay follows no links and accepts only directories and regular files"
 
@@ -298,7 +298,7 @@ class SealedStore(CommError):
 
 
 class StoreFull(CommError):
-    """Too many messages are active; it passes as they are received and acknowledged."""
+    """Too many messages are active; there is room again when some are acknowledged."""
 
     hint = "receive or acknowledge what waits, then send again"
 

@@ -77,13 +77,20 @@ def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
     except OSError as exc:
         exc.filename = path + ".tmp"  # for the error message
         raise
-    try:
+    with _filling(fd, temp, dir_fd):
         fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
+
+
+@contextlib.contextmanager
+def _filling(fd: int, name: str, dir_fd: int) -> Iterator[None]:
+    """Close a new file after the block; an OSError in it removes the incomplete file."""
+    try:
+        yield
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(temp, dir_fd=dir_fd)
+            os.unlink(name, dir_fd=dir_fd)
         raise
     finally:
         os.close(fd)
@@ -338,18 +345,12 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
     """
     fault("create", name)
     fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
-    try:
+    with _filling(fd, name, dir_fd):
         fault("write", name)
         _write_all(fd, data)
         if sync:
             sync_file(fd)
             os.fsync(dir_fd)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=dir_fd)
-        raise
-    finally:
-        os.close(fd)
 
 
 def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:

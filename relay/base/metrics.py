@@ -41,10 +41,10 @@ STAGES = {
 
 
 class Buckets(NamedTuple):
-    """A histogram as it was at an instant."""
+    """A snapshot of a histogram."""
 
     bounds: tuple[float, ...]
-    counts: tuple[int, ...]  # of each bucket, the one above every bound last
+    counts: tuple[int, ...]  # of each bucket; the last is above every bound
     total: float  # the sum of all values
 
     @property
@@ -94,7 +94,7 @@ class Metrics:
         self.accepted = 0  # messages
         self.refused = 0
         self.postponed = 0  # left in the outbox for a passing reason
-        self.written = 0  # deliveries, by what became of them
+        self.written = 0  # deliveries by outcome
         self.again = 0  # of these: another attempt
         self.held = 0
         self.bounced = 0

@@ -43,7 +43,6 @@ from relay.engine.events import Event, EventCodec, EventRecord
 from relay.engine.state import State
 from relay.engine.validation import DEFAULT_LIMITS
 from relay.journal.journal import Journal, JournalReader
-from relay.journal.manifest import Manifest
 from relay.journal.plan import TierPolicy
 from relay.journal.records import Record
 from relay.journal.replay import checkpoint_offsets, read_manifest
@@ -58,8 +57,9 @@ class OpenedStore(NamedTuple):
     """A store opened for writing, and what its replay found."""
 
     store: Engine
-    log: EventLog
+    events: EventLog  # of the store: its journal
     tiers: Tiers
+    key: bytes | None  # of the store's file
     projection: Projection  # of the events after the ledger's position
     power_cut: bool  # the machine was restarted since
 
@@ -145,22 +145,23 @@ def open_store_readonly(
 
 def open_store(
     home: Home,
-    clock: Clock,
     config: Config,
-    key: bytes | None,
+    clock: Clock,
     warn: Warn,
     *,
+    make_key: bool = True,
     epoch: int = 0,
     ledger_position: int = 0,
-    boot: str | None = None,
+    boot: str = "",
 ) -> OpenedStore:
     """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
 
     ``ledger_position``: offset up to which the ledger follows the journal. ``boot``: boot id of the
     machine. Errors: FormatError when neither checkpoint nor journal can be read, VersionError when
     a checkpoint would lose content of the store file, JournalPruned when records that the store
-    lacks were pruned, SealedStore (all of these change nothing); OSError.
+    lacks were pruned, SealedStore (all of these change nothing); those of ``store_key``; OSError.
     """
+    key = store_key(home, config, make=make_key)
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
     if os.path.lexists(home.path(STORE)) and (lost := lost_on_rewrite(home.path(STORE))):
@@ -174,23 +175,12 @@ def open_store(
         )
     covered, codec = _covered_offset(store.state), EventCodec(key)
     with contextlib.ExitStack() as held:
-        journal = Journal.open(
-            stream_dir(home),
-            STREAM_ID,
-            clock,
-            journal_policy(config),
-            warn,
-            epoch=epoch,
-            at_least=max(covered, ledger_position),
-            covered=covered,
+        journal, tiers = open_journal(
+            held, home, config, clock, warn, epoch=epoch, known=ledger_position, covered=covered
         )
-        held.callback(journal.close)
-        tiers = make_tiers(home, config, journal.manifest, clock, warn)
-        journal.fetch = tiers.fetch
-
         _check_not_pruned(home, store.state, journal.first, changed=True)
         past = JournalReplay(store, ledger_position)
-        past.replay(journal, codec, boot, warn)
+        past.replay(journal, tiers, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.rename_strays():
@@ -198,7 +188,7 @@ def open_store(
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
-    return OpenedStore(store, log, tiers, past.projection, past.power_cut)
+    return OpenedStore(store, log, tiers, key, past.projection, past.power_cut)
 
 
 def _has_no_files(folder: str) -> bool:
@@ -262,7 +252,9 @@ class JournalReplay:
         self._covered = _covered_offset(store.state)
         self._ledger_position = ledger_position
 
-    def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
+    def replay(
+        self, journal: Journal, tiers: Tiers, codec: EventCodec, boot: str, warn: Warn
+    ) -> None:
         """Bring the store to the journal's end; ``boot`` is the present boot id."""
         if self._ledger_position < journal.first:
             warn(
@@ -270,10 +262,10 @@ class JournalReplay:
                 f" before {journal.first} was pruned: rows of that time are not restored"
             )
         begin = min(self._covered, self._ledger_position)
-        replay(journal.read(begin), codec, self._store, self._on_record, warn)
+        replay(journal.read(begin, tiers.fetch), codec, self._store, self._on_record, warn)
         self.power_cut = self.boot not in ("", boot)
         if self.power_cut:  # inboxes are then compared with everything delivered since
-            self._replay_all(journal.read(begin), codec)
+            self._replay_all(journal.read(begin, tiers.fetch), codec)
 
     def _on_record(self, frame: EventRecord, offset: int) -> None:
         if frame.start is not None:
@@ -303,12 +295,13 @@ def _covered_offset(state: State) -> int:
     return state.journal.offset if state.journal else 0
 
 
-def tier_policy(home: Home, config: Config) -> TierPolicy:
-    """The tiers' settings; an object store in the home may be named without a path."""
+def tier_policy(home: Home, config: Config, objects: str = "") -> TierPolicy:
+    """The tiers' settings; ``objects`` replaces the configured object store, which may be a
+    path below the home."""
     settings = config.journal
-    objects = settings.objects
-    if objects and "://" not in objects:
-        objects = home.path(os.path.expanduser(objects))
+    if not objects and settings.objects:
+        is_url = "://" in settings.objects
+        objects = settings.objects if is_url else home.path(os.path.expanduser(settings.objects))
     return TierPolicy(
         settings.compress_segments,
         settings.compress_after_s,
@@ -320,15 +313,38 @@ def tier_policy(home: Home, config: Config) -> TierPolicy:
     )
 
 
-def make_tiers(home: Home, config: Config, manifest: Manifest, clock: Clock, warn: Warn) -> Tiers:
-    """The tiers of a home's stream. Errors: RelayError when S3 is asked for and not installed."""
-    return Tiers(manifest, STREAM_ID, tier_policy(home, config), clock, warn)
+def open_journal(
+    held: contextlib.ExitStack,
+    home: Home,
+    config: Config,
+    clock: Clock,
+    warn: Warn,
+    *,
+    epoch: int = 0,
+    known: int = 0,
+    covered: int = 0,
+    objects: str = "",
+) -> tuple[Journal, Tiers]:
+    """Open a home's journal for writing, with its tiers; ``held`` closes it.
 
-
-def journal_policy(config: Config) -> SegmentPolicy:
-    """When the journal's segments roll."""
+    ``known``: its length, as others know it. ``covered``: offset that the newest checkpoint covers.
+    ``objects``: the object store, if not the configured one. Errors: those of ``Journal.open``;
+    RelayError when S3 is asked for and not installed.
+    """
     settings = config.journal
-    return SegmentPolicy(settings.segment_bytes, settings.segment_age_s)
+    journal = Journal.open(
+        stream_dir(home),
+        STREAM_ID,
+        clock,
+        SegmentPolicy(settings.segment_bytes, settings.segment_age_s),
+        warn,
+        epoch=epoch,
+        at_least=known,
+        covered=covered,
+    )
+    held.callback(journal.close)
+    policy = tier_policy(home, config, objects)
+    return journal, Tiers(journal.manifest, STREAM_ID, policy, clock, warn)
 
 
 def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None) -> Engine:

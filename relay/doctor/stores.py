@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 
 from relay.acomm import check as acomm_check
-from relay.acomm import store_file
-from relay.acomm.container import Flag
 from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
-from relay.base.errors import FormatError, KeyFileError, LedgerError, RelayError, SealedStore
+from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore
 from relay.base.finding import Finding, Severity
-from relay.base.home import ARCHIVES, BASE, LEDGER, STORE, Home
+from relay.base.home import ARCHIVES, BASE, LEDGER, STORE, Home, unclean_stop
 from relay.daemon import agreement
 from relay.daemon.journal_commands import covered_offset
-from relay.daemon.opening import open_store_readonly, opens, store_key, stream_dir
+from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.doctor.report import Target, describe_error, list_dir, partial_check, recheck
 from relay.engine import check as engine_check
+from relay.engine.events import Event
 from relay.journal import check as journal_check
-from relay.journal.catalog import Catalog, Residency
+from relay.journal.catalog import Catalog, Residency, SegmentEntry
 from relay.journal.format import ManifestType, Reason
 from relay.journal.journal import JournalReader
 from relay.journal.replay import checkpoint_offsets, read_manifest
@@ -58,36 +58,25 @@ _ADVICE = {  # for failures that need the operator
 
 def check_stores(target: Target) -> Iterator[Finding]:
     """Check the store, the journal, the tiers, the ledger, and that they agree, in this order."""
-    home, folder = target.home, stream_dir(target.home)
-    position = _ledger_position(home)  # before the journal, which may grow meanwhile
-    yield from _check_store_files(target)
-    begin, end = 0, None
-    if os.path.isdir(folder):
-        findings = list(journal_check.check(folder))
-        begin, end = _stream_range(folder, findings)
-        yield from (one for one in findings if one.severity is Severity.ERROR)
-        yield from _check_set_aside(folder)
-        yield from _check_surplus(folder, end)
-        yield from _check_tiers(read_manifest(folder, _ignore).catalog, target.config)
-    yield from _check_offsets(home, position, begin, end)
-    yield from _check_encryption(target)
-    if isinstance(position, Finding):
-        yield position
-    else:
-        yield from _check_ledger(target)
-        yield from recheck(target, lambda target: _check_agreement(target, position), str)
-
-
-def _ledger_position(home: Home) -> int | Finding:
-    """Return the journal offset up to which the ledger is complete."""
-    try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    home = target.home
+    with contextlib.ExitStack() as stack:
+        position: int | Finding
+        try:
+            db = stack.enter_context(contextlib.closing(open_readonly(home.path(LEDGER))))
             query = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
-            row = db.execute(query).fetchone()
-    except LedgerError as exc:
-        advice = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
-        return Finding("ledger", LEDGER, describe_error(exc), advice)
-    return int(row[0]) if row else 0
+            row = db.execute(query).fetchone()  # before the journal, which may grow meanwhile
+            position = int(row[0]) if row else 0
+        except LedgerError as exc:
+            advice = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
+            position = Finding("ledger", LEDGER, describe_error(exc), advice)
+        yield from _check_store_files(target)
+        yield from _check_journal(target, position)
+        if isinstance(position, Finding):
+            yield from _check_loaded(target, None)
+            yield position
+            return
+        yield from _check_ledger(db)
+        yield from recheck(target, lambda target: _check_loaded(target, db, position), str)
 
 
 # -- the store -------------------------------------------------------------------------------
@@ -104,8 +93,12 @@ def _check_store_files(target: Target) -> Iterator[Finding]:
         if not _opens(wrong_before):
             advice = _without_checkpoints(home)
         yield from _advised(wrong, advice)
-    if written > 1 or os.path.lexists(previous):
+    if os.path.lexists(previous):
         yield from _advised(wrong_before, "the next checkpoint replaces it")
+    elif written > 1:  # a backup has the newest alone
+        severity = Severity.NOTE if _opens(wrong) else Severity.ERROR
+        advice = "the next checkpoint replaces it"
+        yield from _advised([one._replace(severity=severity) for one in wrong_before], advice)
     if os.path.lexists(base):
         advice = "the next checkpoint, or `relay journal prune`, replaces it"
         yield from _advised(_check_file(base), advice)
@@ -152,28 +145,40 @@ def _without_checkpoints(home: Home) -> str:
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _stream_range(folder: str, findings: list[Finding]) -> tuple[int, int | None]:
-    """Return the stream's first offset and its end, or None if damage hides the end.
+def _check_journal(target: Target, position: int | Finding) -> Iterator[Finding]:
+    """Check the stream, files set aside, tiers, and that the offsets of the stores agree."""
+    folder = stream_dir(target.home)
+    begin, end = 0, None
+    if os.path.isdir(folder):
+        findings = [one for one in journal_check.check(folder) if one.severity is Severity.ERROR]
+        yield from findings
+        yield from _check_set_aside(folder)
+        view = read_manifest(folder, _ignore)
+        entries = list(view.catalog.entries.values())
+        begin = 0 if view.damaged else min((entry.base_offset for entry in entries), default=0)
+        end = _end_of(folder, entries, findings)
+        if end is not None:
+            yield from _check_surplus(folder, entries, end)
+        yield from _check_tiers(view.catalog, target.config)
+    yield from _check_offsets(target.home, position, begin, end)
+
+
+def _end_of(folder: str, entries: list[SegmentEntry], findings: list[Finding]) -> int | None:
+    """Return the stream's end, or None if damage hides it.
 
     In the newest segment a reader cannot tell damage from a torn tail.
     """
-    reader = JournalReader(folder)
     newest = [file.path for file in segment_files(folder)[-1:] if file.path]
-    if any(
-        one.where.startswith(path) and one.advice != journal_check.TORN
-        for path in newest
-        for one in findings
-        if one.severity is Severity.ERROR
-    ):
-        return reader.first(), None
-    entries = list(read_manifest(folder, _ignore).catalog.entries.values())
+    damaged = [one.where for one in findings if one.advice != journal_check.TORN]
+    if any(where.startswith(path) for path in newest for where in damaged):
+        return None
     end = entries[-1].end_offset if entries else 0
     try:
-        for record in reader.read(entries[-1].base_offset if entries else 0):
+        for record in JournalReader(folder).read(entries[-1].base_offset if entries else 0):
             end = record.end
     except (RelayError, OSError):
-        return reader.first(), None
-    return reader.first(), end
+        return None
+    return end
 
 
 def _check_set_aside(folder: str) -> Iterator[Finding]:
@@ -185,11 +190,10 @@ def _check_set_aside(folder: str) -> Iterator[Finding]:
                     yield Finding("journal", path, f"{path}: {what}", advice)
 
 
-def _check_surplus(folder: str, end: int | None) -> Iterator[Finding]:
+def _check_surplus(folder: str, entries: list[SegmentEntry], end: int) -> Iterator[Finding]:
     """Check for an active segment with more zeros ahead than a relay writes."""
-    entries = read_manifest(folder, _ignore).catalog.entries
-    active = [entry for entry in entries.values() if not entry.sealed]
-    if end is None or not active:
+    active = [entry for entry in entries if not entry.sealed]
+    if not active:
         return
     newest = max(active, key=lambda entry: entry.segment_id)
     path = segment_path(folder, newest.segment_id)
@@ -253,57 +257,48 @@ def _check_offsets(
         yield Finding("ledger", LEDGER, found, f"{advice} without")
 
 
-# -- the key, the ledger ---------------------------------------------------------------------
+# -- the ledger, and the store as a start loads it ---------------------------------------------
 
 
-def _check_encryption(target: Target) -> Iterator[Finding]:
-    """Check that the configured key opens store and journal; yield the first failure."""
-    home = target.home
+def _check_ledger(db: sqlite3.Connection) -> Iterator[Finding]:
     try:
-        key = store_key(home, target.config, make=False)
-        for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
-            _decrypt(path, key)
-        if not opens(home, key):
-            what = ", and no key was given" if key is None else " with another key"
-            raise SealedStore(f"{stream_dir(home)} is encrypted{what}")
-    except (KeyFileError, SealedStore) as exc:
-        yield Finding("store", STORE, describe_error(exc), f"the relay does not start: {exc.hint}")
-    except (FormatError, OSError):
-        return  # damage is reported by the other checks
-
-
-def _decrypt(path: str, key: bytes | None) -> None:
-    """Errors: SealedStore."""
-    with contextlib.suppress(FormatError, OSError):
-        if store_file.peek_header(path).flags & Flag.ENCRYPTED:
-            store_file.decrypt(store_file.read(path, warn=_ignore), key, path)
-
-
-def _check_ledger(target: Target) -> Iterator[Finding]:
-    try:
-        with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
-            yield from ledger_check.check(db, LEDGER)
-            for table, most in (("messages", MAX_ROWS), ("deliveries", 4 * MAX_ROWS)):
-                (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
-                if total > most:
-                    yield partial_check("ledger", most, total, f"rows of {table}, the newest")
+        yield from ledger_check.check(db, LEDGER)
+        for table, most in (("messages", MAX_ROWS), ("deliveries", 4 * MAX_ROWS)):
+            (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+            if total > most:
+                yield partial_check("ledger", most, total, f"rows of {table}, the newest")
     except LedgerError as exc:
         yield Finding("ledger", LEDGER, str(exc), exc.hint)
 
 
-def _check_agreement(target: Target, position: int) -> Iterator[Finding]:
-    """Check the store as a start would load it, and compare it with the ledger."""
+def _check_loaded(
+    target: Target, db: sqlite3.Connection | None, position: int = 0
+) -> Iterator[Finding]:
+    """Load the store as a start does, check its tables, and compare it with the ledger."""
     home = target.home
-    with contextlib.suppress(RelayError, OSError):  # reported by the checks above
+    is_killed = unclean_stop(home) is not None and not target.is_running
+
+    def on_event(_: Event) -> None:
+        nonlocal is_killed  # a stop ends with a checkpoint
+        is_killed = not target.is_running
+
+    try:
         key = store_key(home, target.config, make=False)
-        store = open_store_readonly(home, target.clock, target.config, key)
-        if target.deep:
-            yield from engine_check.check(store.state)
-        yield from engine_check.check_archives(home.path(ARCHIVES), store.state.archives)
-        folder = stream_dir(home)
-        if target.is_running or not agreement.is_behind(folder, position, key):
-            with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-                yield from agreement.check(db, store, 4 * MAX_ROWS)
+        store = open_store_readonly(home, target.clock, target.config, key, on_event)
+    except (KeyFileError, SealedStore) as exc:
+        yield Finding("store", STORE, describe_error(exc), f"the relay does not start: {exc.hint}")
+        return
+    except (RelayError, OSError):
+        return  # reported by the checks above
+    yield from engine_check.check_archives(home.path(ARCHIVES), store.state.archives)
+    if target.deep:
+        yield from engine_check.check(store.state)
+    if db is None or not (
+        target.is_running or not agreement.is_behind(stream_dir(home), position, key)
+    ):
+        return  # the next start updates the ledger
+    with contextlib.suppress(LedgerError):  # damage was reported above
+        yield from agreement.check(db, store, most_rows=4 * MAX_ROWS, is_killed=is_killed)
 
 
 def _ignore(_: str) -> None:

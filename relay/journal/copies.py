@@ -116,11 +116,8 @@ class LocalCopies:
         Errors: FormatError, IntegrityError, FileNotFoundError.
         """
         path = self.tier1(entry)
-        check = segment_check(entry, path)
         with WarmSegment(path, self.dictionaries) as opened:
-            for piece in opened.pieces():
-                check.feed(piece)
-        return check.done()
+            return segment_check(entry, path).verify(opened.pieces())
 
     def restore(self, entry: SegmentEntry, source: str = "") -> None:
         """Write and verify Tier 0 from a compressed copy; nothing is recorded.
@@ -198,10 +195,7 @@ class LocalCopies:
         return True
 
     def _check_file(self, entry: SegmentEntry, path: str) -> None:
-        check = segment_check(entry, path)
-        for piece in pieces(path):
-            check.feed(piece)
-        check.done()
+        segment_check(entry, path).verify(pieces(path))
 
     def remove_unused_dictionaries(self) -> None:
         """Remove dictionaries that no segment needs, except the newest."""

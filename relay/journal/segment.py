@@ -23,6 +23,7 @@ from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.files import numbered_files
 from relay.journal.format import (
     FOOTER,
+    RECORD,
     SEGMENT_HEADER,
     Field,
     Footer,
@@ -137,7 +138,7 @@ def read_records(
             yield record
             at = record.end
         if at > before:
-            length = _PIECE_BYTES
+            length = min(4 * length, _PIECE_BYTES)
         elif length < (claimed := min(claimed_length(piece, at), end - at)):
             length = claimed
         else:
@@ -148,8 +149,12 @@ def _skip_damage(
     source: SegmentSource, base: int, at: int, end: int, gap: OnGap | None, starts: HeaderCrcs
 ) -> int:
     """The offset of the next good record, or ``end``; reports the gap."""
-    data = source.read_at(FIRST_RECORD + at - base, end - at)
-    why = IntegrityError(source.path, FIRST_RECORD + at - base, *describe_fault(data, at, starts))
+    position, length = FIRST_RECORD + at - base, end - at
+    if gap is None:  # a reader of the tail meets megabytes of zeros ahead each time
+        head = source.read_at(position, RECORD.size)
+        length = min(length, max(RECORD.size, claimed_length(head, at)))
+    data = source.read_at(position, length)
+    why = IntegrityError(source.path, position, *describe_fault(data, at, starts))
     if gap is None:
         raise why
     found = find_record(data, 1, at, starts)

@@ -193,15 +193,15 @@ def content(db: sqlite3.Connection) -> LedgerContent:
     return LedgerContent(db.execute("PRAGMA user_version").fetchone()[0], counts)
 
 
-def quick_check(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -> str:
+def quick_check(db: sqlite3.Connection, may_continue: Callable[[], bool] = lambda: True) -> str:
     """The first problems that SQLite finds in a database's pages; empty if it finds none.
 
     Faster than ``integrity_problems``, which reads every index, too: 5 ms a MiB. Ends early when
-    ``goes_on``, called before each table, returns False.
+    ``may_continue``, called before each table, returns False.
     """
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     for table in ("sqlite_master", *tables):
-        if not goes_on():
+        if not may_continue():
             break
         found = str(db.execute(f'PRAGMA quick_check("{table}")').fetchone()[0])
         if found != "ok":

@@ -10,6 +10,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.config import Config, DetectionSettings, LimitSettings, encode
 from relay.base.home import Home
 from relay.delivery.intake import Intake
+from relay.delivery.router import Bounce
 from relay.delivery.values import Inbound
 from tests.fakes import FakeClock
 
@@ -79,3 +80,10 @@ def reason(looks: list[Inbound]) -> str:
     assert look.message is None, look
     assert "\n" not in look.reason
     return look.reason
+
+
+def bounce(result: object) -> str:
+    """Why the router found no recipient."""
+    assert isinstance(result, Bounce), result
+    assert "\n" not in result.reason
+    return result.reason

@@ -9,12 +9,7 @@ from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
 from relay.engine.engine import Engine
-from tests.engine.support import channel_of, relay_engine, routed, send
-
-
-@pytest.fixture
-def store() -> Engine:
-    return relay_engine()
+from tests.engine.support import channel_of, routed, send
 
 
 def ask(store: Engine, kind: str, body: str, sender: str = "alice") -> ControlReply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,6 @@ from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
 from relay.base.config import DetectionSettings, LimitSettings
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
-    yield made
-    made.home.close()
-
 
 # -- renamed -------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,6 @@ from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
 from relay.delivery.values import LATEST_NS, found_of
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
-    yield made
-    made.home.close()
-
 
 # -- not a regular file -------------------------------------------------------------------
 
@@ -223,7 +215,7 @@ def test_a_large_one_written_in_place_has_5_s_too(desk: Desk) -> None:
 # -- scans ---------------------------------------------------------------------------------
 
 
-def test_a_scan_finds_what_nobody_told_of(desk: Desk) -> None:
+def test_a_scan_finds_what_no_event_announced(desk: Desk) -> None:
     desk.write(GOOD, mtime_s=-1)
     fresh = NAME.replace("a1", "b2")
     desk.write(b"TO: bob\n\nfresh", fresh)

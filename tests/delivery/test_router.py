@@ -8,28 +8,19 @@ from relay.acomm.model import ChannelType
 from relay.agents.status import Directory
 from relay.base.message import Kind, MessageFile
 from relay.base.names import RESERVED_NAMES
-from relay.delivery.router import Bounce, Route, route, route_again
+from relay.delivery.router import route, route_again
+from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
-from tests.engine.support import channel_of, relay_engine
+from tests.delivery.support import bounce
+from tests.engine.support import channel_of
 
 EVERYBODY = Directory(frozenset({"alice", "bob", "carol", "operator"}))
 DIRECT, GROUP = ChannelType.DIRECT, ChannelType.GROUP
 
 
-@pytest.fixture
-def store() -> Engine:
-    return relay_engine()
-
-
 def to(address: str, kind: Kind = Kind.MESSAGE) -> MessageFile:
     return MessageFile(address, kind, {}, b"hi")
-
-
-def bounce(result: Route | Bounce) -> str:
-    assert isinstance(result, Bounce), result
-    assert "\n" not in result.reason
-    return result.reason
 
 
 # -- a name --------------------------------------------------------------------------------

@@ -16,14 +16,15 @@ from relay.delivery.router import (
     KIND_OF,
     MESSAGE_TYPES,
     Bounce,
-    Route,
     find_original,
     new_message,
     route,
 )
+from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
+from tests.delivery.support import bounce
 from tests.engine.support import NOW_S, UUID, channel_of, relay_engine, send
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))
@@ -73,12 +74,6 @@ class Talk:
 @pytest.fixture
 def talk() -> Talk:
     return Talk()
-
-
-def bounce(result: Route | Bounce | Message) -> str:
-    assert isinstance(result, Bounce), result
-    assert "\n" not in result.reason
-    return result.reason
 
 
 # -- the way back --------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_in_slices(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == [7, 7, 7, 7, 7, 5, 3, 1, 0]  # begin, look three times, count, take out
 
 
-def test_numbers_and_counters_go_on(scene: Scene) -> None:
+def test_numbers_and_counters_continue(scene: Scene) -> None:
     for n in range(5):
         scene.send(str(n))
     scene.roll(100)

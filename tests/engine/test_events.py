@@ -325,7 +325,7 @@ def test_every_event_is_a_value_that_a_journal_can_keep(steps: list[Operation]) 
 
 @settings(max_examples=200)
 @given(STEPS, STEPS)
-def test_a_store_opened_again_is_the_same_and_goes_on_alike(
+def test_a_store_opened_again_is_the_same_and_continues_alike(
     steps: list[Operation], more: list[Operation]
 ) -> None:
     store, _ = played(steps)

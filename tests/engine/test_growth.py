@@ -55,6 +55,7 @@ def test_no_call_goes_through_all_dead_letters(store: CommStore, call: str) -> N
         store.discard_dead_letter(numbers[0])
     else:
         store.acknowledge_message(other, "worker", "completed")
+    assert (numbers[0] in store.state.dead_letters) == (call == "other")
 
 
 def test_dead_letters_are_found_like_others(store: CommStore, clock: FakeClock) -> None:

@@ -20,12 +20,6 @@ from tests.fakes import FakeClock
 pytestmark = pytest.mark.shows("engine 6.16")
 
 
-@pytest.fixture
-def store() -> CommStore:
-    """A store of its own for each example."""
-    return CommStore(FakeClock())
-
-
 @pytest.mark.shows("engine 3.1")
 def test_one_to_one_task_delegation(store: CommStore) -> None:
     channel = store.create_channel("planner-executor", ChannelType.DIRECT, "agent-planner")

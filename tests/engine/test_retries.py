@@ -164,7 +164,7 @@ def test_dead_letters_are_found_by_status(scene: Scene) -> None:
 
 
 @pytest.mark.shows("engine 3.7")
-def test_a_replayed_dead_letter_begins_anew(scene: Scene) -> None:
+def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
     sent = scene.send()
     for _ in range(8):
         scene.after(15)

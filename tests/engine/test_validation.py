@@ -32,11 +32,6 @@ from tests.engine.support import (
 pytestmark = pytest.mark.shows("engine 1.6", "engine 1.7")
 
 
-@pytest.fixture
-def store() -> CommStore:
-    return new_store()
-
-
 def unchanged(store: CommStore, call: Callable[[], object]) -> CommError:
     """The call is refused in one line, and nothing is kept of it."""
     before, sequence = store.snapshot(), store.sequence

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-
 import pytest
 
-from relay.base import fsio
 from relay.base.config import SpawnSettings
+from tests.disk import failing
 from tests.process_support import ProcessBox
 
 pytestmark = pytest.mark.box("alice", kind=ProcessBox)
@@ -47,15 +45,8 @@ def test_a_session_that_began_again_knows_the_codes_of_its_children(box: Process
     assert box.said()[-1] == "notification w exited with code 3"
 
 
-def test_where_the_disk_is_full_a_spawn_waits(
-    box: ProcessBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".json"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", full)
+def test_where_the_disk_is_full_a_spawn_waits(box: ProcessBox) -> None:
+    with failing("write", ".json"):
         sent = box.spawn()
         assert box.row(sent)["status"] == "pending"
         assert "run/ cannot be written" in box.row(sent)["last_error"]
@@ -64,17 +55,9 @@ def test_where_the_disk_is_full_a_spawn_waits(
     assert box.said() == [f"ack completed started w, pid {box.running.pid.number}"]
 
 
-def test_where_the_disk_is_full_nothing_goes_on_before_it_is_said(
-    box: ProcessBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_disk_is_full_nothing_continues_before_it_is_said(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always")
-
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".msg"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", full)
+    with failing("write", ".msg"):
         box.spawner.end(1)
         for _ in range(5):
             box.after(1.1)

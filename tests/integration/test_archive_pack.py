@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from relay.base import fsio
 from relay.base.errors import FormatError
 from relay.base.home import Home
 from relay.delivery.file_ops import render_retry
@@ -18,6 +17,7 @@ from relay.delivery.view import StoreView
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
+from tests.disk import killed_before, steps_of
 
 pytestmark = pytest.mark.shows("ready 2.4")
 
@@ -28,10 +28,6 @@ FILES = {
     f"archive/{DAY}/bob/1767312000000000002-02.msg": b"TO: alice\n\n" + b"two" * 9000,
     f"archive/{DAY}/bob/rejected/" + os.fsdecode(b"\xff\n odd name"): b"odd",
 }
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
 
 
 @pytest.fixture
@@ -142,26 +138,13 @@ def everything_plain(home: Home) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(60)
-def test_killed_at_any_step_every_file_is_in_one_place_at_least(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
-    pack(home)
+def test_killed_at_any_step_every_file_is_in_one_place_at_least(home: Home) -> None:
+    steps = steps_of(lambda: pack(home))
     for number in range(1, len(steps) + 1):
         plant(home)
-        count = 0
-
-        def fault(operation: str, name: str, at: int = number) -> None:
-            nonlocal count
-            count += 1
-            if count == at:
-                raise Killed
-
-        monkeypatch.setattr(fsio, "fault", fault)
-        with pytest.raises(Killed):
+        with killed_before(number) as calls:
             pack(home)
-        monkeypatch.setattr(fsio, "fault", lambda *_: None)
+        assert len(calls) == number
         assert everything(home) == FILES, steps[number - 1]
         pack(home)  # the next run
         assert os.listdir(home.path("archive")) == [f"{DAY}.tar.zst"]

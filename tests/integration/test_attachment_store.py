@@ -18,6 +18,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.ledger import attachments
 from tests.box import Box
+from tests.kills import Killed
 from tests.procs import until
 
 DAY_NS = 86_400 * NS_PER_S
@@ -166,9 +167,6 @@ def test_one_that_changed_since_is_read_again(box: Box) -> None:
 def test_killed_before_it_is_set_aside_it_is_found_again(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
     def die(dirs: object, reference: str) -> None:
         raise Killed
 
@@ -260,7 +258,7 @@ def test_collecting_follows_no_link(box: Box, tmp_path: Path) -> None:
     assert (elsewhere / ("a" * 64)).exists()
 
 
-def test_killed_between_file_and_row_the_next_one_goes_on(
+def test_killed_between_file_and_row_the_next_one_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(box, b"a file")

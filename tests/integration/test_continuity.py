@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 
@@ -10,10 +9,10 @@ import pytest
 
 from agent_sdk import Agent
 from relay.agents.roster import META
-from relay.base import fsio
 from relay.base.config import AgentSettings, Config, ContinuitySettings
 from relay.base.message import MessageFile
 from tests.box import Box
+from tests.disk import failing
 
 SAVE = "KIND: continuity\nACTION: save\n\n"
 LOAD = "KIND: continuity\nACTION: load\n\n"
@@ -97,7 +96,7 @@ def test_versions_are_listed_and_the_oldest_go(box: Box) -> None:
     assert answer == "bob has no version 2: there are 3, 4, 5\n"
 
 
-def test_who_saved_nothing_begins_anew(box: Box) -> None:
+def test_who_saved_nothing_begins_again(box: Box) -> None:
     assert said(box, "bob", LOAD) == "completed version 0\n"
     assert said(box, "bob", LIST) == "completed 0 versions\n"
     assert "there are none" in refused(box, "bob", "KIND: continuity\n\nACTION: load\nVERSION: 1")
@@ -144,16 +143,11 @@ def test_operator_and_lead_read_those_of_others_and_change_none(box: Box) -> Non
     assert len(files(box, "bob")) == 1
 
 
-def test_a_full_disk_is_waited_for(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".state"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fsio, "fault", full)
-    sent = box.send("bob", SAVE + "mine")
+def test_a_full_disk_is_waited_for(box: Box) -> None:
+    with failing("write", ".state"):
+        sent = box.send("bob", SAVE + "mine")
     assert (box.inbox("bob"), files(box, "bob")) == ({}, [])
     assert box.row(sent)["last_error"] == "continuity of bob: No space left on device"
-    monkeypatch.setattr(fsio, "fault", lambda operation, name: None)
     box.after(2, turns=1)
     assert "saved as version 1" in box.bodies("bob")[0]
 
@@ -250,17 +244,11 @@ def test_a_damaged_file_in_the_inbox_is_named_as_it_is(box: Box) -> None:
     assert welcome.read_text().endswith("inbox: 1.\n- 1000000001-aa ?\n")
 
 
-def test_a_disk_that_takes_nothing_greets_later(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_nothing_greets_later(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
-
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".msg"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fsio, "fault", full)
-    assert not box.dispatcher.notifier.send_resume_message("bob", "start 1")
+    with failing("write", ".msg"):
+        assert not box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 1
-    monkeypatch.setattr(fsio, "fault", lambda operation, name: None)
     assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 2
 

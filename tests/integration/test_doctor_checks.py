@@ -30,6 +30,7 @@ from tests.procs import meanwhile, relay, until
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
 pytestmark = [
+    pytest.mark.damages,
     pytest.mark.box("alice", "bob", config=QUIET),
     pytest.mark.usefixtures("private_files"),
 ]
@@ -402,6 +403,13 @@ def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
     box.open()
     box.flush()
     box.stop()
+    assert found(box) == []
+
+
+def test_what_a_killed_relay_had_not_synced_is_the_next_starts_business(box: Box) -> None:
+    box.open()
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.kill()  # the journal has it staged, the ledger written
     assert found(box) == []
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.base.config import Config, SecuritySettings
 from tests.box import Box
+from tests.disk import failing
 
 MakeBox = Callable[..., Box]
 
@@ -86,17 +85,9 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 
-def test_what_was_taken_before_a_crash_counts_no_second_time(
-    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_taken_before_a_crash_counts_no_second_time(make_box: MakeBox) -> None:
     box = make_box(rate_per_s=1, rate_burst=3)
-
-    def full(operation: str, name: str) -> None:
-        if operation == "create" and name.endswith(".msg"):
-            raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fsio, "fault", full)
+    with failing("create", ".msg"):
         for number in range(3):
             box.send("alice", f"TO: bob\n\n{number}")
     assert box.bodies("bob") == []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
-from relay.base import fsio
 from relay.base.watcher import WatchEvents
 from tests.box import Box
+from tests.disk import failing
 
 DAY_S = 86_400
 RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: {}\nREASON: done here"
@@ -212,38 +210,22 @@ def test_it_stays_retired_over_a_restart(box: Box) -> None:
     assert "done here" in box.nacks("alice")[0]
 
 
-def full_for(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """The disk takes no file with that in its name; all others when it is empty."""
-
-    def fault(operation: str, name: str) -> None:
-        if operation == "write" and text and text in name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fsio, "fault", fault)
-
-
-def test_an_answer_that_the_disk_did_not_take_does_its_work_later(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full_for(monkeypatch, ".msg")
-    box.send("operator", RETIRE.format("bob"))
+def test_an_answer_that_the_disk_did_not_take_does_its_work_later(box: Box) -> None:
+    with failing("write", ".msg"):
+        box.send("operator", RETIRE.format("bob"))
     assert (life(box, "bob")[0], box.inbox("operator")) == ("active", {})
-    full_for(monkeypatch, "")
     box.after(2)
     assert life(box, "bob") == ("retired", "done here")
     assert box.bodies("operator") == ["completed bob is retired\n"]
 
 
-def test_what_it_wrote_before_and_still_waits_brings_nobody_back(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_wrote_before_and_still_waits_brings_nobody_back(box: Box) -> None:
     name = box.name()
-    full_for(monkeypatch, name)
-    sent = box.send("bob", "TO: alice\n\nmy last words", name)
-    retire(box, "bob")
-    box.after(2)
-    assert life(box, "bob")[0] == "retired"
-    full_for(monkeypatch, "")
+    with failing("write", name):
+        sent = box.send("bob", "TO: alice\n\nmy last words", name)
+        retire(box, "bob")
+        box.after(2)
+        assert life(box, "bob")[0] == "retired"
     box.after(61)
     assert box.states(sent) == {"alice": "written"}
     assert life(box, "bob")[0] == "retired"

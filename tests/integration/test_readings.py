@@ -14,6 +14,7 @@ from relay.base import fsio
 from relay.base.watcher import WatchEvents
 from relay.ledger import Ledger
 from tests.box import Box
+from tests.kills import Killed
 
 HI = "TO: bob\n\nhi"
 RETIRE = "ACTION: agent.retire"
@@ -384,10 +385,6 @@ def test_M01_so_does_one_that_was_read_while_no_relay_ran(box: Box) -> None:
     box.take("bob", sent)
     box.open()
     assert read(box, sent) == ("dead", "taken")
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
 
 
 @pytest.mark.timeout(60)

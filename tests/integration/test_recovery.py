@@ -7,11 +7,11 @@ import os
 import pytest
 
 from relay.acomm import store_file
-from relay.base import fsio
 from relay.base.home import STORE
 from relay.delivery.eventlog import EventLog
-from relay.delivery.record import LedgerRecord
+from relay.delivery.record import LedgerWriter
 from tests.box import Box
+from tests.disk import failing, killed_before
 
 pytestmark = pytest.mark.shows("ready 1.4")
 
@@ -84,7 +84,7 @@ def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.Monkey
     assert box.row(sent)["last_error"] == "file_disappeared"
 
 
-def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
+def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: EventLog) -> None:
@@ -108,12 +108,9 @@ def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
     assert box.bodies("bob") == ["hi"] and box.inbox("alice") == {}
 
 
-def test_what_was_accepted_is_delivered_though_its_file_is_gone(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_accepted_is_delivered_though_its_file_is_gone(box: Box) -> None:
     """Numbered by the engine, never staged: the journal has all that is needed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", _disk_full)
+    with failing("create", ".msg"):
         sent = box.send("alice", "TO: bob\n\nhi")
     assert box.row(sent)["status"] == "pending"
     box.flusher.flush()
@@ -138,16 +135,10 @@ def test_a_completed_row_with_its_file_in_the_outbox_is_archived(box: Box) -> No
     assert list(box.inbox("bob")) == [sent]
 
 
-def test_a_staged_delivery_is_finished(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_renames(operation: str, name: str) -> None:
-        if operation == "rename":
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", no_renames)
-        sent = box.drop("alice", "TO: bob\n\nhi")
-        with pytest.raises(KeyboardInterrupt):
-            box.tick()
+def test_a_staged_delivery_is_finished(box: Box) -> None:
+    sent = box.drop("alice", "TO: bob\n\nhi")
+    with killed_before(1, "rename"):
+        box.tick()
     assert box.states(sent) == {}  # the journal knows; the ledger will
     assert box.inbox("bob") == {}
     restart(box)
@@ -159,7 +150,7 @@ def test_a_staged_delivery_without_a_file_was_delivered(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(LedgerRecord, "record", _fail)
+        patch.setattr(LedgerWriter, "record", _fail)
         sent = box.drop("alice", "TO: bob\n\nhi")
         with pytest.raises(KeyboardInterrupt):
             box.tick()

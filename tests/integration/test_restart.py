@@ -83,6 +83,7 @@ def break_inbox(box: Box, agent: str) -> Path:
     return pending
 
 
+@pytest.mark.damages
 def test_a_held_message_that_the_store_has_lost_stops_nobody(box: Box) -> None:
     pending = break_inbox(box, "bob")
     held = box.send("alice", "TO: bob\n\nheld")
@@ -121,7 +122,8 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
     assert box.store.deliveries.is_answered(stored.id, "bob")
 
 
-def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(box: Box) -> None:
+@pytest.mark.damages
+def test_what_is_underway_continues_though_ledger_and_journal_are_gone(box: Box) -> None:
     asks = "DELIVERY: at-least-once"
     asked = box.send("alice", f"TO: carol\nKIND: command\n{asks}\n\ndo it")
     pending = break_inbox(box, "bob")
@@ -145,6 +147,7 @@ def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(box: Box) -
     assert box.states(asked) == {"carol": "written"}
 
 
+@pytest.mark.damages
 def test_the_folder_of_the_store_is_made_again(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()
@@ -237,6 +240,7 @@ def test_a_full_disk_is_not_called_a_damaged_ledger(box: Box) -> None:
     assert caught.value.hint.startswith("free some space")
 
 
+@pytest.mark.damages
 def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     ended = box.ledger.position()

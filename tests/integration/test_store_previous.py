@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.acomm import store_file
-from relay.base import fsio
 from relay.base.errors import FormatError, RelayError, VersionError
 from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
+from tests.disk import killed_before
 from tests.fakes import FakeClock
 
 MANUAL = FlushPolicy(None, None)
@@ -121,23 +121,12 @@ def test_a_file_that_is_gone_is_the_one_before(path: Path) -> None:
 
 @pytest.mark.shows("engine 6.5")
 @pytest.mark.parametrize("operation", ["create", "write", "keep", "rename"])
-def test_a_crash_at_any_step_leaves_a_whole_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_a_crash_at_any_step_leaves_a_whole_file(path: Path, operation: str) -> None:
     store = CommStore.open(str(path), MANUAL)
     store.send_message(1, "a", MessageType.TEXT, "three")
-
-    class Crash(BaseException):
-        pass
-
-    def fault(step: str, name: str) -> None:
-        if step == operation:
-            raise Crash
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    with pytest.raises(Crash):
+    with killed_before(1, operation) as calls:
         store.flush()
-    monkeypatch.setattr(fsio, "fault", lambda step, name: None)
+    assert calls
     assert contents(path)[:2] == [b"one", b"two"]
     store._writer._flusher = None
     store.close()
