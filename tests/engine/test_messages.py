@@ -318,7 +318,7 @@ def test_a_text_does_not_look_at_its_thread(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     send(store, channel, "a", correlation_id=UUID)
     looked: list[str] = []
-    store.get_thread = lambda thread: looked.append(thread) or []  # type: ignore[method-assign]
+    store.engine.messages.thread = lambda thread: looked.append(thread) or []  # type: ignore[method-assign]
     send(store, channel, "a", correlation_id=UUID)
     assert looked == []
 
