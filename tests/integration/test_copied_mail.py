@@ -115,6 +115,7 @@ def test_D2_a_ledger_made_again_says_what_was_read_answered_and_is_owed(
     assert table(tmp_path / "home") == before
 
 
+@pytest.mark.damages
 def test_D2_without_a_journal_it_says_what_was_begun_as_the_store_has_it(tmp_path: Path) -> None:
     box, sent = a_home(tmp_path / "home")
     box.close()
