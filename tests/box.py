@@ -80,15 +80,16 @@ class Box:
             measure_disk=self.disk,
             boot=self.boot,
         )
-        stores = self.session.stores
-        self.ledger: Ledger = stores.ledger
-        self.store: CommStore = stores.store
-        self.events: EventLog = stores.events
-        self.tiers: Tiers = stores.tiers
+        opened = self.session.opened
+        self.ledger: Ledger = self.session.ledger
+        self.store: CommStore = opened.store
+        self.events: EventLog = opened.events
+        self.tiers: Tiers = opened.tiers
         self.watcher: Watcher = self.session.watcher
         self.flusher: Flusher = self.session.flusher
         self.dispatcher: Dispatcher = self.session.dispatcher
         self.supervisor: Supervisor = self.session.supervisor
+        self.session.begin()
         self.is_open = True
 
     @property

@@ -57,8 +57,9 @@ class OpenedStore(NamedTuple):
     """A store opened for writing, and what its replay found."""
 
     store: CommStore
-    log: EventLog
+    events: EventLog  # of the store: its journal
     tiers: Tiers
+    key: bytes | None  # of the store's file
     projection: Projection  # of the events after the ledger's position
     power_cut: bool  # the machine was restarted since
 
@@ -144,22 +145,23 @@ def open_store_readonly(
 
 def open_store(
     home: Home,
-    clock: Clock,
     config: Config,
-    key: bytes | None,
+    clock: Clock,
     warn: Warn,
     *,
+    make_key: bool = True,
     epoch: int = 0,
     ledger_position: int = 0,
-    boot: str | None = None,
+    boot: str = "",
 ) -> OpenedStore:
     """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
 
     ``ledger_position``: offset up to which the ledger follows the journal. ``boot``: boot id of the
     machine. Errors: FormatError when neither checkpoint nor journal can be read, VersionError when
     a checkpoint would lose content of the store file, JournalPruned when records that the store
-    lacks were pruned, SealedStore (all of these change nothing); OSError.
+    lacks were pruned, SealedStore (all of these change nothing); those of ``store_key``; OSError.
     """
+    key = store_key(home, config, make=make_key)
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
     if os.path.lexists(home.path(STORE)) and (lost := lost_on_rewrite(home.path(STORE))):
@@ -187,7 +189,7 @@ def open_store(
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
-    return OpenedStore(store, log, tiers, past.projection, past.power_cut)
+    return OpenedStore(store, log, tiers, key, past.projection, past.power_cut)
 
 
 def _has_no_files(folder: str) -> bool:

@@ -40,13 +40,12 @@ from relay.base.message import (
     parse_delivered,
     render,
 )
-from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.agreement import unmatched_obligations, unstaged
+from relay.daemon.opening import OpenedStore
 from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
-from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import read_original, reconstruct
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, MessageRow
@@ -57,35 +56,16 @@ ROWS = 5_000  # looked up at once
 SHOWN_IDS = 20
 
 
-class Context(NamedTuple):
-    """The ledger and the store of one session, and what belongs to them."""
-
-    config: Config
-    home: Home
-    ledger: Ledger
-    store: CommStore
-    events: EventLog  # of that store: the journal
-    clock: Clock
-    log: LogCall
-    tally: Metrics
-
-    def deadlines(self) -> Deadlines:
-        """Their deadlines."""
-        most_s = self.config.retry.most_s
-        return Deadlines(self.ledger, self.store, self.events, most_s, self.clock, self.log)
-
-
 def recover(
-    context: Context, projection: Projection, *, power_cut: bool = False
+    home: Home, config: Config, clock: Clock, log: LogCall, ledger: Ledger, opened: OpenedStore
 ) -> list[tuple[str, str]]:
-    """Recover from the last run; returns the files to process first, in order.
-
-    ``projection``: the journal's events after the ledger's position. ``power_cut``: the machine was
-    restarted since, so that renames may be lost.
-    """
-    _, home, ledger, store, events, clock, log, _ = context
+    """Recover from the last run; returns the files to process first, in order."""
+    store, events, projection = opened.store, opened.events, opened.projection
+    power_cut = opened.power_cut
+    if power_cut:
+        log("The machine was restarted since the last run", action="power_cut")
     now = clock.now_ns()
-    context.deadlines().extend()
+    Deadlines(ledger, store, events, config.retry.most_s, clock, log).extend()
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")

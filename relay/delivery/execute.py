@@ -57,7 +57,7 @@ class Postponed(NamedTuple):
         return str(self.cause)
 
 
-class Outcome(NamedTuple):
+class ExecutionResult(NamedTuple):
     """The result of an execution."""
 
     executed: list[Applied]
@@ -96,47 +96,47 @@ class Executor:
         self._log = log
         self._is_verbose = is_verbose  # a line of the log for each message
 
-    def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> Outcome:
+    def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> ExecutionResult:
         """Execute plans, in batches of a limited number of deliveries.
 
         Each plan is stored before the next one is made: it may answer a message of this batch.
         Plans that the store or the disk does not accept now are returned; of those, at most events
         in the store are done.
         """
-        outcome = Outcome([], [], [])
+        result = ExecutionResult([], [], [])
         batch: list[Applied] = []
         deliveries = 0
         for plan in plans:
             try:
                 one = self._store_writer.apply(plan)
             except TRANSIENT_ERRORS as exc:
-                outcome.postponed.append(Postponed(plan, exc))
+                result.postponed.append(Postponed(plan, exc))
                 continue
             except CommError as exc:
                 if plan.inbound is not None:
                     raise
-                outcome.postponed.append(Postponed(plan, exc))
+                result.postponed.append(Postponed(plan, exc))
                 continue
             batch.append(one)
             deliveries += one.deliveries
             if one.effects.job is not None:
-                outcome.jobs.append(one.effects.job)
+                result.jobs.append(one.effects.job)
             if deliveries >= self._batch_deliveries:
-                self._execute_batch(dirs, batch, outcome)
+                self._execute_batch(dirs, batch, result)
                 self._metrics.begin("route")
                 batch, deliveries = [], 0
         if batch:
-            self._execute_batch(dirs, batch, outcome)
-        return outcome
+            self._execute_batch(dirs, batch, result)
+        return result
 
-    def _execute_batch(self, dirs: Dirs, batch: list[Applied], outcome: Outcome) -> None:
+    def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
         begin, done = self._metrics.begin, list[Applied]()
         begin("stage")
         for one in batch:
             try:
                 done.append(self._stage(dirs, one))
             except DiskFull as exc:
-                outcome.postponed.append(Postponed(one.plan, exc))
+                result.postponed.append(Postponed(one.plan, exc))
         staged_at = self._clock.now_ns()
         begin("commit")
         self._commit(done, staged_at)
@@ -144,7 +144,7 @@ class Executor:
         done, written = self._deliver(dirs, done, staged_at)
         begin("complete")
         self._ledger_writer.record(done, written)
-        outcome.executed.extend(done)
+        result.executed.extend(done)
         self._count(done, written)
         if done:
             self._log_batch(done)

@@ -273,13 +273,13 @@ class Dispatcher:
             for one in part:
                 self._postpone(one, room)
             return
-        outcome = self._executor.execute(dirs, self._plans(part))
-        for plan_, cause in outcome.postponed:
-            if plan_.inbound is not None:
-                self._postpone(plan_.inbound, str(cause))
+        result = self._executor.execute(dirs, self._plans(part))
+        for planned, cause in result.postponed:
+            if planned.inbound is not None:
+                self._postpone(planned.inbound, str(cause))
         self._statuses.refresh()
-        self._jobs += outcome.jobs
-        effects = [one.effects for one in outcome.executed]
+        self._jobs += result.jobs
+        effects = [one.effects for one in result.executed]
         self._validator.after_commit(dirs, keys_changed=any(one.key for one in effects))
         if any(one.requests for one in effects):
             self._has_process_requests = True

@@ -11,22 +11,22 @@ import sys
 from typing import NamedTuple
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageStatus, Origin
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, boot_id
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.home import STORE, Home
+from relay.base.home import Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
+from relay.daemon.session import make_flusher, make_roller
 from relay.delivery.values import EngineFields
 from relay.engine import events
-from relay.engine.archives import Roller, RollPolicy
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.checkpoint import InlineExecutor
 from relay.engine.events import EventCodec
 from relay.engine.retries import OverdueDelivery
 from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 
 COMMIT_EVENTS = 4_000
-ROLL_MESSAGES = 100_000  # the most of one archive, and so the live ones
+ROLL_MESSAGES = 100_000  # live messages, and so the most of one archive
 
 
 ENDS = ("completed", "failed")
@@ -44,19 +44,12 @@ class Engine:
 
     def __init__(self, home: Home, config: Config, clock: Clock) -> None:
         self._clock = clock
-        opened = open_store(home, clock, config, None, _warn, boot=boot_id())
-        self._store, self._log, self._tiers = opened.store, opened.log, opened.tiers
-        assert self._store.archives is not None
+        opened = open_store(home, config, clock, _warn)
+        self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
-        policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
-        self._roller = Roller(
-            self._store.engine.archives, self._store.archives, policy, clock, InlineExecutor()
-        )
-        manual = FlushPolicy(None, None)
-        self._flusher = Flusher(
-            self._store, home.path(STORE), manual, clock, InlineExecutor(), journal=self._log
-        )
+        self._roller = make_roller(self._store, config, clock, InlineExecutor())
+        self._flusher = make_flusher(opened, home, config, clock, InlineExecutor())
 
     @property
     def position(self) -> int:

@@ -180,6 +180,7 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
     again.close()
 
 
+@pytest.mark.damages
 def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

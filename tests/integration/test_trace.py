@@ -111,6 +111,7 @@ def test_every_hop_of_every_attempt_has_its_time(life: Life) -> None:
     ]
 
 
+@pytest.mark.damages
 def test_an_attempt_that_was_never_written_has_no_such_hop(life: Life) -> None:
     life.write(1)
     life.hold(2, "inbox is not a directory")
