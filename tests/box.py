@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,23 @@ class Box:
         """Advance the clock, and let the loop run: by default until nothing is due now."""
         self.clock.advance(seconds)
         self.tick(turns)
+
+    def until_dead(self) -> None:
+        """Wait for four attempts of a minute each; 1, 2 and 4 s are between them."""
+        for pause_s in (1, 2, 4):
+            self.after(60)
+            self.after(pause_s)
+        self.after(60)
+
+    @contextmanager
+    def broken_inbox(self, agent: str) -> Iterator[None]:
+        """The agent's inbox cannot be written as long as the block lasts."""
+        inbox, aside = self.path("agents", agent, "inbox"), self.path("tmp", f"inbox-{agent}")
+        inbox.rename(aside)
+        inbox.write_text("a file where a directory must be")
+        yield
+        inbox.unlink()
+        aside.rename(inbox)
 
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""

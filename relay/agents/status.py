@@ -377,12 +377,9 @@ class Activity:
         heard = self._ledger.processes.last_seen(wanted)
         owes = self._ledger.processes.unread_since(wanted)
         state = self._store.state
-        for timer in state.timers:
-            _, number, recipient = timer
-            if recipient not in wanted or not state.is_current(timer):
-                continue
-            message = state.messages.get(number)
-            if message is not None and message.delivered_at:
+        for _, number, recipient in state.timers.current():
+            message = state.messages[number]
+            if recipient in wanted and message.delivered_at:
                 since = message.delivered_at * NS_PER_S
                 owes[recipient] = min(since, owes.get(recipient, since))
         for known in state.owed.values():

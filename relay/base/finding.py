@@ -36,15 +36,17 @@ class Finding(NamedTuple):
     is_partial: bool = False  # not a problem: only a part was checked
 
     @classmethod
-    def of_error(cls, what: str, exc: RelayError | OSError, path: str = "") -> Self:
+    def of_error(
+        cls, what: str, exc: RelayError | OSError, path: str = "", advice: str = ""
+    ) -> Self:
         """Make a finding of an error that ended a check; ``path``: a file that it does not name."""
         if isinstance(exc, FormatError):
             where = f"{exc.path} at {exc.offset}"
-            return cls(what, where, str(exc.found), expected=str(exc.expected))
+            return cls(what, where, str(exc.found), advice, expected=str(exc.expected))
         if isinstance(exc, RelayError):
-            return cls(what, path, str(exc))
+            return cls(what, path, str(exc), advice)
         path = path or str(exc.filename)
-        return cls(what, path, f"{path}: {exc.strerror or exc}")
+        return cls(what, path, f"{path}: {exc.strerror or exc}", advice)
 
     @property
     def text(self) -> str:

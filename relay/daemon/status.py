@@ -131,7 +131,7 @@ class StatusPublisher:
         state = self._store.state
         if len(state.timers) + len(state.owed) > MOST_TIMERS:
             return {}, len(state.timers) + len(state.owed)
-        current = {timer[1:] for timer in state.timers if state.is_current(timer)}
+        current = {timer[1:] for timer in state.timers.current()}
         current |= {(number, name) for number, known in state.owed.items() for name in known}
         owed: dict[str, int] = {}
         for _, recipient in current:

@@ -22,8 +22,9 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
-from relay.agents.status import RETIRE, REVIVE, StatusChange, parse_status_command
+from relay.agents.status import RETIRE, REVIVE, parse_status_command
 from relay.base.errors import Refused
+from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import DELIVERY_MODES, DIGITS
 from relay.base.names import (
     DIRECT_PREFIX,
@@ -34,7 +35,7 @@ from relay.base.names import (
     is_channel_name,
 )
 from relay.delivery.filters import filter_of, where
-from relay.delivery.values import PUBLIC_KEY, KeyRegistration, Pack, Prune
+from relay.delivery.values import PUBLIC_KEY, ControlReply, Effects, KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
@@ -55,11 +56,12 @@ STATES = {
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 NO_KEY = "none"
 REGISTER_KEY = "agent.key"
+JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
+JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
-# What is so now; or what is to be done beside the loop; or what the ledger is to say.
-ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusChange
+ActionResult = str | ControlReply  # a line that says what is so now; or that and its effects
 
 
 class ControlCommand(NamedTuple):
@@ -94,11 +96,9 @@ class Action(NamedTuple):
 def execute(
     fields: dict[str, str], sender: str, lead: str | None, store: CommStore
 ) -> ActionResult:
-    """Execute a command; returns the result in a line, or what the caller is left to do.
+    """Execute a command. Errors: Refused and CommError, with nothing changed.
 
-    That is a journal command or job for the background, or a key or status change for the ledger.
-    ``lead``: the agent with that role, if known. Errors: Refused and CommError, with nothing
-    changed.
+    ``lead``: the agent with that role, if known.
     """
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
@@ -118,16 +118,13 @@ def execute(
     return action.do(ControlCommand(name, given, sender, lead), store)
 
 
-def recorded_change(fields: dict[str, str], sender: str) -> KeyRegistration | StatusChange | None:
-    """The change of the ledger by a command that was executed before a crash; None: none.
-
-    Its permission was checked then.
-    """
+def recorded_effects(fields: dict[str, str], sender: str) -> Effects:
+    """The effects on the ledger of a command that was executed before a crash."""
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
     if name == REGISTER_KEY:
-        return _register_key(ControlCommand(name, given, sender, lead=sender))
-    return parse_status_command(name, given, sender)
+        return _register_key(ControlCommand(name, given, sender, lead=sender)).effects
+    return Effects(status_change=parse_status_command(name, given, sender))
 
 
 # -- channels --------------------------------------------------------------------------------
@@ -370,7 +367,7 @@ def _dead_letter(command: ControlCommand, store: CommStore) -> DeadLetter:
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: ControlCommand, store: CommStore) -> JournalCommand:
+def _order(command: ControlCommand, store: CommStore) -> ControlReply:
     """The journal command that a command asks for."""
     _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
@@ -380,11 +377,12 @@ def _order(command: ControlCommand, store: CommStore) -> JournalCommand:
         if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
             raise Refused(f"{name}: expected an integer, got {text[:60]!r}")
     age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
-    return JournalCommand(verb, tuple(map(int, words)), age, size)
+    job = JournalCommand(verb, tuple(map(int, words)), age, size)
+    return ControlReply(True, JOURNAL_ACCEPTED.format(verb), Effects(job=job))
 
 
-def _register_key(command: ControlCommand, store: CommStore | None = None) -> KeyRegistration:
-    """The key to register for an agent."""
+def _register_key(command: ControlCommand, store: CommStore | None = None) -> ControlReply:
+    """Register a key for an agent."""
     _require_privileged(command)
     name, key = command.fields["NAME"], command.fields["KEY"]
     _check_agent("NAME", name)
@@ -393,13 +391,16 @@ def _register_key(command: ControlCommand, store: CommStore | None = None) -> Ke
         raise Refused(
             f"KEY {key[:80]!r} is not a valid public key: expected 64 hex digits, or {NO_KEY}"
         )
-    return KeyRegistration(name, "" if word == NO_KEY else word)
+    registered = KeyRegistration(name, "" if word == NO_KEY else word)
+    path, detail = f"agents/{name}/meta.json", f"{command.sender} says: {registered}"
+    incident = Incident(IncidentKind.KEY_CONFIRMED, name, path, detail)
+    return ControlReply(True, str(registered), Effects((incident,), key=registered))
 
 
 # -- agents ----------------------------------------------------------------------------------
 
 
-def _set_agent_status(command: ControlCommand, store: CommStore) -> StatusChange:
+def _set_agent_status(command: ControlCommand, store: CommStore) -> ControlReply:
     """The new status of an agent; the caller checks that the agent exists."""
     _require_privileged(command)
     name = command.fields["NAME"]
@@ -408,23 +409,28 @@ def _set_agent_status(command: ControlCommand, store: CommStore) -> StatusChange
         raise Refused(f"{OPERATOR} is the person at the keyboard and cannot be retired")
     change = parse_status_command(command.action, command.fields, command.sender)
     assert change is not None
-    return change
+    text = f"{change.name} is {change.status}"
+    return ControlReply(True, text, Effects(status_change=change))
 
 
 # -- retention -------------------------------------------------------------------------------
 
 
-def _prune(command: ControlCommand, store: CommStore) -> Prune:
+def _prune(command: ControlCommand, store: CommStore) -> ControlReply:
     _require_privileged(command)
-    return Prune()
+    return _started(command, Prune())
 
 
-def _pack(command: ControlCommand, store: CommStore) -> Pack:
+def _pack(command: ControlCommand, store: CommStore) -> ControlReply:
     _require_privileged(command)
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):
         raise Refused(f"BEFORE: expected a day such as 2026-01-31, got {before[:60]!r}")
-    return Pack(before)
+    return _started(command, Pack(before))
+
+
+def _started(command: ControlCommand, job: Prune | Pack) -> ControlReply:
+    return ControlReply(True, JOB_ACCEPTED.format(command.action), Effects(job=job))
 
 
 def _require_privileged(command: ControlCommand) -> None:

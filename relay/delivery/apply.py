@@ -15,7 +15,7 @@ from relay.base.names import ORCHESTRATOR, direct_channel_name
 from relay.delivery import router
 from relay.delivery.control import Orchestrator
 from relay.delivery.file_ops import DiskFull, render_delivered
-from relay.delivery.plan import control_reply, refuse
+from relay.delivery.plan import refuse, reply
 from relay.delivery.values import (
     Answer,
     Applied,
@@ -26,6 +26,7 @@ from relay.delivery.values import (
     ObligationState,
     OutgoingFile,
     Plan,
+    Route,
     Subject,
     SystemMessage,
     open_obligation,
@@ -88,14 +89,14 @@ class StoreWriter:
             files = ()
         messages, effects = plan.messages, plan.effects
         if plan.command is not None and not plan.command.is_done and stored is not None:
-            reply = self._orchestrator.carry_out(plan.command.message, plan.subject)
-            effects = reply.effects._replace(may_repeat=effects.may_repeat)
+            given = self._orchestrator.carry_out(plan.command.message, plan.subject)
+            effects = given.effects._replace(may_repeat=effects.may_repeat)
             deferred += self._sticky_copies()
             self._store.deliver(stored.id, [ORCHESTRATOR])
             if self._view.expects_ack(stored):
                 state = DeliveryState.ACKNOWLEDGED
                 self._store.move_deliveries(stored.id, [ORCHESTRATOR], state)
-            messages = (*_reply_of(plan.subject, reply), *messages)
+            messages = (*_reply_of(plan.subject, given), *messages)
         own = [self._store_message(one, plan.subject, stored) for one in messages]
         files = (*files, *(one for one in own if one is not None))
         return Applied(plan, files, tuple(deferred), duty, effects)
@@ -109,12 +110,12 @@ class StoreWriter:
         self, draft: Draft, sender: str, content: bytes, origin: Origin | None = None
     ) -> Message:
         """Store a message; its channel is created or joined if necessary."""
-        store, fields = self._store, draft.fields
-        channel = store.get_channel_by_name(draft.channel)
+        store, fields, route = self._store, draft.fields, draft.route
+        channel = store.get_channel_by_name(route.channel)
         if channel is None:
-            owner = draft.members[0] if len(draft.members) == 2 else ORCHESTRATOR
-            channel = store.create_channel(draft.channel, draft.channel_type, owner)
-        for member in draft.members:
+            owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
+            channel = store.create_channel(route.channel, route.channel_type, owner)
+        for member in route.members:
             if not store.is_participant(channel.id, member):
                 store.join_channel(channel.id, member)
         return store.accept(
@@ -122,7 +123,7 @@ class StoreWriter:
             sender,
             fields.message_type,
             content,
-            recipients=draft.recipients,
+            recipients=route.recipients,
             topic=fields.topic,
             correlation_id=fields.correlation_id,
             priority=fields.priority,
@@ -210,13 +211,12 @@ def _deferral(file: OutgoingFile, recipient: str, due_at: int) -> Deferral:
     return Deferral(file.message_id, recipient, THROTTLED, due_at)
 
 
-def _reply_of(subject: Subject, reply: ControlReply) -> tuple[SystemMessage, ...]:
+def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...]:
     """The reply to a command; empty if it needs none, or the supervisor will answer."""
-    if reply.ok is None:
+    if given.ok is None:
         return ()
-    text = f"completed {reply.text}\n" if reply.ok else f"{reply.text}\n"
-    body, kind = text.encode() + reply.attached, Kind.ACK if reply.ok else Kind.NACK
-    return (control_reply(subject, kind, body),)
+    text = f"completed {given.text}" if given.ok else given.text
+    return (reply(subject, Kind.ACK if given.ok else Kind.NACK, text, given.attached),)
 
 
 def _own_draft(one: SystemMessage, at_ns: int, answered: Message | None) -> Draft:
@@ -229,7 +229,7 @@ def _own_draft(one: SystemMessage, at_ns: int, answered: Message | None) -> Draf
         thread = None if answered is None else answered.correlation_id
         fields = fields._replace(message_type=kind, correlation_id=thread)
     if fields.topic is not None:
-        return Draft(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,), None, fields)
+        return Draft(Route(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,)), fields)
     name = direct_channel_name(message.to, ORCHESTRATOR)
     members = (message.to, ORCHESTRATOR)
-    return Draft(name, ChannelType.DIRECT, members, (message.to,), fields)
+    return Draft(Route(name, ChannelType.DIRECT, members, (message.to,)), fields)

@@ -13,22 +13,18 @@ from relay.agents.roster import Roster
 from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
 from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused
-from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.delivery import actions, saved_state
 from relay.delivery.filters import filter_of, where
 from relay.delivery.saved_state import StateStore
-from relay.delivery.values import ControlReply, Effects, KeyRegistration, Pack, Prune, Subject
+from relay.delivery.values import ControlReply, Effects, Subject
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import JournalCommand
 
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 EVERYTHING = "#"  # the pattern of a subscription without a topic
-JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
-JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 
 
 class Orchestrator:
@@ -79,22 +75,6 @@ class Orchestrator:
         return change.status == AgentStatus.RETIRED and self._statuses.is_away(change.name)
 
 
-def recorded_effects(message: MessageFile, sender: str) -> Effects:
-    """The effects of a command carried out before a crash, to be recorded if they were not."""
-    if message.kind is not Kind.COMMAND:
-        return Effects()
-    change = actions.recorded_change(command_fields(message), sender)
-    if isinstance(change, KeyRegistration):
-        return _key_effects(change, sender)
-    return Effects(status_change=change)
-
-
-def _key_effects(key: KeyRegistration, sender: str) -> Effects:
-    path, detail = f"agents/{key.name}/meta.json", f"{sender} says: {key}"
-    incident = Incident(IncidentKind.KEY_CONFIRMED, key.name, path, detail)
-    return Effects(incidents=(incident,), key=key)
-
-
 def handle(
     message: MessageFile, sender: str, store: CommStore, lead: str | None = None
 ) -> ControlReply:
@@ -141,20 +121,10 @@ def handle(
 
 def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
     try:
-        fields = command_fields(message)
-        done = actions.execute(fields, sender, lead, store)
+        done = actions.execute(command_fields(message), sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
         return ControlReply(False, str(exc))
-    if isinstance(done, JournalCommand):
-        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), Effects(job=done))
-    if isinstance(done, KeyRegistration):
-        return ControlReply(True, str(done), _key_effects(done, sender))
-    if isinstance(done, StatusChange):
-        text = f"{done.name} is {done.status}"
-        return ControlReply(True, text, Effects(status_change=done))
-    if isinstance(done, Prune | Pack):
-        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), Effects(job=done))
-    return ControlReply(True, done)
+    return ControlReply(True, done) if isinstance(done, str) else done
 
 
 def _change_channel(

@@ -18,7 +18,7 @@ import msgspec
 from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
-from relay.engine import events
+from relay.engine import events, transitions
 from relay.engine.commstore import CommStore
 from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
@@ -185,12 +185,10 @@ def replay(
         if frame.seq > store.state.sequence:
             missing = frame.seq - store.state.sequence
             warn(f"{missing} events before offset {record.offset} of the journal are missing")
-            store.state.sequence = frame.seq
         try:
-            store.state.apply(frame.event)
+            transitions.replay(store.state, frame.event, frame.seq)
         except (LookupError, ValueError):
             unfit += 1
-        store.state.sequence = frame.seq + 1
     if unfit:
         warn(f"{unfit} events of the journal speak of what is not there, and were passed over")
 

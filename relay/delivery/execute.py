@@ -27,7 +27,7 @@ from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, StoreWriter
 from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.record import LedgerRecord
+from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
     Applied,
     EndedDelivery,
@@ -57,7 +57,7 @@ class Postponed(NamedTuple):
         return str(self.cause)
 
 
-class Outcome(NamedTuple):
+class ExecutionResult(NamedTuple):
     """The result of an execution."""
 
     executed: list[Applied]
@@ -77,8 +77,8 @@ class Executor:
         *,
         store: CommStore,
         events: EventLog,
-        writer: StoreWriter,
-        record: LedgerRecord,
+        store_writer: StoreWriter,
+        ledger_writer: LedgerWriter,
         metrics: Metrics,
         batch_deliveries: int,
         clock: Clock,
@@ -88,63 +88,63 @@ class Executor:
         self._store = store
         self._view = StoreView(store)
         self._events = events
-        self._writer = writer
-        self._record = record
+        self._store_writer = store_writer
+        self._ledger_writer = ledger_writer
         self._metrics = metrics
         self._batch_deliveries = batch_deliveries
         self._clock = clock
         self._log = log
         self._is_verbose = is_verbose  # a line of the log for each message
 
-    def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> Outcome:
+    def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> ExecutionResult:
         """Execute plans, in batches of a limited number of deliveries.
 
         Each plan is stored before the next one is made: it may answer a message of this batch.
         Plans that the store or the disk does not accept now are returned; of those, at most events
         in the store are done.
         """
-        outcome = Outcome([], [], [])
+        result = ExecutionResult([], [], [])
         batch: list[Applied] = []
         deliveries = 0
         for plan in plans:
             try:
-                one = self._writer.apply(plan)
+                one = self._store_writer.apply(plan)
             except TRANSIENT_ERRORS as exc:
-                outcome.postponed.append(Postponed(plan, exc))
+                result.postponed.append(Postponed(plan, exc))
                 continue
             except CommError as exc:
                 if plan.inbound is not None:
                     raise
-                outcome.postponed.append(Postponed(plan, exc))
+                result.postponed.append(Postponed(plan, exc))
                 continue
             batch.append(one)
             deliveries += one.deliveries
             if one.effects.job is not None:
-                outcome.jobs.append(one.effects.job)
+                result.jobs.append(one.effects.job)
             if deliveries >= self._batch_deliveries:
-                self._execute_batch(dirs, batch, outcome)
+                self._execute_batch(dirs, batch, result)
                 self._metrics.begin("route")
                 batch, deliveries = [], 0
         if batch:
-            self._execute_batch(dirs, batch, outcome)
-        return outcome
+            self._execute_batch(dirs, batch, result)
+        return result
 
-    def _execute_batch(self, dirs: Dirs, batch: list[Applied], outcome: Outcome) -> None:
+    def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
         begin, done = self._metrics.begin, list[Applied]()
         begin("stage")
         for one in batch:
             try:
                 done.append(self._stage(dirs, one))
             except DiskFull as exc:
-                outcome.postponed.append(Postponed(one.plan, exc))
+                result.postponed.append(Postponed(one.plan, exc))
         staged_at = self._clock.now_ns()
         begin("commit")
         self._commit(done, staged_at)
         begin("deliver")
         done, written = self._deliver(dirs, done, staged_at)
         begin("complete")
-        self._record.record(done, written)
-        outcome.executed.extend(done)
+        self._ledger_writer.record(done, written)
+        result.executed.extend(done)
         self._count(done, written)
         if done:
             self._log_batch(done)

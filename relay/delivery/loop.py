@@ -32,10 +32,10 @@ from relay.delivery.limits import ReplyLoops, ThrottleStatus
 from relay.delivery.notifications import Notifier, Reminders
 from relay.delivery.plan import plan
 from relay.delivery.reads import ReadDetector
-from relay.delivery.record import Archiver, LedgerRecord
+from relay.delivery.record import Archiver, LedgerWriter
 from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
-from relay.delivery.validate import RECHECK_NS, Recorder, SigningKeys, Validator
+from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
 from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row
 from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
@@ -81,8 +81,7 @@ class Dispatcher:
         self._build_sources(store)
         events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
-        self._last_roll_error = ""
-        self._last_flush_error = ""
+        self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
         self._jobs: list[Job] = []
         self._has_process_requests = False  # for processes to be started or ended
 
@@ -93,7 +92,7 @@ class Dispatcher:
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
         self._validator = Validator(keys, self._roster, config.limits, log)
         self._guard = directory_guard.DirectoryGuard(self._home)
-        self._recorder = Recorder(ledger, clock, log)
+        self._claimer = Claimer(ledger, clock, log)
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
         self._reply_loops = ReplyLoops(self._view, config.limits.reply_depth, clock)
 
@@ -103,15 +102,15 @@ class Dispatcher:
         events, roster = self._events, self._roster
         states = StateStore(self._home, config.continuity)
         self._archiver = Archiver(ledger, log)
-        self._record = LedgerRecord(
+        self._ledger_writer = LedgerWriter(
             ledger, lambda: events.journal.durable, self._archiver, config.retry.first_s, clock
         )
         orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
         self._executor = Executor(
             store=store,
             events=events,
-            writer=StoreWriter(store, orchestrator, clock, log),
-            record=self._record,
+            store_writer=StoreWriter(store, orchestrator, clock, log),
+            ledger_writer=self._ledger_writer,
             metrics=self.metrics,
             batch_deliveries=config.limits.batch_deliveries,
             clock=clock,
@@ -209,9 +208,11 @@ class Dispatcher:
             self._archive(dirs)
             begin("maintain")
             self._event_source.flush_reads()
-            self._record.record_counts()
-            self._roll()
-            self._checkpoint()
+            self._ledger_writer.record_counts()
+            self._roller.step()
+            self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
+            self._flusher.commit()
+            self._log_change("The store", self._flusher.error, "is written again", "flush_failed")
             self._events.commit_if_due()
         return self._next_due()
 
@@ -232,7 +233,7 @@ class Dispatcher:
                 self._archiver.archive(dirs, self._config.limits.batch_files)
                 self._archiver.flush()
         self._event_source.flush_reads()
-        self._record.record_counts(include_recent=True)
+        self._ledger_writer.record_counts(include_recent=True)
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
@@ -251,7 +252,7 @@ class Dispatcher:
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
         """Take files through every stage, a limited number of journal bytes at a time."""
         self.metrics.begin("record")
-        claimed = self._recorder.claim(dirs, batch)
+        claimed = self._claimer.claim(dirs, batch)
         self._mark_senders_active(claimed)
         part: list[Inbound] = []
         part_bytes = 0
@@ -272,13 +273,13 @@ class Dispatcher:
             for one in part:
                 self._postpone(one, room)
             return
-        outcome = self._executor.execute(dirs, self._plans(part))
-        for plan_, cause in outcome.postponed:
-            if plan_.inbound is not None:
-                self._postpone(plan_.inbound, str(cause))
+        result = self._executor.execute(dirs, self._plans(part))
+        for planned, cause in result.postponed:
+            if planned.inbound is not None:
+                self._postpone(planned.inbound, str(cause))
         self._statuses.refresh()
-        self._jobs += outcome.jobs
-        effects = [one.effects for one in outcome.executed]
+        self._jobs += result.jobs
+        effects = [one.effects for one in result.executed]
         self._validator.after_commit(dirs, keys_changed=any(one.key for one in effects))
         if any(one.requests for one in effects):
             self._has_process_requests = True
@@ -361,24 +362,12 @@ class Dispatcher:
         if self.paused or not self._intake.is_busy:  # else the next batch takes it along
             self._archiver.flush()
 
-    def _checkpoint(self) -> None:
-        """Write the store's file if due; log once when that fails and when it works again."""
-        self._flusher.commit()
-        error = self._flusher.error
-        if error != self._last_flush_error:
-            self._last_flush_error = error
-            text = f"cannot be written, trying again: {error}" if error else "is written again"
-            level = "error" if error else "info"
-            self._log(f"The store {text}", action="flush_failed", level=level)
-
-    def _roll(self) -> None:
-        self._roller.step()
-        error = self._roller.error
-        if error != self._last_roll_error:
-            self._last_roll_error = error
-            text = f"cannot be written, trying again: {error}" if error else "are written again"
-            level = "error" if error else "info"
-            self._log(f"Archives {text}", action="roll_failed", level=level)
+    def _log_change(self, what: str, error: str, again: str, action: str) -> None:
+        """Log once when something cannot be written, and when it can be again."""
+        if error != self._errors.get(what, ""):
+            self._errors[what] = error
+            text = f"cannot be written, trying again: {error}" if error else again
+            self._log(f"{what} {text}", action=action, level="error" if error else "info")
 
     def _next_due(self) -> int:
         due = [self._event_source.due_ns()]

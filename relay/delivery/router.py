@@ -41,7 +41,7 @@ from relay.base.names import (
     is_agent_name,
     lead_by_name,
 )
-from relay.delivery.values import EngineFields
+from relay.delivery.values import EngineFields, Route
 from relay.delivery.view import StoreView
 
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
@@ -74,17 +74,6 @@ AT_MOST_ONCE = "at-most-once"
 _KNOWN_HEADERS = frozenset(
     ("THREAD", "RE", "PRIORITY", "TOPIC", "TTL", "CHECKSUM", "DELIVERY", "SIGNATURE", "AWAIT")
 )
-
-
-class Route(NamedTuple):
-    """A channel, and the recipients if the channel does not determine them."""
-
-    channel: str
-    channel_type: ChannelType
-    members: tuple[str, ...] = ()  # to be members before it is sent
-    recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
-    answers: Message | None = None
-    shown_channel: str | None = None  # the CHANNEL header of the delivered file
 
 
 class Bounce(NamedTuple):

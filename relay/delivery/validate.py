@@ -143,7 +143,7 @@ def _path(reference: str) -> str:
     return f"attachments/{digest[:2]}/{digest}"
 
 
-class Recorder:
+class Claimer:
     """Inserts and claims ledger rows. Owned by the loop."""
 
     def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:

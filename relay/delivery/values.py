@@ -203,13 +203,21 @@ class SystemMessage(NamedTuple):
     is_answer: bool = False  # acknowledges the plan's message, if that expects it
 
 
-class Draft(NamedTuple):
-    """A message for the engine to store."""
+class Route(NamedTuple):
+    """A channel, and the recipients if the channel does not determine them."""
 
     channel: str
     channel_type: ChannelType
-    members: tuple[str, ...]  # to be members before it is sent
-    recipients: tuple[str, ...] | None  # None: determined by the channel
+    members: tuple[str, ...] = ()  # to be members before it is sent
+    recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
+    answers: Message | None = None
+    shown_channel: str | None = None  # the CHANNEL header of the delivered file
+
+
+class Draft(NamedTuple):
+    """A message for the engine to store."""
+
+    route: Route
     fields: EngineFields
 
 

@@ -20,7 +20,7 @@ from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import AGENT_DIRS, META, PENDING
 from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.delivery.file_ops import REJECTED
-from relay.doctor.report import Target, list_dir, partial_check, recheck, summarize
+from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import SUFFIX
 
@@ -111,37 +111,20 @@ class EntryScan:
 
     def findings(self) -> Iterator[Finding]:
         """Yield one finding per kind."""
-        if self._open:
-            yield Finding(
-                "files",
-                self._open[0],
-                f"accessible to other users: {summarize(self._open)}",
-                "`relay doctor --repair` sets directories to 700, files to 600",
-                Severity.WARNING,
-                repairs=tuple(self._repairs),
-            )
-        if self._links:
-            yield Finding(
-                "files",
-                self._links[0],
-                f"symbolic links, which the relay does not follow: {summarize(self._links)}",
-                "replace them by their targets, or remove them",
-                Severity.WARNING,
-            )
-        if self._foreign:
-            yield Finding(
-                "files",
-                self._foreign[0],
-                f"owned by another user: {summarize(self._foreign)}",
-                "`chown` them, as root",
-            )
-        if self.unseen:
-            yield Finding(
-                "files",
-                self.unseen[0].rpartition(" (")[0],
-                f"cannot be read: {summarize(self.unseen)}",
-                "fix the disk or the permissions: their content was not checked",
-            )
+        yield from listed(
+            "files",
+            "accessible to other users",
+            self._open,
+            "`relay doctor --repair` sets directories to 700, files to 600",
+            repairs=self._repairs,
+        )
+        found = "symbolic links, which the relay does not follow"
+        advice = "replace them by their targets, or remove them"
+        yield from listed("files", found, self._links, advice)
+        found, error = "owned by another user", Severity.ERROR
+        yield from listed("files", found, self._foreign, "`chown` them, as root", error)
+        advice = "fix the disk or the permissions: their content was not checked"
+        yield from listed("files", "cannot be read", self.unseen, advice, error)
 
 
 def _mailboxes(target: Target) -> Iterator[Finding]:
@@ -186,41 +169,27 @@ def _pending(target: Target) -> Iterator[Finding]:
             continue  # the next start finishes or removes staged files
         folder, age_s = f"agents/{agent}/inbox/{PENDING}", STAGED_S + 2 * detection.scan_interval_s
         staged = [f"{folder}/{name}" for name in _older(target.home.path(folder), age_s)]
-        if staged:
-            yield Finding(
-                "files",
-                folder,
-                f"staged for more than {age_s} s without being delivered: {summarize(staged)}",
-                "see logs/relay.log",
-                Severity.WARNING,
-            )
+        found = f"staged for more than {age_s} s without being delivered"
+        yield from listed("files", found, staged, "see logs/relay.log", where=folder)
 
 
 def _unsent(target: Target, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
     """Check for messages never renamed into the outbox, and orphaned temporary files."""
     path = target.home.path(folder)
-    messages = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
-    if messages:
-        yield Finding(
-            "files",
-            folder,
-            f"not sent, in .pending for more than {warn_s} s: "
-            f"{summarize([f'{folder}/{shown(name)}' for name in messages])}",
-            "rename it into the outbox to send it; after "
-            f"{over_s} s a relay archives it and notifies its sender",
-            Severity.WARNING,
-        )
-    others = [name for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
-    if others and not target.is_running:
-        left = [f"{folder}/{name}" for name in others]
-        yield Finding(
-            "files",
-            folder + "/*",
-            f"untouched for more than {over_s} s, writer is gone: {summarize(left)}",
-            "the next start removes it",
-            Severity.WARNING,
-            repairs=tuple(Repair("remove", path) for path in left),
-        )
+    old = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
+    messages = [f"{folder}/{shown(name)}" for name in old]
+    found = f"not sent, in .pending for more than {warn_s} s"
+    advice = f"rename it into the outbox to send it; after {over_s} s a relay archives it and"
+    yield from listed("files", found, messages, f"{advice} notifies its sender", where=folder)
+    if target.is_running:
+        return
+    left = [f"{folder}/{name}" for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
+    found = f"untouched for more than {over_s} s, writer is gone"
+    yield from listed("files", found, left, "the next start removes it", repairs=_removals(left))
+
+
+def _removals(paths: list[str]) -> list[Repair]:
+    return [Repair("remove", path) for path in paths]
 
 
 def _temps(target: Target) -> Iterator[Finding]:
@@ -232,15 +201,8 @@ def _temps(target: Target) -> Iterator[Finding]:
         for name in _older(target.home.path(folder), TEMP_AGE_S):
             if name.endswith((".tmp", ".tmp-journal", ".tmp-wal")) or folder == "tmp":
                 left.append(f"{folder}/{name}" if folder else name)
-    if left:
-        yield Finding(
-            "files",
-            left[0],
-            f"left over by a crash: {summarize(left)}",
-            "`relay doctor --repair` removes them",
-            Severity.WARNING,
-            repairs=tuple(Repair("remove", path) for path in left),
-        )
+    advice = "`relay doctor --repair` removes them"
+    yield from listed("files", "left over by a crash", left, advice, repairs=_removals(left))
 
 
 def _older(folder: str, age_s: int) -> Iterator[str]:
@@ -262,8 +224,8 @@ def _packs(target: Target) -> Iterator[Finding]:
             with target.home.dirs() as dirs:
                 archive_pack.read(dirs, f"archive/{name.removesuffix(SUFFIX)}/there is none")
         except FormatError as exc:
-            remedy = "restore it from a backup; the store and its archives have the messages' text"
-            yield Finding("files", f"archive/{name}", str(exc), remedy)
+            advice = "restore it from a backup; the store and its archives have the messages' text"
+            yield Finding("files", f"archive/{name}", str(exc), advice)
 
 
 def check_agents(target: Target) -> Iterator[Finding]:
@@ -291,8 +253,8 @@ def check_agents(target: Target) -> Iterator[Finding]:
             if waiting:
                 count = f"{len(waiting)} message{'s' * (len(waiting) != 1)}"
                 found = f"{exc}: {count} in {shown(folder)} cannot be sent"
-                remedy = f"move them to the outbox of a valid name: {exc.hint}"
-                yield Finding("files", shown(folder), found, remedy, Severity.WARNING)
+                advice = f"move them to the outbox of a valid name: {exc.hint}"
+                yield Finding("files", shown(folder), found, advice, Severity.WARNING)
         else:
             yield from _ignored_files(target, folder)
 
@@ -307,11 +269,6 @@ def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(target.home.path(folder, name)).st_mtime < oldest:
                 left.append(shown(f"{folder}/{name}"))
-    if left:
-        yield Finding(
-            "files",
-            left[0],
-            f"ignored, because their names are not message names: {summarize(left)}",
-            "to send them, rename them to {10-20 digits}-{hex}.msg, in lower case",
-            Severity.WARNING,
-        )
+    found = "ignored, because their names are not message names"
+    advice = "to send them, rename them to {10-20 digits}-{hex}.msg, in lower case"
+    yield from listed("files", found, left, advice)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -68,10 +68,21 @@ def partial_check(what: str, checked: int, total: int, of: str) -> Finding:
     return Finding(what, f"part of {of}", found, advice, Severity.NOTE, is_partial=True)
 
 
-def summarize(items: list[str]) -> str:
-    """Join the first items, and count the others."""
-    more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
-    return ", ".join(items[:MAX_NAMED]) + more
+def listed(
+    what: str,
+    found: str,
+    items: Sequence[str],
+    advice: str,
+    severity: Severity = Severity.WARNING,
+    *,
+    where: str = "",
+    repairs: Iterable[Repair] = (),
+) -> Iterator[Finding]:
+    """Yield a finding that names the first of these items and counts the others, if any."""
+    if items:
+        more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
+        found = f"{found}: {', '.join(items[:MAX_NAMED])}{more}"
+        yield Finding(what, where or items[0], found, advice, severity, repairs=tuple(repairs))
 
 
 def repair(home: Home, findings: Iterable[Finding]) -> Iterator[tuple[Repair, str]]:

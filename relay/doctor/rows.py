@@ -16,7 +16,7 @@ from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.delivery import reads
-from relay.doctor.report import Target, list_dir, recheck, summarize
+from relay.doctor.report import Target, list_dir, listed, recheck
 from relay.ledger import archive_pack, open_readonly
 from relay.ledger.archive_pack import DAY_NS
 from relay.ledger.check import RESTORE
@@ -35,10 +35,10 @@ def check_rows(target: Target) -> Iterator[Finding]:
         for check in (_check_archive, _check_inboxes, _check_references):
             yield from recheck(target, check)
     stored = _stored(target).values() if target.deep else ()
-    if wrong := [path for path in stored if not _is_whole(target, path)]:
-        found = f"content does not match the checksum in the name: {summarize(wrong)}"
-        advice = "restore them from a backup, or ask the sender for a new copy"
-        yield Finding("attachments", wrong[0], found, advice)
+    wrong = [path for path in stored if not _is_whole(target, path)]
+    found = "content does not match the checksum in the name"
+    advice = "restore them from a backup, or ask the sender for a new copy"
+    yield from listed("attachments", found, wrong, advice, Severity.ERROR)
 
 
 # -- the archive -------------------------------------------------------------------------------
@@ -63,14 +63,12 @@ def _check_archive(target: Target) -> Iterator[Finding]:
         if not _is_away(target, folder)
         for name in sorted(set(wanted) - set(list_dir(target.home.path(folder))))
     ]
-    if missing:
-        found = f"archived messages whose file is missing: {summarize(missing)}"
-        advice = "restore them from a backup; `relay search` finds their text if the store has it"
-        yield Finding("ledger", "rows without a file", found, advice, Severity.WARNING)
-    if unknown:
-        found = f"files in the archive without a row: {summarize(unknown)}"
-        advice = "no action needed if the ledger was rebuilt; else " + RESTORE
-        yield Finding("ledger", "files without a row", found, advice, Severity.WARNING)
+    found = "archived messages whose file is missing"
+    advice = "restore them from a backup; `relay search` finds their text if the store has it"
+    yield from listed("ledger", found, missing, advice, where="rows without a file")
+    found = "files in the archive without a row"
+    advice = "no action needed if the ledger was rebuilt; else " + RESTORE
+    yield from listed("ledger", found, unknown, advice, where="files without a row")
 
 
 def _is_away(target: Target, folder: str) -> bool:
@@ -210,10 +208,11 @@ def _check_references(target: Target) -> Iterator[Finding]:
             live[digest] = live.get(digest, False) or bool(is_live)
     stored = _stored(target)
     missing = sorted(digest for digest, is_live in live.items() if is_live and digest not in stored)
-    if missing:
-        found = f"missing, but referenced by unread messages: {summarize(missing)}"
-        advice = "ask the senders to attach them again"
-        yield Finding("attachments", "attachments missing", found, advice)
+    found = "missing, but referenced by unread messages"
+    advice = "ask the senders to attach them again"
+    yield from listed(
+        "attachments", found, missing, advice, Severity.ERROR, where="attachments missing"
+    )
     days = target.config.retention.attachments_days
     oldest_ns = target.clock.now_ns() - 2 * max(days, 1) * DAY_NS
     unused = [
@@ -221,10 +220,11 @@ def _check_references(target: Target) -> Iterator[Finding]:
         for digest, path in stored.items()
         if live and digest not in live and _written_ns(target, path) < oldest_ns
     ]
-    if unused:
-        found = f"not referenced by any message: {summarize(unused)}"
-        advice = "`relay prune` removes them" if days else "kept: retention.attachments_days is 0"
-        yield Finding("attachments", "attachments unnamed", found, advice, Severity.NOTE)
+    found = "not referenced by any message"
+    advice = "`relay prune` removes them" if days else "kept: retention.attachments_days is 0"
+    yield from listed(
+        "attachments", found, unused, advice, Severity.NOTE, where="attachments unnamed"
+    )
 
 
 def _stored(target: Target) -> dict[str, str]:

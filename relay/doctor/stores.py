@@ -16,12 +16,13 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
 from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore
 from relay.base.finding import Finding, Severity
-from relay.base.home import ARCHIVES, BASE, LEDGER, STORE, Home
+from relay.base.home import ARCHIVES, BASE, LEDGER, STORE, Home, unclean_stop
 from relay.daemon import agreement
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.doctor.report import Target, describe_error, list_dir, partial_check, recheck
 from relay.engine import check as engine_check
+from relay.engine.events import Event
 from relay.journal import check as journal_check
 from relay.journal.catalog import Catalog, Residency, SegmentEntry
 from relay.journal.format import ManifestType, Reason
@@ -92,8 +93,12 @@ def _check_store_files(target: Target) -> Iterator[Finding]:
         if not _opens(wrong_before):
             advice = _without_checkpoints(home)
         yield from _advised(wrong, advice)
-    if written > 1 or os.path.lexists(previous):
+    if os.path.lexists(previous):
         yield from _advised(wrong_before, "the next checkpoint replaces it")
+    elif written > 1:  # a backup has the newest alone
+        severity = Severity.NOTE if _opens(wrong) else Severity.ERROR
+        advice = "the next checkpoint replaces it"
+        yield from _advised([one._replace(severity=severity) for one in wrong_before], advice)
     if os.path.lexists(base):
         advice = "the next checkpoint, or `relay journal prune`, replaces it"
         yield from _advised(_check_file(base), advice)
@@ -271,9 +276,15 @@ def _check_loaded(
 ) -> Iterator[Finding]:
     """Load the store as a start does, check its tables, and compare it with the ledger."""
     home = target.home
+    is_killed = unclean_stop(home) is not None and not target.is_running
+
+    def on_event(_: Event) -> None:
+        nonlocal is_killed  # a stop ends with a checkpoint
+        is_killed = not target.is_running
+
     try:
         key = store_key(home, target.config, make=False)
-        store = open_store_readonly(home, target.clock, target.config, key)
+        store = open_store_readonly(home, target.clock, target.config, key, on_event)
     except (KeyFileError, SealedStore) as exc:
         yield Finding("store", STORE, describe_error(exc), f"the relay does not start: {exc.hint}")
         return
@@ -287,7 +298,7 @@ def _check_loaded(
     ):
         return  # the next start updates the ledger
     with contextlib.suppress(LedgerError):  # damage was reported above
-        yield from agreement.check(db, store, 4 * MAX_ROWS)
+        yield from agreement.check(db, store, most_rows=4 * MAX_ROWS, is_killed=is_killed)
 
 
 def _ignore(_: str) -> None:

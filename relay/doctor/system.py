@@ -37,11 +37,11 @@ def check_process(target: Target) -> Iterator[Finding]:
     """Check that the relay serves, its socket, agents' processes, logs and service unit."""
     home = target.home
     if target.is_running and (why := running_trouble(home)):
-        remedy = "fix the cause; the relay retries on its own"
-        yield Finding("process", LOCK, f"the relay is not serving: {why}", remedy)
+        advice = "fix the cause; the relay retries on its own"
+        yield Finding("process", LOCK, f"the relay is not serving: {why}", advice)
     if (gone := unclean_stop(home)) is not None:
-        remedy = "logs/relay.err may say why; the next start recovers its unfinished work"
-        yield Finding("process", LOCK, f"the last relay, {gone}", remedy, Severity.NOTE)
+        advice = "logs/relay.err may say why; the next start recovers its unfinished work"
+        yield Finding("process", LOCK, f"the last relay, {gone}", advice, Severity.NOTE)
     yield from _socket(target)
     answer = ask(home) if target.is_running else StatusReply(None)
     yield from _silence(target, answer)
@@ -75,8 +75,8 @@ def _silence(target: Target, answer: StatusReply) -> Iterator[Finding]:
     """Check for a relay that holds the lock but does not answer."""
     pid = lock_holder(target.home)
     if answer.is_silent and pid is not None:
-        what, remedy = silence(pid)
-        yield Finding("process", LOCK, f"the relay, pid {pid}, {what}", remedy)
+        what, advice = silence(pid)
+        yield Finding("process", LOCK, f"the relay, pid {pid}, {what}", advice)
 
 
 def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
@@ -86,8 +86,8 @@ def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
     """
     for line in (answer.status or {}).get("tiers_waiting") or ():
         if not line.startswith(FOR_OPERATOR):
-            remedy = "the relay keeps retrying; nothing is lost, but the disk fills up"
-            yield Finding("tiers", "journal", line, remedy, Severity.WARNING)
+            advice = "the relay keeps retrying; nothing is lost, but the disk fills up"
+            yield Finding("tiers", "journal", line, advice, Severity.WARNING)
 
 
 def _processes(target: Target) -> Iterator[Finding]:
@@ -99,26 +99,16 @@ def _processes(target: Target) -> Iterator[Finding]:
         return  # reported by the checks of the ledger
     for name, state, pid in rows:
         if pid is not None and not psutil.pid_exists(pid):
-            yield Finding(
-                "process",
-                f"process {name}",
-                f"{name} is {state} as pid {pid}, but there is no such process",
-                "restart the relay: it finds out what happened"
-                if target.is_running
-                else "the next start finds out what happened",
-                Severity.WARNING,
-            )
+            found = f"{name} is {state} as pid {pid}, but there is no such process"
+            advice = "restart the relay: it" if target.is_running else "the next start"
+            yield _warning(f"process {name}", found, f"{advice} finds out what happened")
     known = {row[0] for row in rows}
     for file in list_dir(target.home.path("run")):
         name = file.partition(".")[0]
         if name not in known and file.endswith((".lock", ".json")):
-            yield Finding(
-                "process",
-                f"run/{file}",
-                f"run/{file}: belongs to a process that is not in the ledger",
-                f"`pgrep -af {shlex.quote(name)}` shows whether it is still running",
-                Severity.WARNING,
-            )
+            found = f"run/{file}: belongs to a process that is not in the ledger"
+            advice = f"`pgrep -af {shlex.quote(name)}` shows whether it is still running"
+            yield _warning(f"run/{file}", found, advice)
 
 
 def _logs(target: Target) -> Iterator[Finding]:
@@ -128,21 +118,11 @@ def _logs(target: Target) -> Iterator[Finding]:
         with contextlib.suppress(FileNotFoundError):
             size = os.lstat(os.path.join(folder, name)).st_size
             if name == "relay.log" and size > most:
-                yield Finding(
-                    "process",
-                    f"logs/{name}",
-                    f"logs/{name} has {size // _MIB} MiB, more than twice log.max_mib",
-                    "restart the relay, or move the file away",
-                    Severity.WARNING,
-                )
+                found = f"logs/{name} has {size // _MIB} MiB, more than twice log.max_mib"
+                yield _warning(f"logs/{name}", found, "restart the relay, or move the file away")
             if name == "relay.err" and size:
-                yield Finding(
-                    "process",
-                    f"logs/{name}",
-                    f"logs/{name} has {size} bytes: the relay met an unexpected error",
-                    "report its content, then remove it",
-                    Severity.WARNING,
-                )
+                found = f"logs/{name} has {size} bytes: the relay met an unexpected error"
+                yield _warning(f"logs/{name}", found, "report its content, then remove it")
 
 
 def _units(target: Target) -> Iterator[Finding]:
@@ -159,13 +139,13 @@ def _units(target: Target) -> Iterator[Finding]:
                 continue
             program = shlex.split(starts[0].lstrip("-@:+!"))[0]
             if os.path.isabs(program) and not os.path.exists(program):
-                yield Finding(
-                    "process",
-                    name,
-                    f"{folder}/{name} starts {program}, which does not exist",
-                    "install it there again, or run `relay service install`",
-                    Severity.WARNING,
-                )
+                found = f"{folder}/{name} starts {program}, which does not exist"
+                advice = "install it there again, or run `relay service install`"
+                yield _warning(name, found, advice)
+
+
+def _warning(where: str, found: str, advice: str) -> Finding:
+    return Finding("process", where, found, advice, Severity.WARNING)
 
 
 def check_limits(target: Target) -> Iterator[Finding]:
@@ -184,9 +164,9 @@ def check_limits(target: Target) -> Iterator[Finding]:
         readers = wal.wal_readers(target.home.path(LEDGER))
         readers.pop(lock_holder(target.home) or 0, None)  # not the relay itself
         found = length.sentence(readers) + stops
-        remedy = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
+        advice = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
         severity = Severity.ERROR if stops else Severity.WARNING
-        yield Finding("ledger", LEDGER + "-wal", found, remedy, severity)
+        yield Finding("ledger", LEDGER + "-wal", found, advice, severity)
 
 
 def _read_only(target: Target) -> Iterator[Finding]:
@@ -198,8 +178,8 @@ def _read_only(target: Target) -> Iterator[Finding]:
             device = os.stat(path).st_dev
             if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
                 found = f"{path} is on a read-only file system: no messages are accepted"
-                remedy = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
-                yield Finding("limits", name or ".", found, remedy)
+                advice = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
+                yield Finding("limits", name or ".", found, advice)
             seen.add(device)
 
 
@@ -220,28 +200,26 @@ def _inotify(agents: int) -> Iterator[Finding]:
     for name, (least, why) in wanted.items():
         limit = read_limit(name)
         if limit is not None and limit < least:
-            yield Finding(
-                "limits",
-                name,
-                f"fs.inotify.{name} is {limit}, expected at least {least}: {why}",
-                f"`sysctl fs.inotify.{name}={max(4 * least, 8192)}`; until then the relay scans",
-                Severity.WARNING,
+            found = f"fs.inotify.{name} is {limit}, expected at least {least}: {why}"
+            advice = (
+                f"`sysctl fs.inotify.{name}={max(4 * least, 8192)}`; until then the relay scans"
             )
+            yield Finding("limits", name, found, advice, Severity.WARNING)
 
 
 def _disk(target: Target) -> Iterator[Finding]:
     size, used, free = disk.measure_disk(target.home.root)
     percent = used * 100 // max(used + free, 1)
     settings = target.config.disk
-    remedy = "free some space; see `relay prune --dry-run` and `relay archive pack`"
+    advice = "free some space; see `relay prune --dry-run` and `relay archive pack`"
     floor = disk.floor_bytes(settings, size)
     if free < floor:
         found = f"only {free // _MIB} MiB are free on the disk; below {floor // _MIB} MiB"
         found += " (disk.floor_mib) no messages are accepted"
-        yield Finding("limits", target.home.root, found, remedy, Severity.ERROR)
+        yield Finding("limits", target.home.root, found, advice, Severity.ERROR)
     elif percent >= settings.alert_percent:
         found = f"the disk is {percent} % full, {free // _MIB} MiB are free"
-        yield Finding("limits", target.home.root, found, remedy, Severity.WARNING)
+        yield Finding("limits", target.home.root, found, advice, Severity.WARNING)
 
 
 def _versions() -> Iterator[Finding]:

@@ -50,7 +50,7 @@ from relay.base.errors import (
 from relay.engine import ack_rules, events
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.core import Core
-from relay.engine.tables import RECORD_BYTES, variable_bytes
+from relay.engine.state import RECORD_BYTES, variable_bytes
 from relay.engine.validation import check_number
 
 # Scanning the open messages at every send would make sends linear in them: after a scan that met

@@ -58,7 +58,6 @@ from relay.journal.segment import (
     WARM,
     WARM_SUFFIX,
     FileSource,
-    SegmentFile,
     SegmentSource,
     is_footer,
     read_footer,
@@ -248,8 +247,8 @@ class SegmentInspector:
         self._add(IntegrityError(self.path, at, expected, found), "", REPAIRED_BY)
 
     def _add(self, exc: FormatError, suffix: str, advice: str) -> None:
-        one = Finding.of_error(WHAT, exc)
-        self.findings.append(one._replace(found=one.found + suffix, advice=advice))
+        one = Finding.of_error(WHAT, exc, advice=advice)
+        self.findings.append(one._replace(found=one.found + suffix))
 
 
 def _warning(where: str, text: str) -> Finding:
@@ -313,7 +312,7 @@ class ChunkInspector:
                 lambda data: decode_chunk(data, path, _index(data, index), base),
             )
         except FormatError as exc:
-            self.findings.append(Finding.of_error(WHAT, exc)._replace(advice=REPAIRED_BY))
+            self.findings.append(_of_error(exc, path))
             self.records, self.ends = salvage_chunk(load_chunk(path), path)
             return
         self.header, self.records, self.ends = chunk.header, chunk.records, chunk.ends
@@ -346,9 +345,8 @@ def check(path: str) -> Iterator[Finding]:
         if not os.path.isdir(path):
             yield from _check_file(path)
             return
-        files = segment_files(path)
-        yield from _check_manifest(path, files)
-        for file in files:
+        yield from _check_catalog(path)
+        for file in segment_files(path):
             tier1 = os.path.join(path, WARM, f"{file.segment_id:020d}{WARM_SUFFIX}")
             for copy in dict.fromkeys((file.path, tier1)):
                 if copy and os.path.exists(copy):
@@ -363,19 +361,19 @@ def check_manifest(stream_dir: str) -> Iterator[Finding]:
     Does not read the segments. Does not raise for damaged files.
     """
     try:
-        yield from _check_manifest(stream_dir, segment_files(stream_dir))
+        yield from _check_catalog(stream_dir)
     except (RelayError, OSError) as exc:
         yield _of_error(exc, stream_dir)
 
 
-def _check_manifest(stream_dir: str, files: list[SegmentFile]) -> Iterator[Finding]:
+def _check_catalog(stream_dir: str) -> Iterator[Finding]:
     yield from _check_chunks(stream_dir)
     yield from _check_snapshots(stream_dir)
-    yield from _check_entries(stream_dir, files)
+    yield from _check_entries(stream_dir)
 
 
 def _of_error(exc: RelayError | OSError, path: str) -> Finding:
-    return Finding.of_error(WHAT, exc, path)._replace(advice=REPAIRED_BY)
+    return Finding.of_error(WHAT, exc, path, REPAIRED_BY)
 
 
 def _check_file(path: str) -> Iterator[Finding]:
@@ -425,10 +423,10 @@ def _check_snapshots(stream_dir: str) -> Iterator[Finding]:
             yield _warning(path, f"{position} is not the end of a record")
 
 
-def _check_entries(stream_dir: str, files: list[SegmentFile]) -> Iterator[Finding]:
+def _check_entries(stream_dir: str) -> Iterator[Finding]:
     """Compare files and entries, and check that the offsets are contiguous."""
     behind: int | None = None  # expected base offset of the next segment
-    for file in files:
+    for file in segment_files(stream_dir):
         entry = file.entry
         if entry is None:
             yield _warning(file.path, "this segment is not in the manifest")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.audit.class_archive import java_options
 from tests.audit.home_builder import HomeBuilder
 
 if TYPE_CHECKING:
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 240
 # A command that gives way to everything else on the machine does not end in that time, either.
 os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
-# A JVM that a test starts does not verify the classes of Spark's own jars: a fifth of its start.
-os.environ.setdefault(
-    "SPARK_SUBMIT_OPTS", "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
+# The JVM that only writes Spark's command line ends within half a second.
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # Classes of Spark's in its JVM -> static members.
 OFTEN_ASKED = {
     "org.apache.spark.sql.functions": "array coalesce col count lit max min struct sum when",

@@ -284,7 +284,7 @@ def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
     connection.close()
 
 
-def test_a_browser_led_here_by_a_foreign_name_hears_nothing(asked: Asked) -> None:
+def test_a_browser_led_here_by_a_foreign_name_gets_nothing(asked: Asked) -> None:
     port = free_port()
     asked.admin.begin(f"127.0.0.1:{port}")
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):

@@ -160,7 +160,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
 
 
 @pytest.mark.shows("ready 5.4")
-def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
+def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
     looked.turn(99_990)
@@ -191,7 +191,7 @@ def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Loo
 
 
 @pytest.mark.shows("ready 5.4")
-def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
+def test_operator_and_lead_are_notified_once_an_episode(looked: Looked) -> None:
     box = looked.box
     box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')
     for used_mib in (91_000, 96_000, 99_990, 96_000, 91_000):
@@ -208,7 +208,7 @@ def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
     assert [line.split(":")[0].removeprefix("The disk is ") for line in said] == states
 
 
-def test_a_restart_in_the_middle_of_an_episode_tells_nobody_again(looked: Looked) -> None:
+def test_a_restart_in_the_middle_of_an_episode_notifies_nobody_again(looked: Looked) -> None:
     looked.turn(91_000)
     looked.box.kill()
     looked.box.open()

@@ -79,7 +79,7 @@ def ci(store: CommStore) -> CommStore:
 # -- any command ---------------------------------------------------------------------------
 
 
-def test_a_command_without_its_action_hears_which_there_are(store: CommStore) -> None:
+def test_a_command_without_its_action_is_answered_which_there_are(store: CommStore) -> None:
     for body, said in (("deploy: now", "ACTION is missing"), ("ACTION: x.y", "no ACTION 'x.y'")):
         text = refused(store, body)
         assert said in text and all(name in text for name in ACTIONS)
@@ -142,7 +142,7 @@ def test_a_channel_of_each_type_is_made_once(store: CommStore, word: str) -> Non
     assert len(store.list_channels()) == 1
 
 
-def test_a_channel_for_somebody_else_with_settings(store: CommStore) -> None:
+def test_a_channel_for_another_agent_with_settings(store: CommStore) -> None:
     body = (
         "ACTION: channel.create\nCHANNEL: ci\nTYPE: pubsub\nOWNER: alice\n"
         "ack_timeout: 30\ndelivery: At-Least-Once\nretention: count 7"

@@ -216,7 +216,7 @@ def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
     )
 
 
-def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> None:
+def test_a_sender_is_notified_once_of_what_became_of_its_message(table: Table) -> None:
     sent = table.decide("TO: bob\n\nhi")
     told = [
         table.writer.apply(outcome(sent.plan.subject, "bob: too late", key))

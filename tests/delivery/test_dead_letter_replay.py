@@ -49,7 +49,7 @@ def test_a_paused_channel_holds_a_replay_until_it_is_resumed(
 
 
 @pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
-def test_what_a_channel_held_goes_on_when_it_drains_or_closes(
+def test_what_a_channel_held_continues_when_it_drains_or_closes(
     store: CommStore, channel: Channel, state: ChannelState
 ) -> None:
     store.set_channel_state(channel.id, ChannelState.PAUSED)

@@ -67,8 +67,8 @@ def test_a_plan_stores_a_message_and_writes_its_files(
 ) -> None:
     before = talk.store.snapshot()
     made = talk.plan(f"{head}\n\nhi", sender, number=9)
-    assert made.draft is not None and made.draft.recipients is not None
-    assert set(made.draft.recipients) == set(recipients)
+    assert made.draft is not None and made.draft.route.recipients is not None
+    assert set(made.draft.route.recipients) == set(recipients)
     assert made.draft.fields.message_type is message_type
     (file,) = made.files
     assert (file.message_id, file.number, set(file.recipients)) == (sent(9), 0, set(recipients))
@@ -136,7 +136,7 @@ def test_refused_before_it_was_planned(talk: Table) -> None:
 def test_unavailable_and_inactive_agents_get_no_broadcast(talk: Table) -> None:
     directory = Directory(AGENTS, None, {"bob": "bob is retired"}, {"carol"})
     made = talk.plan("TO: *\n\nhi", directory=directory)
-    assert made.draft is not None and made.draft.recipients == ("operator",)
+    assert made.draft is not None and made.draft.route.recipients == ("operator",)
     made = talk.plan("TO: #team\n\nhi", directory=directory)
     assert dict(made.changes.bounced) == {"bob": "bob is retired"}
     assert made.files[0].recipients == ("carol",)  # inactive: its mail waits
@@ -148,7 +148,7 @@ def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
             talk.store, ChannelType.PUB_SUB, "alice", name=name, sticky_messages=name == "sticky"
         )
         made = talk.plan(f"TO: #{name}\nTOPIC: t\n\nhi")
-        assert made.draft is not None and made.draft.recipients == ()
+        assert made.draft is not None and made.draft.route.recipients == ()
         assert (len(made.messages), made.refusal) == (nacks, "")
 
 

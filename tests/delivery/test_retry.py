@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Set
 
 import msgspec
 import pytest
@@ -16,17 +15,6 @@ from relay.delivery.retry import DeferredQueue
 from relay.delivery.values import Plan
 from relay.engine.commstore import CommStore
 from tests.box import Box
-
-
-@contextlib.contextmanager
-def broken_inbox(box: Box, agent: str) -> Iterator[None]:
-    """The agent's inbox cannot be written for as long as the block lasts."""
-    inbox, aside = box.path("agents", agent, "inbox"), box.path("tmp", f"inbox-{agent}")
-    inbox.rename(aside)
-    inbox.write_text("a file where a directory must be")
-    yield
-    inbox.unlink()
-    aside.rename(inbox)
 
 
 @pytest.fixture
@@ -62,7 +50,7 @@ def test_with_nothing_held_nothing_is_due(box: Box, held: DeferredQueue) -> None
 
 
 def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         assert due_in_s(box, held) == 1
         retry(box, held)
@@ -82,7 +70,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
 
 
 def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         one = box.send("alice", "TO: bob\nX-Ticket: 42\n\none")
         box.flush()
         assert box.row(one)["file_path"].startswith("archive/")
@@ -108,7 +96,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
 
 def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueue) -> None:
     box.join("team", "alice", "bob")
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         group = box.send("alice", "TO: #team\n\nto all")
         direct = box.send("alice", "TO: bob\n\nto bob")
     box.clock.advance(60)
@@ -119,7 +107,7 @@ def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueu
 
 
 def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "alice"):
+    with box.broken_inbox("alice"):
         sent = box.send("alice", "TO: nobody\n\nhi")
         box.flush()
         assert box.nacks("alice") == []
@@ -133,8 +121,8 @@ def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueu
 
 
 def test_one_bad_inbox_holds_no_other_up(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
-        with broken_inbox(box, "carol"):
+    with box.broken_inbox("bob"):
+        with box.broken_inbox("carol"):
             sent = box.send("alice", "TO: *\n\nhi")
         box.clock.advance(1)
         retry(box, held)
@@ -145,7 +133,7 @@ def test_so_many_at_a_time(box: Box) -> None:
     limits = msgspec.structs.replace(box.config.limits, batch_files=2)
     config = msgspec.structs.replace(box.config, limits=limits)
     held = DeferredQueue(box.ledger, box.store, config, box.clock)
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         for number in range(5):
             box.send("alice", f"TO: bob\n\n{number}")
     box.clock.advance(60)
@@ -157,7 +145,7 @@ def test_so_many_at_a_time(box: Box) -> None:
 
 @pytest.mark.parametrize(("late_s", "state"), [(29, "written"), (31, "expired")])
 def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
     box.clock.advance(late_s)
     retry(box, held)
@@ -169,7 +157,7 @@ def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str
 def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
     box: Box, held: DeferredQueue
 ) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         gone = box.send("alice", "TO: bob\nTHREAD: t\nX-Ticket: 42\nPRIORITY: 0\n\ngone")
         changed = box.send("alice", "TO: bob\n\nfirst")
         box.flush()
@@ -185,7 +173,7 @@ def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
 
 
 def test_what_could_not_be_written_is_not_delivered(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(1)
         retry(box, held)
@@ -198,7 +186,7 @@ def test_what_could_not_be_written_is_not_delivered(box: Box, held: DeferredQueu
 
 
 def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(86_399)
         retry(box, held)
@@ -212,7 +200,7 @@ def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
 
 
 def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
     plans = plans_due(box, held, {"alice", "operator"})
@@ -231,8 +219,9 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     assert held.due_ns() is None
 
 
+@pytest.mark.damages
 def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Box) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         one = box.send("alice", "TO: bob\n\none")
         two = box.send("alice", "TO: bob\n\ntwo")
         box.flush()
@@ -246,6 +235,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
     assert "neither file nor store holds it" in error
 
 
+@pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
         box.ledger.deliveries.stage([("1-", "bob", "held", 1, "by hand", 1)])

@@ -8,7 +8,8 @@ from relay.acomm.model import ChannelType
 from relay.agents.status import Directory
 from relay.base.message import Kind, MessageFile
 from relay.base.names import RESERVED_NAMES
-from relay.delivery.router import Route, route, route_again
+from relay.delivery.router import route, route_again
+from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.commstore import CommStore
 from tests.delivery.support import bounce

@@ -17,11 +17,11 @@ from relay.delivery.router import (
     MESSAGE_TYPES,
     Bounce,
     EngineFields,
-    Route,
     engine_fields,
     find_original,
     route,
 )
+from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.commstore import CommStore
 from tests.delivery.support import bounce

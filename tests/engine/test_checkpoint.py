@@ -377,7 +377,7 @@ def test_a_value_that_no_file_can_hold_is_a_failure_like_any_other(
 ) -> None:
     one = bench(IMMEDIATE)
     bad = Message(2**64, MessageType.TEXT, "a", one.channel.id, b"x")
-    one.store.state._add_message(bad)
+    one.store.state.add_message(bad)
     one.send()
     assert not one.commit()
     assert "outside" in one.flusher.error

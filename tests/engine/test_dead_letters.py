@@ -54,7 +54,7 @@ def test_a_notice_that_nobody_takes_stops_no_dead_letter(
     assert store.receive_messages(None, "lead") == []
 
 
-def test_a_system_channel_of_somebody_else_stops_no_dead_letter(
+def test_a_system_channel_of_another_owner_stops_no_dead_letter(
     store: CommStore, clock: FakeClock
 ) -> None:
     channel_of(store, ChannelType.DIRECT, "eve", name=SYSTEM)

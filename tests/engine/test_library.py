@@ -35,7 +35,7 @@ def topics(store: CommStore) -> Channel:
 
 
 @pytest.mark.shows("engine 2.11")
-def test_a_subscription_rests_and_goes_on(
+def test_a_subscription_rests_and_continues(
     store: CommStore, topics: Channel, clock: FakeClock
 ) -> None:
     one = store.subscribe(topics.id, "bob", "build.#")

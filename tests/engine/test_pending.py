@@ -76,7 +76,7 @@ def test_answers_are_never_held_and_hold_up_nothing(store: CommStore) -> None:
 @pytest.mark.parametrize(
     ("heeds", "order"), [(True, ["high", "one", "two"]), (False, ["one", "high", "two"])]
 )
-def test_they_go_on_by_priority_where_the_channel_heeds_it(
+def test_they_continue_by_priority_where_the_channel_heeds_it(
     store: CommStore, clock: FakeClock, heeds: bool, order: list[str]
 ) -> None:
     channel = narrow(store, 1, priority_ordering=heeds)
@@ -179,7 +179,7 @@ def test_a_limit_that_is_none_is_refused(store: CommStore, value: object) -> Non
     assert store.snapshot() == before
 
 
-def test_ten_thousand_held_messages_go_on_one_by_one(store: CommStore) -> None:
+def test_ten_thousand_held_messages_continue_one_by_one(store: CommStore) -> None:
     channel = narrow(store, 1)
     for _ in range(10_000):
         send(store, channel, "a")

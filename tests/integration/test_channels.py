@@ -43,7 +43,7 @@ def test_what_is_held_back_at_its_ttl_is_told_of_then(box: Box) -> None:
     )
 
 
-def test_beyond_max_pending_messages_wait_and_go_on_in_order(box: Box) -> None:
+def test_beyond_max_pending_messages_wait_and_continue_in_order(box: Box) -> None:
     configure(box, "max_pending: 2")
     sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(4)]
     assert from_team(box, "bob") == ["0", "1"]

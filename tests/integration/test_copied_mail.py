@@ -73,9 +73,8 @@ def a_home(root: Path) -> tuple[Box, dict[str, str]]:
 
 
 def table(root: Path) -> list[tuple[object, ...]]:
-    look = Look(root / LEDGER)
-    rows = look.all(f"SELECT {COLUMNS} FROM deliveries ORDER BY 1, 2")
-    look.close()
+    with Look(root / LEDGER) as look:
+        rows = look.all(f"SELECT {COLUMNS} FROM deliveries ORDER BY 1, 2")
     return rows
 
 
@@ -116,6 +115,7 @@ def test_D2_a_ledger_made_again_says_what_was_read_answered_and_is_owed(
     assert table(tmp_path / "home") == before
 
 
+@pytest.mark.damages
 def test_D2_without_a_journal_it_says_what_was_begun_as_the_store_has_it(tmp_path: Path) -> None:
     box, sent = a_home(tmp_path / "home")
     box.close()

@@ -15,6 +15,7 @@ from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
 from relay.daemon.session import Executors
+from relay.doctor import Severity, examine
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
@@ -112,6 +113,13 @@ def test_checkpoints_that_are_gone(box: Box) -> None:
         f"store: {box.path(STORE)}: missing; the next start rebuilds the store from the journal"
     )
     assert second.startswith(f"store: {box.path(STORE)}.prev: missing; the next checkpoint")
+
+
+def test_a_checkpoint_alone_as_in_a_backup_is_a_note(box: Box) -> None:
+    box.path(STORE + ".prev").unlink()
+    (finding,) = examine(box.home)
+    assert finding.found == f"{box.path(STORE)}.prev: missing"
+    assert finding.severity is Severity.NOTE
 
 
 def test_checkpoints_without_a_journal(box: Box) -> None:

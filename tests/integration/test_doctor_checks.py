@@ -406,6 +406,13 @@ def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
     assert found(box) == []
 
 
+def test_what_a_killed_relay_had_not_synced_is_the_next_starts_business(box: Box) -> None:
+    box.open()
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.kill()  # the journal has it staged, the ledger written
+    assert found(box) == []
+
+
 # -- attachments ---------------------------------------------------------------------------
 
 

@@ -180,6 +180,7 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
     again.close()
 
 
+@pytest.mark.damages
 def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,9 +225,8 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
     kept = home.parent / "kept"
     with meanwhile(step):
         until(lambda: len(sent) > 100)
-        look = Look(home / LEDGER)
-        accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
-        look.close()
+        with Look(home / LEDGER) as look:
+            accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
         done = relay("backup", str(kept), "--json", home=home)
         assert done.returncode == 0, done.stderr
         more = len(sent) + 50
@@ -239,10 +239,9 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
     before = _mail(again)
     other = Relay(again)
     other.start()
-    look = Look(again / LEDGER)
-    open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
-    until(lambda: look.one(open_rows) == 0)
-    look.close()
+    with Look(again / LEDGER) as look:
+        open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
+        until(lambda: look.one(open_rows) == 0)
     doctor = relay("doctor", home=again)
     other.stop()
     after = _mail(again)

@@ -103,6 +103,7 @@ def test_a_store_without_a_file_is_made_again_from_the_journal(box: Box) -> None
     assert "last" in box.bodies("bob")
 
 
+@pytest.mark.damages
 def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) -> None:
     busy_day(box)
     box.flush()
@@ -120,6 +121,7 @@ def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) 
     assert any("the store is rebuilt" in line["event"] for line in box.log)
 
 
+@pytest.mark.damages
 def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nkept")
     box.flush()

@@ -9,7 +9,7 @@ import pytest
 from relay.acomm import store_file
 from relay.base.home import STORE
 from relay.delivery.eventlog import EventLog
-from relay.delivery.record import LedgerRecord
+from relay.delivery.record import LedgerWriter
 from tests.box import Box
 from tests.disk import failing, killed_before
 
@@ -84,7 +84,7 @@ def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.Monkey
     assert box.row(sent)["last_error"] == "file_disappeared"
 
 
-def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
+def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: EventLog) -> None:
@@ -150,7 +150,7 @@ def test_a_staged_delivery_without_a_file_was_delivered(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(LedgerRecord, "record", _fail)
+        patch.setattr(LedgerWriter, "record", _fail)
         sent = box.drop("alice", "TO: bob\n\nhi")
         with pytest.raises(KeyboardInterrupt):
             box.tick()

@@ -123,7 +123,7 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
 
 
 @pytest.mark.damages
-def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(box: Box) -> None:
+def test_what_is_underway_continues_though_ledger_and_journal_are_gone(box: Box) -> None:
     asks = "DELIVERY: at-least-once"
     asked = box.send("alice", f"TO: carol\nKIND: command\n{asks}\n\ndo it")
     pending = break_inbox(box, "bob")

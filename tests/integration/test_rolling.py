@@ -82,6 +82,7 @@ def test_an_unread_text_is_rolled_and_read_later(box: Box) -> None:
     assert box.states(sent[0]) == {"bob": "read"}
 
 
+@pytest.mark.damages
 def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box: Box) -> None:
     asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nwork")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")

@@ -268,7 +268,7 @@ def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
     assert "anybody?" not in box.bodies("bob")
 
 
-def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
+def test_a_group_of_one_is_told_that_nobody_gets_it(box: Box) -> None:
     box.join("team", "alice")
     box.send("alice", "TO: #team\n\nanybody?")
     assert box.nacks("alice") == ["no recipients: team has no other members\n"]

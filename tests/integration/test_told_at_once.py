@@ -124,7 +124,7 @@ def test_m05_what_is_kept_for_later_subscribers_is_no_fault(box: Box) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.home()
 @pytest.mark.usefixtures("running")
-def test_m05_who_waits_for_an_answer_hears_it_at_once(home: Path) -> None:
+def test_m05_who_waits_for_an_answer_gets_it_at_once(home: Path) -> None:
     relay("channel", "create", "ci", "--type", "pubsub", home=home)
     began = time.monotonic()
     done = relay("send", "--await", "30s", "#ci", "--topic", "test.red", "anybody?", home=home)
