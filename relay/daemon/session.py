@@ -106,8 +106,8 @@ class Session:
         self.status = status or SharedStatus(home.root, config, clock)
         self.deadline = 0  # monotonic ns: when the dispatcher has something to do
         self.is_ending = False  # True: end as soon as no tier job runs
-        tally = self.status.tally
-        tally.begin(START)
+        metrics = self.status.metrics
+        metrics.begin(START)
         executors = executors or Executors.threads()
         keeper = executors.keeper
         with contextlib.ExitStack() as stack:
@@ -132,7 +132,7 @@ class Session:
                 flusher=self.flusher,
                 roller=roller,
                 roster=roster,
-                metrics=tally,
+                metrics=metrics,
                 clock=clock,
                 log=log,
             )
@@ -177,9 +177,9 @@ class Session:
     def close(self) -> None:
         """Close everything as it is; work in progress is the next session's."""
         self.status.is_serving = False
-        self.status.tally.begin(STOP)
+        self.status.metrics.begin(STOP)
         self._stack.close()
-        self.status.tally.begin(START)
+        self.status.metrics.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """Run the loop until ``is_stopping``; then finish the current work."""
@@ -187,7 +187,7 @@ class Session:
         while not is_stopping():
             self.turn()
         self.status.is_serving = False
-        self.status.tally.begin(STOP)
+        self.status.metrics.begin(STOP)
         self.dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
@@ -198,10 +198,10 @@ class Session:
         """
         due = self._poll_background()
         timeout_ns = due - self.clock.monotonic_ns() if is_waiting else 0
-        self.status.tally.begin(WAIT)
+        self.status.metrics.begin(WAIT)
         self.deadline = self.dispatcher.tick(self.watcher.wait(timeout_ns))
         self._run_jobs()
-        self.status.tally.begin("processes")
+        self.status.metrics.begin("processes")
         self.poll_supervisor()
         self.disk_monitor.step()
 

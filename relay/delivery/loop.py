@@ -65,7 +65,7 @@ class Dispatcher:
         clock: Clock,
         log: LogCall,
     ) -> None:
-        self.tally = metrics
+        self.metrics = metrics
         self._config = config
         self._home = home
         self._ledger = ledger
@@ -111,7 +111,7 @@ class Dispatcher:
             events=events,
             store_writer=StoreWriter(store, orchestrator, clock, log),
             ledger_writer=self._ledger_writer,
-            metrics=self.tally,
+            metrics=self.metrics,
             batch_deliveries=config.limits.batch_deliveries,
             clock=clock,
             log=log,
@@ -133,7 +133,7 @@ class Dispatcher:
             ledger=ledger,
             view=self._view,
             detection=config.detection,
-            reads=ReadDetector(self._home, ledger, store, self._events, self.tally, clock, log),
+            reads=ReadDetector(self._home, ledger, store, self._events, self.metrics, clock, log),
             deadlines=self._deadlines,
             intake=self._intake,
             roster=self._roster,
@@ -189,7 +189,7 @@ class Dispatcher:
     def tick(self, wake: WatchEvents) -> int:
         """Do all due work; returns the next due time (monotonic ns, 0 for at once)."""
         self._deadlines.check()
-        begin = self.tally.begin
+        begin = self.metrics.begin
         self._guard.check()
         self._statuses.refresh()
         with self._home.dirs() as dirs:
@@ -251,7 +251,7 @@ class Dispatcher:
 
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
         """Take files through every stage, a limited number of journal bytes at a time."""
-        self.tally.begin("record")
+        self.metrics.begin("record")
         claimed = self._claimer.claim(dirs, batch)
         self._mark_senders_active(claimed)
         part: list[Inbound] = []
@@ -267,7 +267,7 @@ class Dispatcher:
 
     def _execute_part(self, dirs: Dirs, part: list[Inbound], part_bytes: int) -> None:
         """Plan and execute files, if the journal has room for them."""
-        self.tally.begin("route")
+        self.metrics.begin("route")
         room = self._room_for(part_bytes)
         if room:
             for one in part:
@@ -329,7 +329,7 @@ class Dispatcher:
 
     def _postpone(self, inbound: Inbound, reason: str) -> None:
         """Leave a file in its outbox after a transient error, to be tried again."""
-        self.tally.postponed += 1
+        self.metrics.postponed += 1
         attempts, file = 1, inbound.file
         if inbound.has_row:
             with self._ledger.transaction():

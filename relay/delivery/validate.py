@@ -315,9 +315,8 @@ class SigningKeys:
                     f"meta.json names the key {key}, but {known} is registered: it is not used "
                     f"until confirmed by operator or lead, `relay key trust {agent} {key}`"
                 )
-                incidents.append(Incident(IncidentKind.KEY_CHANGED, agent, path, detail))
-        changed = [one for one in incidents if one.kind is IncidentKind.KEY_CHANGED]
-        incidents = [one for one in incidents if one not in changed] + self._told.fresh(changed)
+                one = Incident(IncidentKind.KEY_CHANGED, agent, path, detail)
+                incidents += self._told.fresh([one])
         if not incidents:
             return
         now = self._clock.now_ns()

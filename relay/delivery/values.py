@@ -161,7 +161,7 @@ class Inbound(NamedTuple):
         return FileFacts(
             self.message_id,
             file.agent,
-            shown(file.path),
+            file.path if self.message_id else shown(file.path),  # a name may be invalid text
             file.size,
             file.mtime_ns,
             file.inode,
@@ -172,10 +172,9 @@ class Inbound(NamedTuple):
         )
 
     def origin(self) -> Origin:
-        """The same for the journal; invalid text of a file name is shown, as events are text."""
+        """The same for the journal."""
         facts = self.facts()
-        path = self.file.path if self.message_id else facts.file_path
-        return Origin(facts.agent_name, path, *facts[3:])
+        return Origin(facts.agent_name, facts.file_path, *facts[3:])
 
 
 class Subject(NamedTuple):

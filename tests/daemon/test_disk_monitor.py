@@ -121,7 +121,7 @@ class Looked:
         self.disk = box.disk
 
     @property
-    def board(self) -> SharedStatus:
+    def status(self) -> SharedStatus:
         """What others see."""
         return self.box.session.status
 
@@ -142,21 +142,21 @@ def looked(box: Box) -> Looked:
 
 
 def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
-    box, board = looked.box, looked.board
+    box, status = looked.box, looked.status
     box.dispatcher.pause("test", "a reader does not end")
     looked.turn(99_990)
-    assert board.pauses.keys() == {"test", "disk"}
-    assert len(board.health().reasons) == 2 + (not board.is_serving)
+    assert status.pauses.keys() == {"test", "disk"}
+    assert len(status.health().reasons) == 2 + (not status.is_serving)
     box.drop("alice", "TO: bob\n\nwaits")
     looked.turn(50_000)
-    assert board.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
+    assert status.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
     looked.turn(99_990)
     box.dispatcher.pause("test", "")
     looked.turn(99_990)
-    assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
+    assert status.pauses.keys() == {"disk"} and box.inbox("bob") == {}
     looked.turn(50_000)
     box.tick(2)
-    assert board.pauses == {} and box.bodies("bob") == ["waits"]
+    assert status.pauses == {} and box.bodies("bob") == ["waits"]
 
 
 @pytest.mark.shows("ready 5.4")
@@ -164,7 +164,7 @@ def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> No
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
     looked.turn(99_990)
-    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.board.paused
+    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.status.paused
     waits = box.drop("alice", "TO: bob\n\nwaits")
     box.take("bob", before)
     looked.turn(99_990)
@@ -173,9 +173,9 @@ def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> No
     assert box.dispatcher.backlog == 1
     assert box.deadline > box.clock.monotonic_ns()  # it does not turn for nothing
     looked.turn(99_930)  # 70 MiB: not yet
-    assert looked.board.paused
+    assert looked.status.paused
     looked.turn(50_000)
-    assert not looked.board.paused
+    assert not looked.status.paused
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []

@@ -13,7 +13,7 @@ from relay.base.message import parse
 from relay.base.names import message_id_of
 from relay.delivery.apply import StoreWriter
 from relay.delivery.control import Orchestrator
-from relay.delivery.plan import plan  # MAX_NOTE, Planner
+from relay.delivery.plan import plan
 from relay.delivery.values import (
     Applied,
     Inbound,

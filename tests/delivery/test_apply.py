@@ -12,7 +12,7 @@ from relay.base.message import Kind, parse, parse_delivered
 from relay.base.names import ORCHESTRATOR
 from relay.delivery.control import MAX_NOTE
 from relay.delivery.file_ops import reconstruct
-from relay.delivery.plan import outcome, refuse  # MAX_NOTE, Planner
+from relay.delivery.plan import outcome, refuse
 from relay.delivery.values import (
     Answer,
     Applied,

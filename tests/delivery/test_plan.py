@@ -7,9 +7,9 @@ import pytest
 from relay.acomm.model import ChannelType, DeliveryState, MessageType, Obligation
 from relay.agents.status import Directory
 from relay.base.incidents import Incident, IncidentKind
-from relay.base.message import Kind
+from relay.base.message import SENT_KINDS, Kind, parse
 from relay.delivery.notifications import remind
-from relay.delivery.plan import end_delivery  # MAX_NOTE, Planner
+from relay.delivery.plan import end_delivery
 from relay.delivery.values import (
     Effects,
     EndedDelivery,
@@ -45,23 +45,28 @@ def sent(number: int) -> str:
     return f"{AT_NS + number}-{number:08x}"
 
 
-@pytest.mark.parametrize(
-    ("head", "sender", "recipients", "message_type"),
-    [
-        ("TO: bob", "alice", ("bob",), MessageType.TEXT),
-        ("TO: bob\nKIND: command", "alice", ("bob",), MessageType.COMMAND),
-        ("TO: bob\nKIND: query", "alice", ("bob",), MessageType.QUERY),
-        ("TO: bob\nKIND: error", "alice", ("bob",), MessageType.ERROR),
-        ("TO: bob\nKIND: status", "alice", ("bob",), MessageType.NOTIFICATION),
-        ("TO: bob\nKIND: notification", "alice", ("bob",), MessageType.NOTIFICATION),
-        ("TO: *", "alice", ("bob", "carol", "operator"), MessageType.BROADCAST),
-        ("TO: #team", "bob", ("alice", "carol"), MessageType.TEXT),
-        ("TO: #ci\nTOPIC: build.ok", "alice", ("bob",), MessageType.TEXT),
-        (f"TO: alice\nKIND: ack\nRE: {sent(2)}", "bob", ("alice",), MessageType.ACKNOWLEDGMENT),
-        (f"TO: alice\nKIND: nack\nRE: {sent(2)}", "bob", ("alice",), MessageType.ACKNOWLEDGMENT),
-        (f"TO: alice\nKIND: response\nRE: {sent(3)}", "bob", ("alice",), MessageType.RESPONSE),
-    ],
-)
+MESSAGES = [
+    ("TO: bob", "alice", ("bob",), MessageType.TEXT),
+    ("TO: bob\nKIND: command", "alice", ("bob",), MessageType.COMMAND),
+    ("TO: bob\nKIND: query", "alice", ("bob",), MessageType.QUERY),
+    ("TO: bob\nKIND: error", "alice", ("bob",), MessageType.ERROR),
+    ("TO: bob\nKIND: status", "alice", ("bob",), MessageType.NOTIFICATION),
+    ("TO: bob\nKIND: notification", "alice", ("bob",), MessageType.NOTIFICATION),
+    ("TO: *", "alice", ("bob", "carol", "operator"), MessageType.BROADCAST),
+    ("TO: #team", "bob", ("alice", "carol"), MessageType.TEXT),
+    ("TO: #ci\nTOPIC: build.ok", "alice", ("bob",), MessageType.TEXT),
+    (f"TO: alice\nKIND: ack\nRE: {sent(2)}", "bob", ("alice",), MessageType.ACKNOWLEDGMENT),
+    (f"TO: alice\nKIND: nack\nRE: {sent(2)}", "bob", ("alice",), MessageType.ACKNOWLEDGMENT),
+    (f"TO: alice\nKIND: response\nRE: {sent(3)}", "bob", ("alice",), MessageType.RESPONSE),
+]
+
+
+def test_every_kind_that_agents_send_is_in_a_table() -> None:
+    kinds = {parse(f"{head}\n\nhi".encode()).kind for head, *_ in MESSAGES}
+    assert kinds | {Kind(kind) for kind in ORCHESTRATED} == set(SENT_KINDS)
+
+
+@pytest.mark.parametrize(("head", "sender", "recipients", "message_type"), MESSAGES)
 def test_a_plan_stores_a_message_and_writes_its_files(
     talk: Table, head: str, sender: str, recipients: tuple[str, ...], message_type: MessageType
 ) -> None:

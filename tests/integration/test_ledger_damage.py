@@ -246,9 +246,9 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: P
 
 def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:
     with Home(str(stopped)) as home:
-        board = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
-    board.ledger_damage = "ledger.db is damaged (x); do this"
-    assert status_of(board)["ledger_damage"] == board.ledger_damage
+        status = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
+    status.ledger_damage = "ledger.db is damaged (x); do this"
+    assert status_of(status)["ledger_damage"] == status.ledger_damage
     with Relay(stopped):
         assert rows_of("status", home=stopped)[0]["ledger_damage"] == ""
     with Look(stopped / LEDGER) as look:
