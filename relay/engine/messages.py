@@ -37,8 +37,8 @@ _INCOMPLETE = frozenset(DeliveryState) - {
 }
 
 
-class NewMessage(msgspec.Struct, frozen=True):
-    """A message as its sender gives it."""
+class NewMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message as its sender gives it. It is part of no cycle, like ``Message``."""
 
     message_type: MessageType
     content: str | bytes
