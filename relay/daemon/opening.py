@@ -37,7 +37,7 @@ from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.checkpoint import load_state
-from relay.engine.core import DeliverySettings
+from relay.engine.core import DeliveryRules
 from relay.engine.engine import Engine
 from relay.engine.events import Event, EventCodec, EventRecord
 from relay.engine.state import State
@@ -381,16 +381,14 @@ def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: War
         accept(state)  # before anything is touched
         if warn is not None and (fault or (has_journal and _had_file(home, first))):
             _warn_of_rebuild(home.path(STORE), fault, warn)
-    settings = DeliverySettings(
+    rules = DeliveryRules(
         True,
         config.delivery.ack_timeout_s,
         config.delivery.command_timeout_s,
         config.delivery.give_up_after_s,
     )
     files = ArchiveFiles(home.path(ARCHIVES), key)
-    store = Engine(
-        clock, state, limits, settings, archive_files=files, warn=warn, keeps_events=True
-    )
+    store = Engine(clock, state, limits, rules, archive_files=files, warn=warn, keeps_events=True)
     store.archives.loaded_from(path)
     return store
 

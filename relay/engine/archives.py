@@ -169,7 +169,7 @@ class Archives:
         channel = self.state.channels[message.channel_id]
         if message.id in self.state.dead or message.id in self.state.owed:
             return False
-        return not ack_rules.is_open(channel, message, deliveries, self._core.settings.by_files)
+        return not ack_rules.is_open(channel, message, deliveries, self._core.rules.by_files)
 
     def drop(self) -> Dropped:
         """Delete archived messages and dead letters permanently; open deliveries are kept."""

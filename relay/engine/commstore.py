@@ -373,7 +373,7 @@ class CommStore:
     def publish(
         self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: Any
     ) -> Message:
-        """Send to the topic's subscribers. Errors: ValidationFailed if it is no PubSub channel."""
+        """Send to the topic's subscribers. Errors: ValidationFailed if it has no topics."""
         channel = self.engine.channels.find(channel_id)
         if channel.channel_type is not ChannelType.PUB_SUB:
             raise ValidationFailed("channel", f"{channel.name} is not a PubSub channel")

@@ -19,8 +19,8 @@ Warn = Callable[[str], object]
 log_warning = logging.getLogger("relay.engine").warning
 
 
-class DeliverySettings(NamedTuple):
-    """How messages reach their recipients, and how long acknowledgments and answers may take.
+class DeliveryRules(NamedTuple):
+    """The way of delivery, and the times for acknowledgments and answers.
 
     ``by_files``: the owner writes a message to its recipient's inbox, and reports that. A written
     file no longer needs the store, and the recipient of a plain command or query owes an answer.
@@ -33,7 +33,7 @@ class DeliverySettings(NamedTuple):
     dead_letter_after_s: int = 86_400  # what is not acknowledged within a day is a dead letter
 
 
-IN_QUEUES = DeliverySettings()
+IN_QUEUES = DeliveryRules()
 
 
 class Core:
@@ -44,7 +44,7 @@ class Core:
         clock: Clock,
         state: State | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        settings: DeliverySettings = IN_QUEUES,
+        rules: DeliveryRules = IN_QUEUES,
         warn: Warn | None = None,
         door: Callable[[events.Event], None] | None = None,
         *,
@@ -53,7 +53,7 @@ class Core:
         self.clock = clock
         self.state = state or State(self.now_s())
         self.limits = limits
-        self.settings = settings
+        self.rules = rules
         self.warn = warn or log_warning
         self._door = door
         # events for the owner's journal; None without one

@@ -128,7 +128,7 @@ class Obligations:
 
     def tracks(self, message: Message) -> bool:
         """True for messages delivered as files that require an answer."""
-        return self._core.settings.by_files and ack_rules.requires_answer(message)
+        return self._core.rules.by_files and ack_rules.requires_answer(message)
 
     def restart(self, message: Message, recipient: str, said: str) -> None:
         """Restart the timer of an answer after ``received`` or ``in_progress``."""
@@ -141,9 +141,9 @@ class Obligations:
         asked_ms = ack_rules.requested_timeout_ms(channel, message)
         if asked_ms is not None:
             return asked_ms
-        settings = self._core.settings
+        rules = self._core.rules
         is_command = message.message_type is MessageType.COMMAND
-        return 1000 * (settings.command_timeout_s if is_command else settings.ack_timeout_s)
+        return 1000 * (rules.command_timeout_s if is_command else rules.ack_timeout_s)
 
 
 class Deliveries:
@@ -355,7 +355,7 @@ class Deliveries:
         """The acknowledgment timeout: the message's, else its channel's, else the default."""
         channel = self._state.channels[message.channel_id]
         asked_ms = ack_rules.requested_timeout_ms(channel, message)
-        default_ms = self._core.settings.ack_timeout_s * 1000
+        default_ms = self._core.rules.ack_timeout_s * 1000
         return min(default_ms, ack_rules.MAX_WAIT_MS) if asked_ms is None else asked_ms
 
 

@@ -26,7 +26,7 @@ from relay.engine import ack_rules, events
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.archives import Archives
 from relay.engine.channels import Channels
-from relay.engine.core import IN_QUEUES, Core, DeliverySettings, Warn
+from relay.engine.core import IN_QUEUES, Core, DeliveryRules, Warn
 from relay.engine.deliveries import Deliveries, Obligations
 from relay.engine.messages import Messages
 from relay.engine.retries import Retries
@@ -63,19 +63,19 @@ class Engine:
         clock: Clock,
         state: State | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        settings: DeliverySettings = IN_QUEUES,
+        rules: DeliveryRules = IN_QUEUES,
         *,
         archive_files: ArchiveFiles | None = None,
         warn: Warn | None = None,
         door: Callable[[events.Event], None] | None = None,
         keeps_events: bool = False,
     ) -> None:
-        core = Core(clock, state, limits, settings, warn, door, keeps_events=keeps_events)
+        core = Core(clock, state, limits, rules, warn, door, keeps_events=keeps_events)
         self._core = core
         self.clock = clock
         self.state = core.state
         self.limits = limits
-        self.settings = settings
+        self.rules = rules
         self.warn = core.warn
         self.archives = Archives(core, archive_files)
         self.channels = Channels(core, self.archives)

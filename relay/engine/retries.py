@@ -210,7 +210,7 @@ class Retries:
         lost_s = self._deliveries.downtime_ns(message.created_at * NS_PER_S) // NS_PER_S
         age_s = now_ms // 1000 - message.created_at - lost_s
         if not delivery.spent and age_s >= max(
-            self._core.settings.dead_letter_after_s, timeout_ms // 1000 + 1
+            self._core.rules.dead_letter_after_s, timeout_ms // 1000 + 1
         ):
             return TOO_OLD.format(age_s=age_s, attempts=attempts)
         return ""

@@ -19,7 +19,7 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.engine.commstore import CommStore
-from relay.engine.core import DeliverySettings
+from relay.engine.core import DeliveryRules
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from tests.fakes import FakeClock
@@ -29,12 +29,12 @@ UUID = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 OTHER = "f81d4fae-7dec-4cd0-a765-00a0c91e6bf6"
 
 
-BY_FILES = DeliverySettings(by_files=True)
+BY_FILES = DeliveryRules(by_files=True)
 
 
 def relay_engine(clock: FakeClock | None = None) -> Engine:
     """An empty engine as a relay has it: its owner delivers files."""
-    return Engine(clock or FakeClock(NOW_S * 10**9), settings=BY_FILES)
+    return Engine(clock or FakeClock(NOW_S * 10**9), rules=BY_FILES)
 
 
 def new_store() -> CommStore:

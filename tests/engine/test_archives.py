@@ -50,7 +50,7 @@ class Scene:
     def open(self, state: State | None = None) -> None:
         files = ArchiveFiles(str(self.folder), self.key)
         self.store = Engine(
-            self.clock, state, settings=BY_FILES, archive_files=files, keeps_events=True
+            self.clock, state, rules=BY_FILES, archive_files=files, keeps_events=True
         )
         self.roller = Roller(self.store.archives, self.policy, self.clock, InlineExecutor())
 

@@ -80,7 +80,7 @@ def identify(store: CommStore, identities: dict[str, str]) -> None:
 def owed(store: CommStore) -> object:
     """As in a relay: a command is begun, reminded of, and answered or not; time is lost."""
     core = store.engine._core
-    core.settings = BY_FILES
+    core.rules = BY_FILES
     try:
         message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
         store.engine.deliveries.record_answer(message, "b", "received", ends=False)
@@ -93,7 +93,7 @@ def owed(store: CommStore) -> object:
         if message.id % 2:
             store.engine.deliveries.record_answer(message, "b", "completed", ends=True)
     finally:
-        core.settings = IN_QUEUES
+        core.rules = IN_QUEUES
     return message.id
 
 
