@@ -182,9 +182,9 @@ class Tables:
         for number in kept.held:
             if number in state.messages:
                 state.pending.hold(state.messages[number])
-        for channel_id, settings in kept.settings.items():
-            state._set_settings(channel_id, settings)
         state._load_owed(kept.owed)
+        for channel_id, settings in kept.settings.items():
+            state._set_settings(channel_id, settings)  # counts what is pending, owed answers too
         state.downtimes = kept.downtimes
         state.archives, state.evicting = kept.archives, kept.evicting
         state.journal = kept.journal
