@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from relay.daemon.session import Executors, Session
 from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
 from relay.engine.checkpoint import Flusher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.tiers import Tiers
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeDisk, FakeSpawner
@@ -79,15 +80,16 @@ class Box:
             measure_disk=self.disk,
             boot=self.boot,
         )
-        stores = self.session.stores
-        self.ledger: Ledger = stores.ledger
-        self.store: CommStore = stores.store
-        self.events: EventLog = stores.events
-        self.tiers: Tiers = stores.tiers
+        opened = self.session.opened
+        self.ledger: Ledger = self.session.ledger
+        self.store: Engine = opened.store
+        self.events: EventLog = opened.events
+        self.tiers: Tiers = opened.tiers
         self.watcher: Watcher = self.session.watcher
         self.flusher: Flusher = self.session.flusher
         self.dispatcher: Dispatcher = self.session.dispatcher
         self.supervisor: Supervisor = self.session.supervisor
+        self.session.begin()
         self.is_open = True
 
     @property
@@ -130,6 +132,23 @@ class Box:
         """Advance the clock, and let the loop run: by default until nothing is due now."""
         self.clock.advance(seconds)
         self.tick(turns)
+
+    def until_dead(self) -> None:
+        """Wait for four attempts of a minute each; 1, 2 and 4 s are between them."""
+        for pause_s in (1, 2, 4):
+            self.after(60)
+            self.after(pause_s)
+        self.after(60)
+
+    @contextmanager
+    def broken_inbox(self, agent: str) -> Iterator[None]:
+        """The agent's inbox cannot be written as long as the block lasts."""
+        inbox, aside = self.path("agents", agent, "inbox"), self.path("tmp", f"inbox-{agent}")
+        inbox.rename(aside)
+        inbox.write_text("a file where a directory must be")
+        yield
+        inbox.unlink()
+        aside.rename(inbox)
 
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""

@@ -35,6 +35,18 @@ def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedP
     return forks.run(["--home", str(home), *arguments], environment(), stdin, PATIENCE_S)
 
 
+def rows_of(*arguments: str, home: Path) -> list[dict[str, Any]]:
+    """The lines that a command prints with ``--json``; it succeeds."""
+    done = relay(*arguments, "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def agents_of(home: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what `relay agents` prints of an agent."""
+    return {row["name"]: row for row in rows_of("agents", home=home)}
+
+
 def relay_anew(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run one command line to its end, from Python's start on."""
     return subprocess.run(

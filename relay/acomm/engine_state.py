@@ -24,6 +24,7 @@ file without these blocks opens all the same. Table: docs/formats/acomm.md.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from struct import Struct, pack, unpack_from
 from typing import Any, NamedTuple
 
@@ -193,17 +194,20 @@ def _read_position(data: bytes) -> JournalPosition:
 
 
 def _encode_rows(tag: int, rows: Collection[tuple[Any, ...]]) -> bytes:
-    field, codecs = f"block {tag}", _ROWS[tag]
-    parts = [U64.encode(field, len(rows))]
-    for row in rows:
-        parts += [codec.encode(field, value) for codec, value in zip(codecs, row, strict=True)]
-    return b"".join(parts)
+    field = f"block {tag}"
+    columns = [
+        [codec.encode(field, value) for value in column]
+        for codec, column in zip(_ROWS[tag], zip(*rows, strict=True), strict=True)
+    ]
+    packed = b"".join(chain.from_iterable(zip(*columns, strict=True)))
+    return U64.encode(field, len(rows)) + packed
 
 
 def _read_rows(tag: int, data: bytes) -> list[tuple[Any, ...]]:
     field, codecs, reader = f"block {tag}", _ROWS[tag], _reader(data)
     count = reader.count(f"count of {field}", sum(codec.least for codec in codecs), wide=True)
-    rows = [tuple([codec.read(reader, field) for codec in codecs]) for _ in range(count)]
+    reads = [codec.read for codec in codecs]
+    rows = [tuple([read(reader, field) for read in reads]) for _ in range(count)]
     reader.finish("the block")
     return rows
 

@@ -30,7 +30,7 @@ class DiskMonitor:
 
     def __init__(
         self,
-        board: SharedStatus,
+        status: SharedStatus,
         dispatcher: Dispatcher,
         publisher: StatusPublisher,
         disk: DiskWatch,
@@ -38,7 +38,7 @@ class DiskMonitor:
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
-        self._board = board
+        self._status = status
         self._dispatcher = dispatcher
         self._publisher = publisher
         self._disk = disk
@@ -65,7 +65,7 @@ class DiskMonitor:
         self._publish_pauses()  # the disk is not the only reason
         snapshot = self._publisher.step(news=True)
         if snapshot is not None:
-            self._board.snapshot = snapshot
+            self._status.snapshot = snapshot
 
     def _check_disk(self) -> DiskUsage | None:
         """The disk's usage; None before the next check is due."""
@@ -74,7 +74,7 @@ class DiskMonitor:
         change = self._disk.check()
         reading = self._disk.reading
         if reading is not None:
-            self._board.disk = reading
+            self._status.disk = reading
             self._pause(reading)
             self._log_change(change)
         return reading
@@ -85,13 +85,13 @@ class DiskMonitor:
         self._publish_pauses()
 
     def _publish_pauses(self) -> None:
-        self._board.pauses = self._dispatcher.pauses
+        self._status.pauses = self._dispatcher.pauses
 
     def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):
             return
         before, now = change
-        paused = f"; {self._board.paused}" if self._board.paused else ""
+        paused = f"; {self._status.paused}" if self._status.paused else ""
         resumed = before is not None and before.state is DiskState.FLOOR and not paused
         self._log(
             f"The disk is {now.state.value}: {now.sentence()}{paused}"

@@ -18,7 +18,7 @@ from relay.base.config import Config
 from relay.base.errors import AlreadyRunning, LedgerError
 from relay.base.home import LEDGER, LOCK, Home
 from relay.daemon.ledger_backup import check_unused, set_aside
-from relay.daemon.session import begin_epoch, recover_stores
+from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, LedgerContent
@@ -66,7 +66,7 @@ def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]
         with contextlib.closing(Ledger.open(temp)) as ledger, contextlib.ExitStack() as opened:
             kept = _copy_rows(path, ledger, lost)
             begin_epoch(ledger, clock)
-            recover_stores(opened, home, config, clock, log, ledger, lost.append, make_key=False)
+            open_recovered(opened, home, config, clock, log, ledger, lost.append, make_key=False)
         content = ledger_file.verify(temp)
         if os.path.exists(path):
             lost.append("audit_log: changes before now are only in the previous ledger")

@@ -24,22 +24,20 @@ from relay.base.config import Config
 from relay.base.disk import DiskWatch, MeasureDisk, measure_disk
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.logs import LogCall
-from relay.base.metrics import START, STOP, WAIT, Metrics
+from relay.base.metrics import START, STOP, WAIT
 from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
 from relay.daemon.disk_monitor import DiskMonitor
 from relay.daemon.housekeeper import PAUSE_S, Housekeeper
 from relay.daemon.journal_commands import run_command
-from relay.daemon.opening import open_store, store_key
-from relay.daemon.recovery import Context
+from relay.daemon.opening import OpenedStore, open_store
 from relay.daemon.status import SharedStatus, StatusPublisher
-from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
-from relay.journal.tiers import Tiers, TierWorker, lower_priority
+from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
 
 # Ledgers up to this size are checked at every start (5 ms a MiB), larger ones once a day only.
@@ -78,20 +76,13 @@ class Executors(NamedTuple):
             executor.shutdown()
 
 
-class Stores(NamedTuple):
-    """Ledger, store and journal of a home: open and recovered."""
-
-    epoch: int
-    ledger: Ledger
-    store: CommStore
-    events: EventLog
-    tiers: Tiers
-    key: bytes | None  # of the store's file
-    requeued: list[tuple[str, str]]  # files to process first: (agent, file name)
-
-
 class Session:
-    """One session, open and recovered; closed by ``with``. Used in the thread that opened it."""
+    """One session. Used in the thread that opened it.
+
+    Session(...)  opens everything and recovers from the previous run
+    begin()       takes the first turn; ``with`` calls it, and closes at the end
+    serve()       takes turns until the session has to end
+    """
 
     def __init__(
         self,
@@ -106,40 +97,42 @@ class Session:
         measure_disk: MeasureDisk = measure_disk,
         boot: str = "",
     ) -> None:
-        """Open everything, recover from the previous run, and do what is due.
+        """Open everything, and recover from the previous run.
 
         ``boot``: the machine's boot id if not its real one.
         Errors: LedgerError, FormatError, OSError when a file cannot be used.
         """
         self.home, self.clock, self._log = home, clock, log
         self.status = status or SharedStatus(home.root, config, clock)
+        self.deadline = 0  # monotonic ns: when the dispatcher has something to do
         self.is_ending = False  # True: end as soon as no tier job runs
-        tally = self.status.tally
-        tally.begin(START)
+        metrics = self.status.metrics
+        metrics.begin(START)
         executors = executors or Executors.threads()
         keeper = executors.keeper
         with contextlib.ExitStack() as stack:
-            ledger = _open_ledger(stack, home, config, clock, log)
-            stores = recover_stores(
-                stack, home, config, clock, log, ledger, self._warn, boot=boot, tally=tally
+            self.ledger = ledger = _open_ledger(stack, home, config, clock, log)
+            self.epoch = self.status.epoch = epoch_of(ledger)
+            self.opened, requeued = open_recovered(
+                stack, home, config, clock, log, ledger, self._warn, boot=boot
             )
-            self.stores, self.status.epoch = stores, stores.epoch
+            store = self.opened.store
             self.watcher = _open_watcher(stack, home, config, log)
             wake = self.watcher.wake
             stack.callback(executors.close)
-            self.flusher = make_flusher(stores, home, config, clock, executors.flush, wake)
-            roller = make_roller(stores.store, config, clock, executors.flush, wake)
+            self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
+            roller = make_roller(store, config, clock, executors.flush, wake)
             roster = Roster(home, self.watcher, config.lead, log)
             self.dispatcher = Dispatcher(
                 config=config,
                 home=home,
                 ledger=ledger,
-                store=stores.store,
-                events=stores.events,
+                store=store,
+                events=self.opened.events,
                 flusher=self.flusher,
                 roller=roller,
                 roster=roster,
-                metrics=tally,
+                metrics=metrics,
                 clock=clock,
                 log=log,
             )
@@ -147,34 +140,35 @@ class Session:
                 home, ledger, config, clock, keeper, log, pause_s=executors.pause_s
             )
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
-            self._tier_worker = TierWorker(stores.tiers, executors.tiers, clock, wake)
+            self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
+            resume = self.dispatcher.notifier.send_resume_message
+            spawner = spawner or SystemSpawner()
             self.supervisor = Supervisor(
-                config.spawn,
-                home,
-                ledger,
-                stores.store,
-                spawner or SystemSpawner(),
-                keeper,
-                clock,
-                log,
-                self.dispatcher.notifier.send_resume_message,
+                config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
             )
+            publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
+            disk = DiskWatch(home.root, config.disk, clock, measure_disk)
             self.disk_monitor = DiskMonitor(
-                self.status,
-                self.dispatcher,
-                StatusPublisher(self.dispatcher, stores.store, self.watcher, clock),
-                DiskWatch(home.root, config.disk, clock, measure_disk),
-                ledger,
-                clock,
-                log,
+                self.status, self.dispatcher, publisher, disk, ledger, clock, log
             )
-            self.disk_monitor.begin()
-            self.dispatcher.requeue(stores.requeued)
-            self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
-            log("Ready", action="ready", epoch=stores.epoch, watcher=self.watcher.name)
+            self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
 
+    def begin(self) -> None:
+        """Take the first turn: everything that waits in outboxes. Closes the session if it fails.
+
+        Errors: as those of a turn.
+        """
+        try:
+            self.disk_monitor.begin()
+            self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
+        except BaseException:
+            self.close()
+            raise
+        self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
+
     def __enter__(self) -> Session:
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,9 +177,9 @@ class Session:
     def close(self) -> None:
         """Close everything as it is; work in progress is the next session's."""
         self.status.is_serving = False
-        self.status.tally.begin(STOP)
+        self.status.metrics.begin(STOP)
         self._stack.close()
-        self.status.tally.begin(START)
+        self.status.metrics.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """Run the loop until ``is_stopping``; then finish the current work."""
@@ -193,9 +187,9 @@ class Session:
         while not is_stopping():
             self.turn()
         self.status.is_serving = False
-        self.status.tally.begin(STOP)
+        self.status.metrics.begin(STOP)
         self.dispatcher.drain()
-        self._log("Stopped", action="stopped", epoch=self.stores.epoch)
+        self._log("Stopped", action="stopped", epoch=self.epoch)
 
     def turn(self, *, is_waiting: bool = True) -> None:
         """One turn of the loop: wait for an event or the earliest deadline, then do all due work.
@@ -204,10 +198,10 @@ class Session:
         """
         due = self._poll_background()
         timeout_ns = due - self.clock.monotonic_ns() if is_waiting else 0
-        self.status.tally.begin(WAIT)
+        self.status.metrics.begin(WAIT)
         self.deadline = self.dispatcher.tick(self.watcher.wait(timeout_ns))
         self._run_jobs()
-        self.status.tally.begin("processes")
+        self.status.metrics.begin("processes")
         self.poll_supervisor()
         self.disk_monitor.step()
 
@@ -245,7 +239,7 @@ class Session:
     def _run_jobs(self) -> None:
         for job in self.dispatcher.pop_jobs():
             if isinstance(job, JournalCommand):
-                run_command(self.home, self.stores.events, self.stores.tiers, self.clock, job)
+                run_command(self.home, self.opened.events, self.opened.tiers, self.clock, job)
             else:
                 self.housekeeper.enqueue(job)
 
@@ -277,7 +271,7 @@ def _open_ledger(
     return ledger
 
 
-def recover_stores(
+def open_recovered(
     stack: contextlib.ExitStack,
     home: Home,
     config: Config,
@@ -288,25 +282,28 @@ def recover_stores(
     *,
     make_key: bool = True,
     boot: str = "",
-    tally: Metrics | None = None,
-) -> Stores:
-    """Open store and journal beside a ledger whose epoch has begun, and recover all three.
+) -> tuple[OpenedStore, list[tuple[str, str]]]:
+    """Open store and journal beside the ledger of a begun epoch, and recover all three.
 
-    Errors: those of ``open_store`` and ``store_key``.
+    Returns also the files to process first, (agent, file name). Errors: those of ``open_store``.
     """
-    epoch = int(ledger.get_state("epoch") or 0)
-    key = store_key(home, config, make=make_key)
-    position = ledger.position()
     opened = open_store(
-        home, clock, config, key, warn, epoch=epoch, ledger_position=position, boot=boot
+        home,
+        config,
+        clock,
+        warn,
+        make_key=make_key,
+        epoch=epoch_of(ledger),
+        ledger_position=ledger.position(),
+        boot=boot,
     )
-    stack.callback(opened.log.close)
-    if opened.power_cut:
-        log("The machine was restarted since the last run", action="power_cut")
-    store, events = opened.store, opened.log
-    context = Context(config, home, ledger, store, events, clock, log, tally or Metrics(clock))
-    requeued = recovery.recover(context, opened.projection, power_cut=opened.power_cut)
-    return Stores(epoch, ledger, store, events, opened.tiers, key, requeued)
+    stack.callback(opened.events.close)
+    return opened, recovery.recover(home, config, clock, log, ledger, opened)
+
+
+def epoch_of(ledger: Ledger) -> int:
+    """Number of the relay's starts with this ledger."""
+    return int(ledger.get_state("epoch") or 0)
 
 
 def _open_watcher(stack: contextlib.ExitStack, home: Home, config: Config, log: LogCall) -> Watcher:
@@ -323,7 +320,7 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> None:
     """Count the start, and record this process as the writer."""
     now = clock.now_ns()
     with ledger.transaction():
-        epoch = int(ledger.get_state("epoch") or 0) + 1
+        epoch = epoch_of(ledger) + 1
         if ledger.get_state("home_id") is None:  # tells a backup of another home apart
             ledger.set_state("home_id", uuid.uuid4().hex, now)
         for key, value in (
@@ -336,25 +333,24 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> None:
 
 
 def make_roller(
-    store: CommStore,
+    store: Engine,
     config: Config,
     clock: Clock,
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Roller:
     """The roller, which moves final messages from a relay's store into its archives."""
-    assert store.archives is not None
     settings = config.store
     policy = RollPolicy(
         after_s=settings.roll_after_s,
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store.engine.archives, store.archives, policy, clock, executor, wake)
+    return Roller(store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(
-    stores: Stores,
+    opened: OpenedStore,
     home: Home,
     config: Config,
     clock: Clock,
@@ -369,5 +365,5 @@ def make_flusher(
         settings.checkpoint_pause_factor,
         settings.compress,
     )
-    store, key, events = stores.store, stores.key, stores.events
+    store, key, events = opened.store, opened.key, opened.events
     return Flusher(store, path, policy, clock, executor, wake, key, events)

@@ -13,22 +13,18 @@ from relay.agents.roster import Roster
 from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
 from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused
-from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.delivery import actions, saved_state
 from relay.delivery.filters import filter_of, where
 from relay.delivery.saved_state import StateStore
-from relay.delivery.values import ControlReply, Effects, KeyRegistration, Pack, Prune, Subject
+from relay.delivery.values import ControlReply, Effects, Subject
 from relay.engine import topics
-from relay.engine.commstore import CommStore
-from relay.journal.plan import JournalCommand
+from relay.engine.engine import Engine
 
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 EVERYTHING = "#"  # the pattern of a subscription without a topic
-JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
-JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 
 
 class Orchestrator:
@@ -36,7 +32,7 @@ class Orchestrator:
 
     def __init__(
         self,
-        store: CommStore,
+        store: Engine,
         roster: Roster,
         statuses: AgentStatusTracker,
         states: StateStore,
@@ -79,24 +75,8 @@ class Orchestrator:
         return change.status == AgentStatus.RETIRED and self._statuses.is_away(change.name)
 
 
-def recorded_effects(message: MessageFile, sender: str) -> Effects:
-    """The effects of a command carried out before a crash, to be recorded if they were not."""
-    if message.kind is not Kind.COMMAND:
-        return Effects()
-    change = actions.recorded_change(command_fields(message), sender)
-    if isinstance(change, KeyRegistration):
-        return _key_effects(change, sender)
-    return Effects(status_change=change)
-
-
-def _key_effects(key: KeyRegistration, sender: str) -> Effects:
-    path, detail = f"agents/{key.name}/meta.json", f"{sender} says: {key}"
-    incident = Incident(IncidentKind.KEY_CONFIRMED, key.name, path, detail)
-    return Effects(incidents=(incident,), key=key)
-
-
 def handle(
-    message: MessageFile, sender: str, store: CommStore, lead: str | None = None
+    message: MessageFile, sender: str, store: Engine, lead: str | None = None
 ) -> ControlReply:
     """Execute a control message, once; repeating it changes nothing.
 
@@ -139,34 +119,24 @@ def handle(
         return ControlReply(False, str(exc))
 
 
-def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
+def _command(message: MessageFile, sender: str, store: Engine, lead: str | None) -> ControlReply:
     try:
-        fields = command_fields(message)
-        done = actions.execute(fields, sender, lead, store)
+        done = actions.execute(command_fields(message), sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
         return ControlReply(False, str(exc))
-    if isinstance(done, JournalCommand):
-        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), Effects(job=done))
-    if isinstance(done, KeyRegistration):
-        return ControlReply(True, str(done), _key_effects(done, sender))
-    if isinstance(done, StatusChange):
-        text = f"{done.name} is {done.status}"
-        return ControlReply(True, text, Effects(status_change=done))
-    if isinstance(done, Prune | Pack):
-        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), Effects(job=done))
-    return ControlReply(True, done)
+    return ControlReply(True, done) if isinstance(done, str) else done
 
 
 def _change_channel(
-    kind: Kind, name: str, fields: dict[str, str], sender: str, store: CommStore
+    kind: Kind, name: str, fields: dict[str, str], sender: str, store: Engine
 ) -> ControlReply:
     pattern = fields.get("PATTERN", "")
-    channel = store.get_channel_by_name(name)
+    channel = store.channels.get_by_name(name)
     if kind is Kind.JOIN:
         if channel is None:
-            store.create_channel(name, ChannelType.GROUP, sender)
+            store.channels.create(name, ChannelType.GROUP, sender)
             return ControlReply(True, f"created the group {name}, you are its owner")
-        store.join_channel(channel.id, sender)
+        store.channels.join(channel.id, sender)
         return ControlReply(
             True, f"you are a member of {name}, a {channel.channel_type.label} channel"
         )
@@ -176,11 +146,13 @@ def _change_channel(
     if channel is None:
         return ControlReply(False, f"channel {name} does not exist")
     if kind is Kind.LEAVE:
-        if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
+        if not store.channels.is_participant(
+            channel.id, sender
+        ):  # it may be obeyed again after a crash
             return ControlReply(True, f"you are not a member of {name}")
-        store.leave_channel(channel.id, sender)
+        store.channels.leave(channel.id, sender)
         return ControlReply(True, f"you are no longer a member of {name}")
-    ended = store.unsubscribe(channel.id, sender, pattern or None)
+    ended = store.channels.unsubscribe(channel.id, sender, pattern or None)
     return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
 
@@ -190,7 +162,7 @@ def _subscribe(
     pattern: str,
     wanted: MessageFilter | None,
     sender: str,
-    store: CommStore,
+    store: Engine,
 ) -> ControlReply:
     if not pattern:
         return ControlReply(
@@ -199,7 +171,7 @@ def _subscribe(
     made = channel is None
     if channel is None:
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
-        channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
-    store.subscribe(channel.id, sender, pattern, wanted)
+        channel = store.channels.create(name, ChannelType.PUB_SUB, sender)
+    store.channels.subscribe(channel.id, sender, pattern, wanted)
     also = f"created the channel {name}; " if made else ""
     return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

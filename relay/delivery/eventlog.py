@@ -18,8 +18,8 @@ import msgspec
 from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
-from relay.engine import events
-from relay.engine.commstore import CommStore
+from relay.engine import events, transitions
+from relay.engine.engine import Engine
 from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal
@@ -44,7 +44,7 @@ class EventLog:
         self,
         journal: Journal,
         codec: EventCodec,
-        store: CommStore,
+        store: Engine,
         clock: Clock,
         boot_id: str,
         checkpoints: CheckpointListener,
@@ -93,7 +93,7 @@ class EventLog:
         fresh = self._store.fresh_events
         if fresh:
             self._append(fresh)
-            self._store.engine.clear_events()
+            self._store.clear_events()
         self._since = None
         if self.journal.end > self.journal.durable:
             began = self._clock.monotonic_ns()
@@ -160,14 +160,14 @@ class EventLog:
 
     def close(self) -> None:
         """Close the files; uncommitted events are lost."""
-        self._store.engine.clear_events()
+        self._store.clear_events()
         self.journal.close()
 
 
 def replay(
     records: Iterator[Record],
     codec: EventCodec,
-    store: CommStore,
+    store: Engine,
     heard: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:
@@ -185,12 +185,10 @@ def replay(
         if frame.seq > store.state.sequence:
             missing = frame.seq - store.state.sequence
             warn(f"{missing} events before offset {record.offset} of the journal are missing")
-            store.state.sequence = frame.seq
         try:
-            store.state.apply(frame.event)
+            transitions.replay(store.state, frame.event, frame.seq)
         except (LookupError, ValueError):
             unfit += 1
-        store.state.sequence = frame.seq + 1
     if unfit:
         warn(f"{unfit} events of the journal speak of what is not there, and were passed over")
 

@@ -27,7 +27,7 @@ from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, StoreWriter
 from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.record import LedgerRecord
+from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
     Applied,
     EndedDelivery,
@@ -40,7 +40,7 @@ from relay.delivery.values import (
 )
 from relay.delivery.view import StoreView
 from relay.engine import events
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import WrittenDelivery
 
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
@@ -57,7 +57,7 @@ class Postponed(NamedTuple):
         return str(self.cause)
 
 
-class Outcome(NamedTuple):
+class ExecutionResult(NamedTuple):
     """The result of an execution."""
 
     executed: list[Applied]
@@ -75,10 +75,10 @@ class Executor:
     def __init__(
         self,
         *,
-        store: CommStore,
+        store: Engine,
         events: EventLog,
-        writer: StoreWriter,
-        record: LedgerRecord,
+        store_writer: StoreWriter,
+        ledger_writer: LedgerWriter,
         metrics: Metrics,
         batch_deliveries: int,
         clock: Clock,
@@ -88,63 +88,63 @@ class Executor:
         self._store = store
         self._view = StoreView(store)
         self._events = events
-        self._writer = writer
-        self._record = record
+        self._store_writer = store_writer
+        self._ledger_writer = ledger_writer
         self._metrics = metrics
         self._batch_deliveries = batch_deliveries
         self._clock = clock
         self._log = log
         self._is_verbose = is_verbose  # a line of the log for each message
 
-    def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> Outcome:
+    def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> ExecutionResult:
         """Execute plans, in batches of a limited number of deliveries.
 
         Each plan is stored before the next one is made: it may answer a message of this batch.
         Plans that the store or the disk does not accept now are returned; of those, at most events
         in the store are done.
         """
-        outcome = Outcome([], [], [])
+        result = ExecutionResult([], [], [])
         batch: list[Applied] = []
         deliveries = 0
         for plan in plans:
             try:
-                one = self._writer.apply(plan)
+                one = self._store_writer.apply(plan)
             except TRANSIENT_ERRORS as exc:
-                outcome.postponed.append(Postponed(plan, exc))
+                result.postponed.append(Postponed(plan, exc))
                 continue
             except CommError as exc:
                 if plan.inbound is not None:
                     raise
-                outcome.postponed.append(Postponed(plan, exc))
+                result.postponed.append(Postponed(plan, exc))
                 continue
             batch.append(one)
             deliveries += one.deliveries
             if one.effects.job is not None:
-                outcome.jobs.append(one.effects.job)
+                result.jobs.append(one.effects.job)
             if deliveries >= self._batch_deliveries:
-                self._execute_batch(dirs, batch, outcome)
+                self._execute_batch(dirs, batch, result)
                 self._metrics.begin("route")
                 batch, deliveries = [], 0
         if batch:
-            self._execute_batch(dirs, batch, outcome)
-        return outcome
+            self._execute_batch(dirs, batch, result)
+        return result
 
-    def _execute_batch(self, dirs: Dirs, batch: list[Applied], outcome: Outcome) -> None:
+    def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
         begin, done = self._metrics.begin, list[Applied]()
         begin("stage")
         for one in batch:
             try:
                 done.append(self._stage(dirs, one))
             except DiskFull as exc:
-                outcome.postponed.append(Postponed(one.plan, exc))
+                result.postponed.append(Postponed(one.plan, exc))
         staged_at = self._clock.now_ns()
         begin("commit")
         self._commit(done, staged_at)
         begin("deliver")
         done, written = self._deliver(dirs, done, staged_at)
         begin("complete")
-        self._record.record(done, written)
-        outcome.executed.extend(done)
+        self._ledger_writer.record(done, written)
+        result.executed.extend(done)
         self._count(done, written)
         if done:
             self._log_batch(done)
@@ -207,27 +207,27 @@ class Executor:
             bounced = self._view.find(plan.message_id) if changes.bounced else None
             if bounced is not None:
                 state = DeliveryState.BOUNCED
-                self._store.move_deliveries(bounced.id, tuple(changes.bounced), state)
+                self._store.deliveries.move(bounced.id, tuple(changes.bounced), state)
             for ended in changes.ended:
                 self._end(ended)
             for reminder in changes.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
-                self._store.record_event(_refusal(plan, plan.inbound, one.system_ids, now))
-        self._store.stage(ready)  # last: a batch that was cut short has staged nothing
+                self._store.apply(_refusal(plan, plan.inbound, one.system_ids, now))
+        self._store.deliveries.stage(ready)  # last: a batch that was cut short has staged nothing
         self._events.commit()
 
     def _end(self, one: EndedDelivery) -> None:
         if one.state is DeliveryState.DEAD:
-            self._store.dead_letter(one.number, [one.recipient], one.reason)
+            self._store.retries.dead_letter(one.number, [one.recipient], one.reason)
         else:
-            self._store.move_deliveries(one.number, [one.recipient], one.state)
+            self._store.deliveries.move(one.number, [one.recipient], one.state)
 
     def _remind(self, one: Reminder) -> None:
         if one.due_ms:
-            self._store.record_reminder(one.number, one.recipient, one.due_ms)
+            self._store.obligations.record_reminder(one.number, one.recipient, one.due_ms)
         else:
-            self._store.end_obligation(one.number, [one.recipient])
+            self._store.obligations.end(one.number, [one.recipient])
 
     # -- deliver -----------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Executor:
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
                 now = self._clock.now_ns()
-                self._store.deliver(file.number, reached, file.attempt)
+                self._store.deliveries.deliver(file.number, reached, file.attempt)
                 owed = self._view.owed(file.number)
                 written += [
                     WrittenDelivery(
@@ -276,7 +276,7 @@ class Executor:
                 continue
             missed[key] = reason
             # the deferred queue retries it, no timer does
-            self._store.postpone(file.number, recipient, file.attempt or 1)
+            self._store.deliveries.postpone(file.number, recipient, file.attempt or 1)
         return reached, missed
 
     # -- count and log -----------------------------------------------------------------

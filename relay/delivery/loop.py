@@ -32,15 +32,15 @@ from relay.delivery.limits import ReplyLoops, ThrottleStatus
 from relay.delivery.notifications import Notifier, Reminders
 from relay.delivery.plan import plan
 from relay.delivery.reads import ReadDetector
-from relay.delivery.record import Archiver, LedgerRecord
+from relay.delivery.record import Archiver, LedgerWriter
 from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
-from relay.delivery.validate import RECHECK_NS, Recorder, SigningKeys, Validator
+from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
 from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row
 from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
@@ -56,7 +56,7 @@ class Dispatcher:
         config: Config,
         home: Home,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         events: EventLog,
         flusher: Flusher,
         roller: Roller,
@@ -65,7 +65,7 @@ class Dispatcher:
         clock: Clock,
         log: LogCall,
     ) -> None:
-        self.tally = metrics
+        self.metrics = metrics
         self._config = config
         self._home = home
         self._ledger = ledger
@@ -81,38 +81,37 @@ class Dispatcher:
         self._build_sources(store)
         events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
-        self._last_roll_error = ""
-        self._last_flush_error = ""
+        self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
         self._jobs: list[Job] = []
         self._has_process_requests = False  # for processes to be started or ended
 
-    def _build_intake(self, store: CommStore) -> None:
+    def _build_intake(self, store: Engine) -> None:
         """Build what a file passes before it is planned."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
         self._validator = Validator(keys, self._roster, config.limits, log)
         self._guard = directory_guard.DirectoryGuard(self._home)
-        self._recorder = Recorder(ledger, clock, log)
+        self._claimer = Claimer(ledger, clock, log)
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
         self._reply_loops = ReplyLoops(self._view, config.limits.reply_depth, clock)
 
-    def _build_execution(self, store: CommStore) -> None:
+    def _build_execution(self, store: Engine) -> None:
         """Build what executes plans."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         events, roster = self._events, self._roster
         states = StateStore(self._home, config.continuity)
         self._archiver = Archiver(ledger, log)
-        self._record = LedgerRecord(
+        self._ledger_writer = LedgerWriter(
             ledger, lambda: events.journal.durable, self._archiver, config.retry.first_s, clock
         )
         orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
         self._executor = Executor(
             store=store,
             events=events,
-            writer=StoreWriter(store, orchestrator, clock, log),
-            record=self._record,
-            metrics=self.tally,
+            store_writer=StoreWriter(store, orchestrator, clock, log),
+            ledger_writer=self._ledger_writer,
+            metrics=self.metrics,
             batch_deliveries=config.limits.batch_deliveries,
             clock=clock,
             log=log,
@@ -120,7 +119,7 @@ class Dispatcher:
         )
         self.notifier = Notifier(self._home, roster, self._executor, states, clock, log)
 
-    def _build_sources(self, store: CommStore) -> None:
+    def _build_sources(self, store: Engine) -> None:
         """Build what finds files, and what makes plans without one."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         self._deadlines = Deadlines(ledger, store, self._events, config.retry.most_s, clock, log)
@@ -134,7 +133,7 @@ class Dispatcher:
             ledger=ledger,
             view=self._view,
             detection=config.detection,
-            reads=ReadDetector(self._home, ledger, store, self._events, self.tally, clock, log),
+            reads=ReadDetector(self._home, ledger, store, self._events, self.metrics, clock, log),
             deadlines=self._deadlines,
             intake=self._intake,
             roster=self._roster,
@@ -190,7 +189,7 @@ class Dispatcher:
     def tick(self, wake: WatchEvents) -> int:
         """Do all due work; returns the next due time (monotonic ns, 0 for at once)."""
         self._deadlines.check()
-        begin = self.tally.begin
+        begin = self.metrics.begin
         self._guard.check()
         self._statuses.refresh()
         with self._home.dirs() as dirs:
@@ -209,9 +208,11 @@ class Dispatcher:
             self._archive(dirs)
             begin("maintain")
             self._event_source.flush_reads()
-            self._record.record_counts()
-            self._roll()
-            self._checkpoint()
+            self._ledger_writer.record_counts()
+            self._roller.step()
+            self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
+            self._flusher.commit()
+            self._log_change("The store", self._flusher.error, "is written again", "flush_failed")
             self._events.commit_if_due()
         return self._next_due()
 
@@ -232,7 +233,7 @@ class Dispatcher:
                 self._archiver.archive(dirs, self._config.limits.batch_files)
                 self._archiver.flush()
         self._event_source.flush_reads()
-        self._record.record_counts(include_recent=True)
+        self._ledger_writer.record_counts(include_recent=True)
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
@@ -250,8 +251,8 @@ class Dispatcher:
 
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
         """Take files through every stage, a limited number of journal bytes at a time."""
-        self.tally.begin("record")
-        claimed = self._recorder.claim(dirs, batch)
+        self.metrics.begin("record")
+        claimed = self._claimer.claim(dirs, batch)
         self._mark_senders_active(claimed)
         part: list[Inbound] = []
         part_bytes = 0
@@ -266,19 +267,19 @@ class Dispatcher:
 
     def _execute_part(self, dirs: Dirs, part: list[Inbound], part_bytes: int) -> None:
         """Plan and execute files, if the journal has room for them."""
-        self.tally.begin("route")
+        self.metrics.begin("route")
         room = self._room_for(part_bytes)
         if room:
             for one in part:
                 self._postpone(one, room)
             return
-        outcome = self._executor.execute(dirs, self._plans(part))
-        for plan_, cause in outcome.postponed:
-            if plan_.inbound is not None:
-                self._postpone(plan_.inbound, str(cause))
+        result = self._executor.execute(dirs, self._plans(part))
+        for planned, cause in result.postponed:
+            if planned.inbound is not None:
+                self._postpone(planned.inbound, str(cause))
         self._statuses.refresh()
-        self._jobs += outcome.jobs
-        effects = [one.effects for one in outcome.executed]
+        self._jobs += result.jobs
+        effects = [one.effects for one in result.executed]
         self._validator.after_commit(dirs, keys_changed=any(one.key for one in effects))
         if any(one.requests for one in effects):
             self._has_process_requests = True
@@ -328,7 +329,7 @@ class Dispatcher:
 
     def _postpone(self, inbound: Inbound, reason: str) -> None:
         """Leave a file in its outbox after a transient error, to be tried again."""
-        self.tally.postponed += 1
+        self.metrics.postponed += 1
         attempts, file = 1, inbound.file
         if inbound.has_row:
             with self._ledger.transaction():
@@ -361,24 +362,12 @@ class Dispatcher:
         if self.paused or not self._intake.is_busy:  # else the next batch takes it along
             self._archiver.flush()
 
-    def _checkpoint(self) -> None:
-        """Write the store's file if due; log once when that fails and when it works again."""
-        self._flusher.commit()
-        error = self._flusher.error
-        if error != self._last_flush_error:
-            self._last_flush_error = error
-            text = f"cannot be written, trying again: {error}" if error else "is written again"
-            level = "error" if error else "info"
-            self._log(f"The store {text}", action="flush_failed", level=level)
-
-    def _roll(self) -> None:
-        self._roller.step()
-        error = self._roller.error
-        if error != self._last_roll_error:
-            self._last_roll_error = error
-            text = f"cannot be written, trying again: {error}" if error else "are written again"
-            level = "error" if error else "info"
-            self._log(f"Archives {text}", action="roll_failed", level=level)
+    def _log_change(self, what: str, error: str, again: str, action: str) -> None:
+        """Log once when something cannot be written, and when it can be again."""
+        if error != self._errors.get(what, ""):
+            self._errors[what] = error
+            text = f"cannot be written, trying again: {error}" if error else again
+            self._log(f"{what} {text}", action=action, level="error" if error else "info")
 
     def _next_due(self) -> int:
         due = [self._event_source.due_ns()]

@@ -24,15 +24,15 @@ from relay.base.message import Kind
 from relay.base.names import OPERATOR
 from relay.delivery import plan as planning
 from relay.delivery import saved_state
-from relay.delivery.execute import Executor, Outcome
+from relay.delivery.execute import ExecutionResult, Executor
 from relay.delivery.file_ops import DiskFull
 from relay.delivery.limits import ReplyLoop
-from relay.delivery.retry import Backoff
+from relay.delivery.retry import RetryPause
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
+from relay.engine.engine import Engine
 
 
 class Notifier:
@@ -91,11 +91,11 @@ class Notifier:
             )
             told = planning.outcome(subject, one.text, one.key, one.kind, to)
             plans.append(told._replace(effects=effects))
-        outcome = self._execute(plans)
-        if outcome.postponed:
-            reason = outcome.postponed[0].reason
+        result = self._execute(plans)
+        if result.postponed:
+            reason = result.postponed[0].reason
             self._log(f"Cannot notify now: {reason}", action="postpone", level="warning")
-        return {place for place, plan in enumerate(plans) if outcome.is_done(plan)}
+        return {place for place, plan in enumerate(plans) if result.is_done(plan)}
 
     def send_resume_message(self, name: str, key: str) -> bool:
         """Put the first message of a new run into an agent's inbox.
@@ -105,13 +105,13 @@ class Notifier:
         """
         try:
             plan = saved_state.resume_plan(self._states, name, key, self._clock.now_ns())
-            outcome = self._execute([plan] if plan else [])
+            result = self._execute([plan] if plan else [])
         except (OSError, UnsafePath) as exc:
             reason = str(exc)
         else:
-            if not outcome.postponed:
+            if not result.postponed:
                 return True
-            reason = outcome.postponed[0].reason
+            reason = result.postponed[0].reason
         self._log(f"Cannot greet {name} now: {reason}", action="postpone", level="warning")
         return False
 
@@ -144,9 +144,9 @@ class Notifier:
         untold = [one.plan for one in postponed if not isinstance(one.cause, DiskFull)]
         self._execute([plan._replace(messages=()) for plan in untold])
 
-    def _execute(self, plans: list[Plan]) -> Outcome:
+    def _execute(self, plans: list[Plan]) -> ExecutionResult:
         if not plans:
-            return Outcome([], [], [])
+            return ExecutionResult([], [], [])
         with self._home.dirs() as dirs:
             return self._executor.execute(dirs, plans)
 
@@ -165,7 +165,7 @@ class Reminders:
 
     def __init__(
         self,
-        store: CommStore,
+        store: Engine,
         endings: Callable[[], Callable[[str, int], str]],
         retry: RetrySettings,
         clock: Clock,
@@ -176,26 +176,26 @@ class Reminders:
         self._endings = endings
         self._clock = clock
         self._log = log
-        self._backoff = Backoff("reminders", retry, clock, log)
+        self._pause = RetryPause("reminders", retry, clock, log)
         self._next_check_ns = 0  # monotonic
         self._told: set[tuple[int, str, int]] = set()  # ended processes reported to the sender
 
     def due_ns(self) -> int | None:
         """Time of the next reminder or check (monotonic)."""
-        due_ms = self._store.next_reminder_ms()
+        due_ms = self._store.obligations.next_due_ms()
         if due_ms is None:
             return None
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
         due_ns = min(self._clock.monotonic_ns() + wait_ns, self._next_check_ns)
-        return max(due_ns, self._backoff.until_ns)
+        return max(due_ns, self._pause.until_ns)
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue answers, and for processes that ended."""
-        if not self._backoff.is_over:
+        if not self._pause.is_over:
             return []
         now = self._clock.now_ns()
         groups: dict[int, list[OverdueAnswer]] = {}
-        for one in self._store.overdue_answers(BATCH):
+        for one in self._store.obligations.overdue(BATCH):
             groups.setdefault(one.message.id, []).append(one)
         plans = [remind(group, directory, self._view, now) for group in groups.values()]
         if self._clock.monotonic_ns() >= self._next_check_ns:
@@ -203,10 +203,10 @@ class Reminders:
             self._next_check_ns = self._clock.monotonic_ns() + CHECK_NS
         return plans
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, result: ExecutionResult) -> None:
         """Log the reminders; pause after a refusal."""
-        self._backoff.settle(outcome.postponed)
-        for executed in outcome.executed:
+        self._pause.settle(result.postponed)
+        for executed in result.executed:
             for one in executed.plan.changes.reminders:
                 word = "Reminded {} of" if one.due_ms else "Gave up on {} for"
                 self._log(

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from relay.acomm.model import ChannelType, DeliveryState, Message
+from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory
 from relay.base.clock import NS_PER_S
-from relay.base.message import Kind, MessageFile
+from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
 from relay.delivery import router
-from relay.delivery.control import recorded_effects
+from relay.delivery.actions import recorded_effects
 from relay.delivery.file_ops import render_delivered
-from relay.delivery.router import Bounce, Route
+from relay.delivery.router import Bounce
 from relay.delivery.values import (
     Answer,
     Command,
@@ -29,6 +29,7 @@ from relay.delivery.values import (
     Inbound,
     OutgoingFile,
     Plan,
+    Route,
     Row,
     Subject,
     SystemMessage,
@@ -74,18 +75,20 @@ def refuse(inbound: Inbound, reason: str, answer: Answer | None = None) -> Plan:
     """Refuse a file: its sender gets a nack with the reason."""
     name = shown(inbound.file.file_name)
     text = reason if name in reason else f"{name}: {reason}"
+    nack = reply(inbound.subject, Kind.NACK, f"not delivered: {text}")
     return Plan(
         inbound.subject,
         inbound,
         refusal=reason,
         answer=answer,
-        messages=(_reply(inbound.subject, Kind.NACK, f"not delivered: {text}"),),
+        messages=(nack._replace(is_answer=False),),
         effects=Effects(inbound.incidents, may_repeat=inbound.row is Row.REPEATED),
     )
 
 
-def control_reply(subject: Subject, kind: Kind, body: bytes) -> SystemMessage:
-    """The reply of the orchestrator to a message that it carried out, or did not."""
+def reply(subject: Subject, kind: Kind, text: str, attached: bytes = b"") -> SystemMessage:
+    """The reply of the relay to a message: what became of it, or of the command in it."""
+    body = f"{text}\n".encode() + attached
     return system_message(subject, subject.agent, kind, body, str(kind), is_answer=True)
 
 
@@ -149,11 +152,6 @@ def system_message(
     return SystemMessage(message_id, message, subject.at_ns, (to,), is_answer)
 
 
-def _reply(subject: Subject, kind: Kind, text: str, *, is_answer: bool = False) -> SystemMessage:
-    body = f"{text}\n".encode()
-    return system_message(subject, subject.agent, kind, body, str(kind), is_answer=is_answer)
-
-
 def _find_stored(inbound: Inbound, view: StoreView) -> Message | None:
     """The message as stored before a crash or a transient error."""
     stored = view.find(inbound.message_id)
@@ -171,15 +169,14 @@ def _answer(message: MessageFile, original: Message) -> Answer:
 
 def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
     """The message as the engine gets it."""
-    fields = router.engine_fields(message, inbound.message_id, inbound.discovered_at, route.answers)
-    if fields.ttl:
-        fields.metadata["sent_ns"] = inbound.sent_at
-    recipients = route.recipients
-    if recipients is None:
+    at_ns = inbound.discovered_at
+    new = router.new_message(message, inbound.message_id, at_ns, route.answers, inbound.sent_at)
+    if route.recipients is None:
         channel = view.channel(route.channel)
         assert channel is not None  # the route was made from it
-        recipients = view.route(channel, inbound.file.agent, message.content, fields)
-    return Draft(route.channel, route.channel_type, route.members, recipients, fields)
+        recipients = view.route(channel, inbound.file.agent, new)
+        route = route._replace(recipients=recipients)
+    return Draft(route, new)
 
 
 def _plan_deliveries(
@@ -191,13 +188,15 @@ def _plan_deliveries(
     view: StoreView,
 ) -> Plan:
     """Plan files for recipients with an inbox; the others bounce. One may be the orchestrator."""
-    inbound, draft = plan.inbound, plan.draft
+    inbound = plan.inbound
     assert inbound is not None
-    recipients = (draft.recipients or ()) if draft else view.recipients(stored.id if stored else 0)
-    known = view.deliveries(stored.id) if stored else {}
+    recipients: tuple[str, ...] = plan.draft.route.recipients or () if plan.draft else ()
+    known: Mapping[str, Delivery] = {}
+    if stored is not None:
+        recipients, known = view.recipients(stored.id), view.deliveries(stored.id)
     messages: list[SystemMessage] = []
-    if not recipients and (reason := _no_recipients(draft, stored, route, view)):
-        messages.append(_reply(plan.subject, Kind.NACK, reason, is_answer=True))
+    if not recipients and (reason := _no_recipients(message, route, view)):
+        messages.append(reply(plan.subject, Kind.NACK, reason))
     targets: list[str] = []
     gone: dict[str, str] = {}
     for name in recipients:
@@ -210,7 +209,7 @@ def _plan_deliveries(
         plan = _plan_command(plan, inbound.original or message, view)
     if gone:
         text = _bounced_text(gone, inbound.file.file_name)
-        messages.append(_reply(plan.subject, Kind.NACK, text, is_answer=True))
+        messages.append(reply(plan.subject, Kind.NACK, text))
     files: tuple[OutgoingFile, ...] = ()
     if targets:
         data = render_delivered(
@@ -237,20 +236,19 @@ def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
         if said is None:
             continue
         effects = plan.effects
-        if kind is Kind.ACK:  # what goes into the ledger with it may not have got there
-            effects = recorded_effects(message, plan.subject.agent)
+        if kind is Kind.ACK and message.kind is Kind.COMMAND:
+            # what goes into the ledger with it may not have got there
+            effects = recorded_effects(command_fields(message), plan.subject.agent)
             effects = effects._replace(may_repeat=plan.effects.may_repeat)
         return plan._replace(
             command=Command(message, is_done=True),
-            messages=(control_reply(plan.subject, kind, said.content),),
+            messages=(reply(plan.subject, kind, ""),),  # it says what it said then
             effects=effects,
         )
     return plan._replace(command=Command(message))
 
 
-def _no_recipients(
-    draft: Draft | None, stored: Message | None, route: Route, view: StoreView
-) -> str:
+def _no_recipients(message: MessageFile, route: Route, view: StoreView) -> str:
     """The nack for a message without recipients; empty if a sticky channel keeps it."""
     if route.channel_type is not ChannelType.PUB_SUB:
         if route.channel == EVERYONE_CHANNEL:
@@ -259,10 +257,9 @@ def _no_recipients(
     channel = view.channel(route.channel)
     if channel is not None and channel.config.sticky_messages:
         return ""  # later subscribers get it
-    topic = draft.fields.topic if draft else stored.topic if stored else ""
     return (
         "no recipients: there are no other subscribers to "
-        f"topic {topic} of #{route.channel}: "
+        f"topic {message.headers.get('TOPIC')} of #{route.channel}: "
         f"`relay channel show {route.channel}` lists subscriptions"
     )
 
@@ -299,8 +296,8 @@ def _dead_letter_notice(
         return ()
     headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": subject.message_id}
     message = MessageFile(f"#{SYSTEM}", Kind.NOTIFICATION, headers, f"{text}\n".encode())
-    fields = router.engine_fields(message, "", subject.at_ns, None)
-    reached = view.route(channel, ORCHESTRATOR, message.content, fields)
+    new = router.new_message(message, "", subject.at_ns, None)
+    reached = view.route(channel, ORCHESTRATOR, new)
     targets = tuple(name for name in reached if name in directory.agents)
     message_id = derived_id(subject.at_ns, "dead", subject.message_id, key)
     return (SystemMessage(message_id, message, subject.at_ns, targets),)

@@ -28,7 +28,7 @@ from relay.delivery.values import (
 from relay.ledger import HeldDelivery, Ledger, WrittenDelivery
 
 
-class LedgerRecord:
+class LedgerWriter:
     """Records executed plans in the ledger. Owned by the loop."""
 
     def __init__(

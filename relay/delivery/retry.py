@@ -20,12 +20,12 @@ from relay.base.config import Config, RetrySettings
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
 from relay.delivery.apply import THROTTLED, throttled_until
-from relay.delivery.execute import Outcome, Postponed
+from relay.delivery.execute import ExecutionResult, Postponed
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger import DeliveryRow, HeldDelivery, Ledger, MessageRow
 
@@ -39,11 +39,11 @@ class PlanSource(Protocol):
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """A batch of plans that are due."""
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, result: ExecutionResult) -> None:
         """Take note of what became of them."""
 
 
-class Backoff:
+class RetryPause:
     """A pause of a source after the disk or the store refused a plan."""
 
     def __init__(self, what: str, retry: RetrySettings, clock: Clock, log: Callable[..., object]):
@@ -75,7 +75,7 @@ class DeferredQueue:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         config: Config,
         clock: Clock,
         log: Callable[..., object] = lambda *_, **__: None,
@@ -107,44 +107,32 @@ class DeferredQueue:
         plans = [self._plan(dirs, held, rows.get(held.message_id), directory, now) for held in due]
         return [plan for plan in plans if plan is not None]
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, result: ExecutionResult) -> None:
         """Retry later what the disk or the store did not accept."""
-        if not outcome.postponed:
+        if not result.postponed:
             return
-        now, retry = self._clock.now_ns(), self._config.retry
-        later: list[HeldDelivery] = []
-        for plan, _ in outcome.postponed:
-            later += [
-                HeldDelivery(
-                    file.message_id,
-                    recipient,
-                    file.attempt,
-                    "the disk is full",
-                    now + file.pause_s * NS_PER_S,
-                )
-                for file in plan.files
-                for recipient in file.recipients
-            ]
-            later += [  # its sender could not be told
-                HeldDelivery(
-                    one.message_id,
-                    one.recipient,
-                    one.attempt,
-                    one.reason,
-                    now + retry.first_s * NS_PER_S,
-                )
-                for one in plan.changes.ended
-            ]
+        now, first_s = self._clock.now_ns(), self._config.retry.first_s
+        plans = [plan for plan, _ in result.postponed]
+        again = [(file, name) for plan in plans for file in plan.files for name in file.recipients]
+        later = [
+            _held(file, name, "the disk is full", now + file.pause_s * NS_PER_S)
+            for file, name in again
+        ]
+        later += [  # its sender could not be told
+            _held(one, one.recipient, one.reason, now + first_s * NS_PER_S)
+            for plan in plans
+            for one in plan.changes.ended
+        ]
         with self._ledger.transaction():
             self._ledger.deliveries.hold(later)
-        reason = outcome.postponed[0].reason
+        reason = result.postponed[0].reason
         self._log(
             f"Postponed {len(later)} deliveries: {reason}", action="postpone", level="warning"
         )
 
     def _release(self, now: int) -> None:
         """Make throttled messages due once ``max_pending`` permits them."""
-        ready = set(self._store.resumable())
+        ready = set(self._store.deliveries.resumable())
         fresh = ready - self._released
         self._released = ready
         if fresh:
@@ -191,7 +179,9 @@ class DeferredQueue:
             return DeliveryState.EXPIRED, f"its TTL of {stored.ttl} s passed before {way}"
         if away := directory.absence(held.recipient):
             return DeliveryState.BOUNCED, away
-        age_s = (now - held.staged_at - self._store.downtime_ns(held.staged_at)) // NS_PER_S
+        age_s = (
+            now - held.staged_at - self._store.deliveries.downtime_ns(held.staged_at)
+        ) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             what = (
                 "its channel did not release it"
@@ -220,9 +210,14 @@ class DeferredQueue:
         return Plan(_subject(row), files=(file,))
 
     def _hold(self, held: DeliveryRow, reason: str, due_at: int) -> None:
-        one = HeldDelivery(held.message_id, held.recipient, held.attempt, reason, due_at)
         with self._ledger.transaction():
-            self._ledger.deliveries.hold([one])
+            self._ledger.deliveries.hold([_held(held, held.recipient, reason, due_at)])
+
+
+def _held(
+    one: DeliveryRow | EndedDelivery | OutgoingFile, recipient: str, reason: str, due_at: int
+) -> HeldDelivery:
+    return HeldDelivery(one.message_id, recipient, one.attempt, reason, due_at)
 
 
 class RetryQueue:
@@ -231,7 +226,7 @@ class RetryQueue:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         retry: RetrySettings,
         clock: Clock,
         log: Callable[..., object],
@@ -241,19 +236,19 @@ class RetryQueue:
         self._view = StoreView(store)
         self._clock = clock
         self._log = log
-        self._backoff = Backoff("retries", retry, clock, log)
+        self._pause = RetryPause("retries", retry, clock, log)
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""
-        due_ms = self._store.next_due_ms()
+        due_ms = self._store.retries.next_due_ms()
         if due_ms is None:
             return None
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
-        return max(self._clock.monotonic_ns() + wait_ns, self._backoff.until_ns)
+        return max(self._clock.monotonic_ns() + wait_ns, self._pause.until_ns)
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue deliveries: further attempts, and ends."""
-        due = self._store.due() if self._backoff.is_over else []
+        due = self._store.retries.due() if self._pause.is_over else []
         if not due:
             return []
         rows = self._ledger.rows({_relay_id(one) for one in due})
@@ -274,10 +269,10 @@ class RetryQueue:
         attempts = [self._attempt(dirs, group, rows) for group in again.values()]
         return [plan for plan in attempts if plan is not None] + ends
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, result: ExecutionResult) -> None:
         """Log what was delivered again or given up; pause after a refusal."""
-        self._backoff.settle(outcome.postponed)
-        for one in outcome.executed:
+        self._pause.settle(result.postponed)
+        for one in result.executed:
             for file in one.files:
                 reached = [
                     r for r in file.recipients if (file.message_id, r) not in one.undelivered
@@ -307,7 +302,7 @@ class RetryQueue:
         try:
             data = render_retry(dirs, self._view, row, attempt)
         except MessageError as exc:  # not while the engine knows it
-            self._store.dead_letter(number, recipients, str(exc))
+            self._store.retries.dead_letter(number, recipients, str(exc))
             return None
         file = OutgoingFile(row.message_id, number, data, recipients, attempt)
         return Plan(_subject(row), files=(file,))

@@ -60,8 +60,8 @@ def _tables(state: State) -> list[object]:
     """The tables in the order of ``_DERIVED``, without what is stale or empty."""
     derived = {
         "queues": {name: set(queue) for name, queue in state.queues.items() if queue},
-        "timers": {timer for timer in state.timers if state.is_current(timer)},
-        "reminders": {one for one in state.reminders if state.is_due(one)},
+        "timers": set(state.timers.current()),
+        "reminders": set(state.reminders.current()),
         "pending": state.pending.pending,
         "held": set(state.pending.held),
     }

@@ -25,7 +25,7 @@ from relay.acomm.model import StoreFile
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
-from relay.engine import events
+from relay.engine import events, transitions
 from relay.engine.core import Warn, log_warning
 from relay.engine.routing import derive_deliveries
 from relay.engine.state import State
@@ -358,10 +358,10 @@ class FileWriter:
         if self._is_closed:
             raise StoreClosed("the store is closed")
         if self._flusher is None:
-            self._state.apply(event)
+            transitions.apply(self._state, event)
             return
         with self._lock:
-            self._state.apply(event)
+            transitions.apply(self._state, event)
             if not self._is_gathering:
                 self._commit(self._policy_of(event) if self._state.settings else None)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from relay.acomm.model import Message
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.engine import events
+from relay.engine import events, transitions
 from relay.engine.state import State
 from relay.engine.validation import DEFAULT_LIMITS, Limits
 
@@ -62,7 +62,7 @@ class Core:
     def apply(self, event: events.Event) -> None:
         """Change the store as the event says, and keep the event for the journal, if any."""
         if self._door is None:
-            self.state.apply(event)
+            transitions.apply(self.state, event)
         else:
             self._door(event)
         if self.fresh_events is not None:

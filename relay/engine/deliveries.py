@@ -14,7 +14,6 @@ message-engine.txt, "Receive Pipeline", "Broadcast Fan-out", "Acknowledgment Sta
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.names import ORCHESTRATOR
 from relay.engine import ack_rules, events
 from relay.engine.core import Core
+from relay.engine.state import Timer
 from relay.engine.validation import check_number, check_text
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
@@ -63,10 +63,7 @@ class Obligations:
 
     def next_due_ms(self) -> int | None:
         """When the next answer is overdue (Unix ms)."""
-        reminders = self._state.reminders
-        while reminders and not self._state.is_due(reminders[0]):
-            heappop(reminders)
-        return reminders[0][0] if reminders else None
+        return self._state.reminders.next_ms()
 
     def overdue(self, limit: int) -> list[OverdueAnswer]:
         """Up to ``limit`` overdue answers, the longest overdue first.
@@ -74,19 +71,16 @@ class Obligations:
         The same ones are returned until ``record_reminder`` or ``end`` is called.
         """
         now_ms = self._core.now_ms()
-        next_ms = self.next_due_ms()
-        if next_ms is None or next_ms > now_ms:
-            return []
-        found: dict[tuple[int, int, str], OverdueAnswer] = {}  # one may be in the heap twice
-        while next_ms is not None and next_ms <= now_ms and len(found) < limit:
-            reminder = heappop(self._state.reminders)
+        found: dict[Timer, OverdueAnswer] = {}  # one may be there twice
+        while len(found) < limit:
+            reminder = self._state.reminders.pop_due(now_ms)
+            if reminder is None:
+                break
             _, number, recipient = reminder
             message, one = self._state.messages[number], self._state.owed[number][recipient]
             again_ms = now_ms + self._answer_timeout_ms(message)
             found[reminder] = OverdueAnswer(message, recipient, one, again_ms)
-            next_ms = self.next_due_ms()
-        for reminder in found:
-            heappush(self._state.reminders, reminder)
+        self._state.reminders.restore(found)
         return list(found.values())
 
     def record_reminder(self, message_id: int, recipient: str, due_ms: int) -> None:

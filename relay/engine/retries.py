@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
-from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -34,6 +33,7 @@ from relay.engine import ack_rules, events
 from relay.engine.ack_rules import MAX_WAIT_MS
 from relay.engine.core import Core
 from relay.engine.deliveries import SYSTEM, Deliveries, Obligations
+from relay.engine.state import Timer
 from relay.engine.validation import check_number
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
@@ -78,10 +78,7 @@ class Retries:
 
     def next_due_ms(self) -> int | None:
         """Deadline of the next ``tick`` with something to do (Unix ms)."""
-        timers = self._state.timers
-        while timers and not self._state.is_current(timers[0]):
-            heappop(timers)
-        return timers[0][0] if timers else None
+        return self._state.timers.next_ms()
 
     def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[OverdueDelivery]:
         """The overdue deliveries among the next ``limit`` that need action by the caller.
@@ -92,17 +89,15 @@ class Retries:
         """
         now_ms = (self._core.now_ns() if now_ns is None else now_ns) // NS_PER_MS
         self._forget_duplicates(now_ms)
-        found: dict[tuple[int, int, str], OverdueDelivery] = {}  # a timer may be in the heap twice
+        found: dict[Timer, OverdueDelivery] = {}  # a timer may be in the heap twice
         for _ in range(limit):
-            due_ms = self.next_due_ms()
-            if due_ms is None or due_ms > now_ms:
+            timer = self._state.timers.pop_due(now_ms)
+            if timer is None:
                 break
-            timer = heappop(self._state.timers)
             one = self._decide(timer[1], timer[2], now_ms)
             if one is not None:
                 found[timer] = one
-        for timer in found:
-            heappush(self._state.timers, timer)
+        self._state.timers.restore(found)
         return list(found.values())
 
     def dead_letter(self, message_id: int, recipients: Iterable[str], reason: str) -> None:

@@ -46,7 +46,7 @@ def test_order_is_checked_in_every_section() -> None:
     )
 
 
-def test_an_id_given_twice_and_keys_out_of_order_are_told() -> None:
+def test_an_id_given_twice_and_keys_out_of_order_are_reported() -> None:
     twice = messages_body(message(1, created_at=1), message(1, created_at=2))
     assert problems(assemble([(2, twice)], counts=(0, 2, 0, 0))) == (
         "it: section 2: expected message 1 once, found it 2 times",

@@ -115,7 +115,9 @@ def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> No
         ("content", b"longer", "5 (content_size)"),
     ],
 )
-def test_columns_at_odds_with_the_messages_are_told(field: str, value: object, block: str) -> None:
+def test_columns_at_odds_with_the_messages_are_reported(
+    field: str, value: object, block: str
+) -> None:
     other = msgspec.structs.replace(message(1), **{field: value})
     lines = problems(message(1), body=section(other))
     assert any(
@@ -124,7 +126,7 @@ def test_columns_at_odds_with_the_messages_are_told(field: str, value: object, b
     ), lines
 
 
-def test_a_lane_at_odds_a_block_missing_and_another_count_are_told() -> None:
+def test_a_lane_at_odds_a_block_missing_and_another_count_are_reported() -> None:
     one = message(1, metadata={"n": 1, "to": "bob"})
     good = section(one)
     assert problems(one, body=good) == []

@@ -74,7 +74,9 @@ def test_the_golden_indexes_are_true() -> None:
         ({"correlation": {"c-1": (1,), "d": (2,)}}, "index 5 (correlation) entry 1: expected "),
     ],
 )
-def test_an_index_at_odds_with_the_messages_is_told(change: dict[str, object], line: str) -> None:
+def test_an_index_at_odds_with_the_messages_is_reported(
+    change: dict[str, object], line: str
+) -> None:
     messages = small_store().messages
     ((where, expected, found),) = indexes.verify(
         msgspec.structs.replace(indexes.build(messages), **change), messages

@@ -97,7 +97,7 @@ def test_one_that_filled_it_and_ended_is_cut_all_the_same(home: Home, log: Path)
     assert rotator.due_ns() is None
 
 
-def test_what_a_crash_left_of_a_copy_is_begun_anew(home: Home, log: Path) -> None:
+def test_what_a_crash_left_of_a_copy_is_begun_again(home: Home, log: Path) -> None:
     log.write_bytes(b"a" * MOST + b"b")
     (log.parent / "w.log.part").write_bytes(b"half of it")  # killed here
     rotate(home, "w", MOST, 2)

@@ -112,7 +112,7 @@ def test_what_belongs_to_somebody_else_is_refused(
     assert mode(tmp_path / "d") == 0o755
 
 
-def test_a_file_of_somebody_else_is_refused_and_keeps_its_mode(
+def test_a_file_of_another_user_is_refused_and_keeps_its_mode(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"hi")

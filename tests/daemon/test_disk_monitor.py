@@ -121,7 +121,7 @@ class Looked:
         self.disk = box.disk
 
     @property
-    def board(self) -> SharedStatus:
+    def status(self) -> SharedStatus:
         """What others see."""
         return self.box.session.status
 
@@ -142,29 +142,29 @@ def looked(box: Box) -> Looked:
 
 
 def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
-    box, board = looked.box, looked.board
+    box, status = looked.box, looked.status
     box.dispatcher.pause("test", "a reader does not end")
     looked.turn(99_990)
-    assert board.pauses.keys() == {"test", "disk"}
-    assert len(board.health().reasons) == 2 + (not board.is_serving)
+    assert status.pauses.keys() == {"test", "disk"}
+    assert len(status.health().reasons) == 2 + (not status.is_serving)
     box.drop("alice", "TO: bob\n\nwaits")
     looked.turn(50_000)
-    assert board.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
+    assert status.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
     looked.turn(99_990)
     box.dispatcher.pause("test", "")
     looked.turn(99_990)
-    assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
+    assert status.pauses.keys() == {"disk"} and box.inbox("bob") == {}
     looked.turn(50_000)
     box.tick(2)
-    assert board.pauses == {} and box.bodies("bob") == ["waits"]
+    assert status.pauses == {} and box.bodies("bob") == ["waits"]
 
 
 @pytest.mark.shows("ready 5.4")
-def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
+def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
     looked.turn(99_990)
-    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.board.paused
+    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.status.paused
     waits = box.drop("alice", "TO: bob\n\nwaits")
     box.take("bob", before)
     looked.turn(99_990)
@@ -173,9 +173,9 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
     assert box.dispatcher.backlog == 1
     assert box.deadline > box.clock.monotonic_ns()  # it does not turn for nothing
     looked.turn(99_930)  # 70 MiB: not yet
-    assert looked.board.paused
+    assert looked.status.paused
     looked.turn(50_000)
-    assert not looked.board.paused
+    assert not looked.status.paused
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
@@ -191,7 +191,7 @@ def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Loo
 
 
 @pytest.mark.shows("ready 5.4")
-def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
+def test_operator_and_lead_are_notified_once_an_episode(looked: Looked) -> None:
     box = looked.box
     box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')
     for used_mib in (91_000, 96_000, 99_990, 96_000, 91_000):
@@ -208,7 +208,7 @@ def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
     assert [line.split(":")[0].removeprefix("The disk is ") for line in said] == states
 
 
-def test_a_restart_in_the_middle_of_an_episode_tells_nobody_again(looked: Looked) -> None:
+def test_a_restart_in_the_middle_of_an_episode_notifies_nobody_again(looked: Looked) -> None:
     looked.turn(91_000)
     looked.box.kill()
     looked.box.open()

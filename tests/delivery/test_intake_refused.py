@@ -215,7 +215,7 @@ def test_a_large_one_written_in_place_has_5_s_too(desk: Desk) -> None:
 # -- scans ---------------------------------------------------------------------------------
 
 
-def test_a_scan_finds_what_nobody_told_of(desk: Desk) -> None:
+def test_a_scan_finds_what_no_event_announced(desk: Desk) -> None:
     desk.write(GOOD, mtime_s=-1)
     fresh = NAME.replace("a1", "b2")
     desk.write(b"TO: bob\n\nfresh", fresh)

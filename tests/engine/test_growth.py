@@ -12,10 +12,11 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
+from relay.engine import transitions
 from relay.engine.commstore import CommStore
 from relay.engine.events import DuplicatesForgotten, Event
 from relay.engine.retries import FORGET_PER_MS
-from relay.engine.tables import MANY_TIMERS
+from relay.engine.state import MANY_TIMERS, State
 from tests.engine.support import EXACTLY_ONCE, channel_of, reopened, send
 from tests.fakes import FakeClock
 
@@ -73,7 +74,7 @@ def test_dead_letters_are_found_like_others(store: CommStore, clock: FakeClock) 
 
 
 def test_a_large_exactly_once_set_is_gone_through_rarely(
-    store: CommStore, clock: FakeClock
+    store: CommStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = channel_of(
         store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10
@@ -83,13 +84,13 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
         store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
         clock.advance(0.001)
     walks: list[int] = []
-    apply = store.state.apply
+    apply = transitions.apply
 
-    def counted(event: Event) -> None:
+    def counted(state: State, event: Event) -> None:
         walks.append(isinstance(event, DuplicatesForgotten))
-        apply(event)
+        apply(state, event)
 
-    store.state.apply = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(transitions, "apply", counted)
     clock.advance(20 - many / 1000)
     for _ in range(many + 200):
         clock.advance(0.001)

@@ -16,11 +16,11 @@ from relay.acomm.model import (
 from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
 from relay.engine.engine import Engine
-from relay.engine.messages import Draft
 from relay.engine.state import State
 from tests.engine.support import (
     AT_LEAST_ONCE,
     BY_FILES,
+    accept,
     channel_of,
     receive,
     relay_engine,
@@ -79,7 +79,7 @@ def test_answers_are_never_held_and_hold_up_nothing(store: CommStore) -> None:
 @pytest.mark.parametrize(
     ("heeds", "order"), [(True, ["high", "one", "two"]), (False, ["one", "high", "two"])]
 )
-def test_they_go_on_by_priority_where_the_channel_heeds_it(
+def test_they_continue_by_priority_where_the_channel_heeds_it(
     store: CommStore, clock: FakeClock, heeds: bool, order: list[str]
 ) -> None:
     channel = narrow(store, 1, priority_ordering=heeds)
@@ -154,11 +154,10 @@ def test_who_has_left_bounces_and_the_others_get_it(clock: FakeClock) -> None:
 @pytest.mark.shows("engine 4.11")
 def test_where_the_owner_delivers_it_is_told_what_may_go(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    channel = engine.channels.create("c", ChannelType.GROUP, "a")
-    engine.channels.join(channel.id, "b")
+    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
     engine.channels.configure(channel.id, max_pending=1)
     numbers = [
-        engine.messages.accept(Draft(channel.id, "a", MessageType.TEXT, "x", priority=priority)).id
+        accept(engine, channel.id, "a", MessageType.TEXT, "x", priority=priority).id
         for priority in (Priority.NORMAL, Priority.LOW, Priority.HIGH)
     ]
     deliveries = engine.deliveries
@@ -177,12 +176,12 @@ def test_an_answer_that_is_owed_counts_after_a_start_as_well(clock: FakeClock) -
     channel = engine.channels.create("c", ChannelType.GROUP, "a")
     engine.channels.join(channel.id, "b")
     engine.channels.configure(channel.id, max_pending=1)
-    first = engine.messages.accept(Draft(channel.id, "a", MessageType.COMMAND, "x")).id
+    first = accept(engine, channel.id, "a", MessageType.COMMAND, "x").id
     engine.deliveries.deliver(first, ["b"])
     engine.deliveries.receive(first, "b")  # read, and not answered
     opened = Engine(clock, State.load(engine.state.snapshot().file()), settings=BY_FILES)
     for one in (engine, opened):
-        second = one.messages.accept(Draft(channel.id, "a", MessageType.TEXT, "y")).id
+        second = accept(one, channel.id, "a", MessageType.TEXT, "y").id
         assert one.deliveries.is_held(second)
 
 
@@ -196,7 +195,7 @@ def test_a_limit_that_is_none_is_refused(store: CommStore, value: object) -> Non
     assert store.snapshot() == before
 
 
-def test_ten_thousand_held_messages_go_on_one_by_one(store: CommStore) -> None:
+def test_ten_thousand_held_messages_continue_one_by_one(store: CommStore) -> None:
     channel = narrow(store, 1)
     for _ in range(10_000):
         send(store, channel, "a")

@@ -9,8 +9,11 @@ import pytest
 from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
+from relay.engine import transitions
 from relay.engine.commstore import CommStore
+from relay.engine.events import Event
 from relay.engine.queues import CAPACITY_TOPIC
+from relay.engine.state import State
 from relay.engine.validation import Limits
 from tests.engine.support import channel_of, receive, reopened, send, standing
 from tests.fakes import FakeClock
@@ -265,17 +268,17 @@ def test_a_channel_is_not_limited_to_fewer_than_it_has(
 
 @pytest.mark.shows("engine 1.12")
 def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
-    store: CommStore,
+    store: CommStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = channel_of(store, ChannelType.BROADCAST, "a", *(f"r{n}" for n in range(2500)))
     statuses: list[MessageStatus] = []
-    apply = store.state.apply
+    apply = transitions.apply
 
-    def watching(event: object) -> None:
-        apply(event)  # type: ignore[arg-type]
+    def watching(state: State, event: Event) -> None:
+        apply(state, event)
         statuses.append(store.state.messages[1].status)
 
-    store.state.apply = watching  # type: ignore[method-assign]
+    monkeypatch.setattr(transitions, "apply", watching)
     message = store.broadcast(channel.id, "a", "to all")
     sent, delivered = MessageStatus.SENT, MessageStatus.DELIVERED
     assert statuses == [sent, sent, sent, delivered]

@@ -55,7 +55,7 @@ def test_where_the_disk_is_full_a_spawn_waits(box: ProcessBox) -> None:
     assert box.said() == [f"ack completed started w, pid {box.running.pid.number}"]
 
 
-def test_where_the_disk_is_full_nothing_goes_on_before_it_is_said(box: ProcessBox) -> None:
+def test_where_the_disk_is_full_nothing_continues_before_it_is_said(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always")
     with failing("write", ".msg"):
         box.spawner.end(1)

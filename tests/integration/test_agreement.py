@@ -19,14 +19,6 @@ COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 SYSTEM = "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#"
 
 
-def until_dead(box: Box) -> None:
-    """Four attempts, each a minute; 1, 2 and 4 s between them."""
-    for pause_s in (1, 2, 4):
-        box.after(60)
-        box.after(pause_s)
-    box.after(60)
-
-
 def restart(box: Box) -> None:
     """SIGKILL, and the next start."""
     box.restart()
@@ -65,17 +57,6 @@ def away(box: Box, agent: str) -> Iterator[None]:
     box.tick()
 
 
-@contextlib.contextmanager
-def broken(box: Box, agent: str) -> Iterator[None]:
-    """The agent's inbox cannot be written for as long as the block lasts."""
-    inbox, aside = box.path("agents", agent, "inbox"), box.path("tmp", f"inbox-{agent}")
-    inbox.rename(aside)
-    inbox.write_text("a file where a directory must be")
-    yield
-    inbox.unlink()
-    aside.rename(inbox)
-
-
 def test_an_ack_after_the_ttl_counts_in_both(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy")
     box.after(60)
@@ -98,7 +79,7 @@ def test_what_is_acked_while_its_next_attempt_is_held_is_not_written_again(box: 
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
     box.after(60)
-    with broken(box, "bob"):
+    with box.broken_inbox("bob"):
         box.after(1)
         assert box.states(sent) == {"bob": "held"}
         ack(box, "bob", sent)
@@ -110,7 +91,7 @@ def test_what_is_acked_while_its_next_attempt_is_held_is_not_written_again(box: 
 
 def test_a_replay_to_one_who_is_gone_bounces_in_both(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     with away(box, "bob"):
         replay(box, sent)
         box.after(0)
@@ -145,10 +126,10 @@ def test_a_full_disk_and_a_broken_inbox_at_once(box: Box, monkeypatch: pytest.Mo
     """The nack is held, the notice behind it has no room: put off, and the loop goes on."""
     box.send("carol", SYSTEM)
     sent = box.send("alice", COMMAND)
-    with broken(box, "alice"):
+    with box.broken_inbox("alice"):
         with failing("create"):
-            until_dead(box)
-        until_dead(box)
+            box.until_dead()
+        box.until_dead()
         agree(box, sent, bob="dead")
     box.after(60)
     assert len(box.nacks("alice")) == 1
@@ -158,12 +139,12 @@ def test_what_died_before_a_crash_is_dead_after_it_and_told_once(box: Box) -> No
     sent = box.send("alice", COMMAND)
     box.flush()
     flushed = box.path(STORE).read_bytes()
-    until_dead(box)
+    box.until_dead()
     box.kill()
     box.path(STORE).write_bytes(flushed)  # the kill came before the next flush
     box.open()
     agree(box, sent, bob="dead")
-    until_dead(box)
+    box.until_dead()
     assert len(box.nacks("alice")) == 1
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "4"
     agree(box, sent, bob="dead")
@@ -172,7 +153,7 @@ def test_what_died_before_a_crash_is_dead_after_it_and_told_once(box: Box) -> No
 
 
 def test_what_expired_unwritten_before_a_crash_is_expired_after_it(box: Box) -> None:
-    with broken(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send(
             "alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy"
         )
@@ -190,7 +171,7 @@ def test_what_expired_unwritten_before_a_crash_is_expired_after_it(box: Box) -> 
 
 def test_a_replay_before_a_crash_is_not_made_again_after_it(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     box.flush()
     box.take("bob", sent)
     replay(box, sent)
@@ -200,7 +181,7 @@ def test_a_replay_before_a_crash_is_not_made_again_after_it(box: Box) -> None:
     box.after(1)
     assert box.inbox("bob") == {}
     agree(box, sent, bob="read")
-    until_dead(box)
+    box.until_dead()
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "8"
 
 
@@ -216,17 +197,17 @@ def test_the_file_before_does_not_undo_an_acknowledgment(box: Box) -> None:
     box.path(STORE).write_bytes(damaged)
     box.open()
     agree(box, sent, bob="acked")
-    until_dead(box)
+    box.until_dead()
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
     assert box.nacks("alice") == []
 
 
-def test_every_death_of_a_held_delivery_is_told_and_announced(box: Box) -> None:
+def test_every_death_of_a_held_delivery_is_notified_and_announced(box: Box) -> None:
     box.send("carol", SYSTEM)
     before = len(box.inbox("carol"))
     sent = box.send("alice", COMMAND)
-    until_dead(box)
-    with broken(box, "bob"):
+    box.until_dead()
+    with box.broken_inbox("bob"):
         for deaths in (2, 3):
             replay(box, sent)
             for _ in range(1_500):
@@ -242,13 +223,13 @@ def test_it_is_announced_when_the_sender_is_gone(box: Box) -> None:
     before = len(box.inbox("carol"))
     sent = box.send("alice", COMMAND)
     with away(box, "alice"):
-        until_dead(box)
+        box.until_dead()
         agree(box, sent, bob="dead")
     assert len(box.inbox("carol")) == before + 1
 
 
 def test_an_original_that_recovery_could_not_reach_is_archived_when_it_can(box: Box) -> None:
-    with broken(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", COMMAND)
         box.kill()
         os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))

@@ -258,7 +258,7 @@ def test_collecting_follows_no_link(box: Box, tmp_path: Path) -> None:
     assert (elsewhere / ("a" * 64)).exists()
 
 
-def test_killed_between_file_and_row_the_next_one_goes_on(
+def test_killed_between_file_and_row_the_next_one_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(box, b"a file")

@@ -96,7 +96,7 @@ def test_versions_are_listed_and_the_oldest_go(box: Box) -> None:
     assert answer == "bob has no version 2: there are 3, 4, 5\n"
 
 
-def test_who_saved_nothing_begins_anew(box: Box) -> None:
+def test_who_saved_nothing_begins_again(box: Box) -> None:
     assert said(box, "bob", LOAD) == "completed version 0\n"
     assert said(box, "bob", LIST) == "completed 0 versions\n"
     assert "there are none" in refused(box, "bob", "KIND: continuity\n\nACTION: load\nVERSION: 1")

@@ -73,9 +73,8 @@ def a_home(root: Path) -> tuple[Box, dict[str, str]]:
 
 
 def table(root: Path) -> list[tuple[object, ...]]:
-    look = Look(root / LEDGER)
-    rows = look.all(f"SELECT {COLUMNS} FROM deliveries ORDER BY 1, 2")
-    look.close()
+    with Look(root / LEDGER) as look:
+        rows = look.all(f"SELECT {COLUMNS} FROM deliveries ORDER BY 1, 2")
     return rows
 
 

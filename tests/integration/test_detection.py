@@ -106,7 +106,7 @@ def actions(box: Box) -> list[str]:
     return [line["action"] for line in box.log if line.get("action") in PENDING_ACTIONS]
 
 
-def test_B1_a_message_left_in_pending_is_kept_and_its_writer_told(box: Box) -> None:
+def test_B1_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) -> None:
     name = box.name()
     pending = left(box, name)
     box.after(29)

@@ -29,7 +29,7 @@ class FullDisk:
 
 
 @pytest.mark.shows("ready 1.6")
-def test_a_message_waits_in_its_outbox_and_goes_on_by_itself(
+def test_a_message_waits_in_its_outbox_and_continues_by_itself(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FullDisk(monkeypatch)

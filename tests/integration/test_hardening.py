@@ -89,9 +89,7 @@ def test_a_link_within_the_journal_refuses_a_start(box: Box, tmp_path: Path) -> 
         directory_guard.secure(box.home)
 
 
-def test_a_store_of_somebody_else_refuses_a_start(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_another_user_refuses_a_start(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ForeignOwner, match=f"belongs to user {owner}, not to {owner + 1}"):

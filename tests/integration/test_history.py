@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.base.home import STORE
 from tests.box import Box
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.5")
 
@@ -30,9 +28,7 @@ def told(box: Box) -> Box:
 
 def lines(box: Box, *arguments: str) -> list[dict[str, object]]:
     """The JSON lines of a command."""
-    done = relay(*arguments, "--json", home=box.root)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of(*arguments, home=box.root)
 
 
 def test_history_by_its_options(told: Box) -> None:

@@ -194,7 +194,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
             sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
             for _ in range(20):
                 box.after(60, turns=1)
-            assert box.store.find_by_relay_id(sent[0]) is None  # it is in an archive alone
+            assert box.store.messages.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
     monkeypatch.setattr(fsio, "fault", during)
     backup(box, tmp_path / "kept")
@@ -225,9 +225,8 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
     kept = home.parent / "kept"
     with meanwhile(step):
         until(lambda: len(sent) > 100)
-        look = Look(home / LEDGER)
-        accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
-        look.close()
+        with Look(home / LEDGER) as look:
+            accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
         done = relay("backup", str(kept), "--json", home=home)
         assert done.returncode == 0, done.stderr
         more = len(sent) + 50
@@ -240,10 +239,9 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
     before = _mail(again)
     other = Relay(again)
     other.start()
-    look = Look(again / LEDGER)
-    open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
-    until(lambda: look.one(open_rows) == 0)
-    look.close()
+    with Look(again / LEDGER) as look:
+        open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
+        until(lambda: look.one(open_rows) == 0)
     doctor = relay("doctor", home=again)
     other.stop()
     after = _mail(again)

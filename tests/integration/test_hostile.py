@@ -59,7 +59,7 @@ def test_a_file_rewritten_in_place_while_in_hand_is_not_lost(box: Box) -> None:
     assert kept.read_text() == "TO: bob\n\nsecond, longer"
 
 
-def test_the_same_body_for_somebody_else_is_another_message(box: Box) -> None:
+def test_the_same_body_for_another_agent_is_another_message(box: Box) -> None:
     name = box.name()
     box.send("alice", "TO: bob\n\nhi", name)
     box.flush()

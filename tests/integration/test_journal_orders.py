@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from relay.daemon.journal_commands import covered_offset
 from relay.daemon.session import Executors
 from tests.box import Box
 from tests.fakes import IdleExecutor
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, relay, rows_of, until
 
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
@@ -169,12 +168,6 @@ def test_a_command_that_is_decided_twice_is_one_order(
 # -- a relay in a process of its own -------------------------------------------------------
 
 
-def rows(home: Path) -> list[dict[str, Any]]:
-    done = relay("journal", "status", "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.mark.timeout(60)
 def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     tier2 = tmp_path / "tier2"
@@ -185,10 +178,10 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         asked = relay("journal", "seal", home=home)
         assert asked.stdout == ("journal.seal started; `relay journal status` shows the result\n")
-        until(lambda: rows(home)[0]["sealed"])
+        until(lambda: rows_of("journal", "status", home=home)[0]["sealed"])
         done = relay("journal", "upload", "0", "--json", home=home)
         assert json.loads(done.stdout)["answer"].startswith("journal.upload started")
-        until(lambda: rows(home)[0]["tiers"] == [0, 1, 2])
+        until(lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2])
         assert list(tier2.rglob("*.seg.zst"))
 
         missing = relay("journal", "compress", "9", home=home)
@@ -198,10 +191,10 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         named = relay("journal", "upload", "--objects", "/elsewhere", home=home)
         assert named.returncode == 2 and "journal.objects of config.json" in named.stderr
 
-        before = rows(home)
+        before = rows_of("journal", "status", home=home)
         plan = relay("journal", "prune", "--keep-bytes", "0B", "--dry-run", home=home)
         assert plan.returncode == 0, plan.stderr
-        assert rows(home) == before and not (home / BASE).exists()
+        assert rows_of("journal", "status", home=home) == before and not (home / BASE).exists()
 
 
 @pytest.mark.timeout(60)
@@ -213,12 +206,14 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         assert relay("journal", "seal", home=home).returncode == 0
         until(lambda: "the journal's tiers: " in relay("status", home=home).stdout)
-        (told,) = json.loads(relay("status", "--json", home=home).stdout)["tiers_waiting"]
+        (told,) = rows_of("status", home=home)[0]["tiers_waiting"]
         assert told.startswith("retry in ") and f"upload segment 0: not in {away} yet" in told
         done = relay("doctor", home=home)
         assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
         assert "the relay keeps retrying" in done.stdout
 
         away.mkdir()
-        until(lambda: rows(home)[0]["tiers"] == [0, 1, 2], patience_s=30)
+        until(
+            lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2], patience_s=30
+        )
         until(lambda: relay("doctor", home=home).returncode == 0)

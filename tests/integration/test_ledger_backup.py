@@ -32,9 +32,8 @@ ledger_backup.restore(Home(sys.argv[1]), sys.argv[2])
 
 
 def ids(path: Path | str) -> set[str]:
-    look = Look(path)
-    found = {str(row[0]) for row in look.all("SELECT message_id FROM messages")}
-    look.close()
+    with Look(path) as look:
+        found = {str(row[0]) for row in look.all("SELECT message_id FROM messages")}
     return found
 
 
@@ -89,7 +88,7 @@ def test_a_copy_that_is_not_the_ledger_gets_no_name(
     assert os.listdir(tmp_path) == ["home"]
 
 
-def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -> None:
+def test_what_a_crash_left_of_a_backup_is_begun_again(box: Box, tmp_path: Path) -> None:
     (tmp_path / "kept.db.tmp").write_bytes(b"half a copy" * 1000)
     (tmp_path / "kept.db.tmp-journal").write_bytes(b"its journal")
     ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
@@ -105,16 +104,15 @@ def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_writer_goes_on_while_a_large_ledger_is_copied(
+def test_the_writer_continues_while_a_large_ledger_is_copied(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slice of the copy lets the relay take a message: none of them is in the copy."""
-    filler = Look(box.path(LEDGER))
-    filler.db.execute(
-        "CREATE TABLE filler AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
-        "SELECT i + 1 FROM n WHERE i < 3000) SELECT randomblob(4000) AS b FROM n"
-    )
-    filler.close()
+    with Look(box.path(LEDGER)) as filler:
+        filler.db.execute(
+            "CREATE TABLE filler AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
+            "SELECT i + 1 FROM n WHERE i < 3000) SELECT randomblob(4000) AS b FROM n"
+        )
     sent: list[str] = []
 
     def between(operation: str, name: str) -> None:
@@ -212,11 +210,10 @@ def test_the_ledger_of_another_home_is_not_taken_by_mistake(tmp_path: Path) -> N
     (tmp_path / "b").mkdir()
     (home, _, _), (_, foreign, _) = stopped(tmp_path / "a"), stopped(tmp_path / "b")
     for number, path in enumerate((home / LEDGER, foreign)):
-        look = Look(path)
-        look.db.execute(
-            f"INSERT OR REPLACE INTO orchestrator_state VALUES ('home_id', {number}, 0)"
-        )
-        look.close()
+        with Look(path) as look:
+            look.db.execute(
+                f"INSERT OR REPLACE INTO orchestrator_state VALUES ('home_id', {number}, 0)"
+            )
     before = (home / LEDGER).read_bytes()
     with Home(str(home)) as opened:
         with pytest.raises(LedgerError) as caught:
@@ -230,17 +227,14 @@ def test_the_ledger_of_another_home_is_not_taken_by_mistake(tmp_path: Path) -> N
 
 def test_starts_are_counted_on(tmp_path: Path) -> None:
     home, kept, _ = stopped(tmp_path)
-    look = Look(home / LEDGER)
-    look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '7', 0)")
-    look.close()
-    look = Look(kept)
-    look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '3', 0)")
-    look.close()
+    with Look(home / LEDGER) as look:
+        look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '7', 0)")
+    with Look(kept) as look:
+        look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '3', 0)")
     with Home(str(home)) as opened:
         ledger_backup.restore(opened, str(kept))
-    look = Look(home / LEDGER)
-    assert look.one("SELECT value FROM orchestrator_state WHERE key = 'epoch'") == "7"
-    look.close()
+    with Look(home / LEDGER) as look:
+        assert look.one("SELECT value FROM orchestrator_state WHERE key = 'epoch'") == "7"
 
 
 def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) -> None:
@@ -294,10 +288,11 @@ def test_backup_more_messages_restore_start_beside_a_real_relay(
     done = relay("ledger", "restore", str(kept), home=home)
     assert done.returncode == 0, done.stderr
     running.start()
-    look = Look(home / LEDGER)
-    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == len(sent))
-    assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == len(sent)
-    look.close()
+    with Look(home / LEDGER) as look:
+        until(
+            lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == len(sent)
+        )
+        assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == len(sent)
     inbox = sorted((home / "agents/bob/inbox").glob("*.msg"))
     assert [path.stem for path in inbox] == sorted(sent)  # nothing lost, nothing doubled
     running.stop()

@@ -23,7 +23,7 @@ from relay.daemon.status import SharedStatus
 from relay.ledger import Ledger, open_readonly
 from tests.box import Box
 from tests.ledger.support import Look
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, relay, rows_of, until
 
 pytestmark = pytest.mark.damages
 
@@ -39,9 +39,8 @@ def stopped(running: Relay, home: Path) -> Path:
     sent = relay("send", "--as", "alice", "bob", "--kind", "command", "deploy", home=home).stdout
     assert relay("ack", "--as", "bob", sent.strip(), "completed", home=home).returncode == 0
     relay("send", "nobody", "hi", home=home)
-    look = Look(home / LEDGER)
-    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") >= 5)
-    look.close()
+    with Look(home / LEDGER) as look:
+        until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") >= 5)
     running.stop()
     return home
 
@@ -247,14 +246,13 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: P
 
 def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:
     with Home(str(stopped)) as home:
-        board = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
-    board.ledger_damage = "ledger.db is damaged (x); do this"
-    assert status_of(board)["ledger_damage"] == board.ledger_damage
+        status = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
+    status.ledger_damage = "ledger.db is damaged (x); do this"
+    assert status_of(status)["ledger_damage"] == status.ledger_damage
     with Relay(stopped):
-        assert json.loads(relay("status", "--json", home=stopped).stdout)["ledger_damage"] == ""
-    look = Look(stopped / LEDGER)
-    root = look.one("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")
-    look.close()
+        assert rows_of("status", home=stopped)[0]["ledger_damage"] == ""
+    with Look(stopped / LEDGER) as look:
+        root = look.one("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")
     zero(stopped / LEDGER, root)
     done = relay("doctor", home=stopped)
     assert done.returncode == 3 and "rebuild" in done.stdout and "damaged" in done.stdout

@@ -43,9 +43,8 @@ def rebuild(root: Path) -> Rebuilt:
 
 
 def rows(path: Path | str, query: str) -> list[Any]:
-    look = Look(path)
-    found = look.all(query)
-    look.close()
+    with Look(path) as look:
+        found = look.all(query)
     return found
 
 
@@ -165,7 +164,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) 
 
 
 @pytest.mark.timeout(60)
-def test_D2_a_real_relay_goes_on_after_it(running: Relay, home: Path) -> None:
+def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]
     until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)
@@ -186,9 +185,8 @@ def test_D2_a_real_relay_goes_on_after_it(running: Relay, home: Path) -> None:
     assert relay("send", "--as", "alice", "bob", "after", home=home).returncode == 0
     inbox = home / "agents/bob/inbox"
     until(lambda: len(list(inbox.glob("*.msg"))) == 21)
-    look = Look(home / LEDGER)
-    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == 21)
-    look.close()
+    with Look(home / LEDGER) as look:
+        until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == 21)
     assert {path.stem for path in inbox.glob("*.msg")} > set(sent)
     doctor = relay("doctor", home=home)
     assert doctor.returncode == 0, doctor.stdout

@@ -111,7 +111,7 @@ def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
     assert duty(box, sent)[:2] == ("open", 1)
 
 
-def test_D7_killed_before_the_ledger_heard_of_it_no_time_is_lost_twice(box: Box) -> None:
+def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) -> None:
     box.send("alice", COMMAND)
     box.tick()
     box.kill()

@@ -31,7 +31,7 @@ def contents(root: Path) -> dict[str, bytes]:
             if path.is_file()}  # fmt: skip
 
 
-def test_the_relay_starts_on_it_and_goes_on(tmp_path: Path) -> None:
+def test_the_relay_starts_on_it_and_continues(tmp_path: Path) -> None:
     home = made(tmp_path / "home")
     assert relay("doctor", home=home).stdout == "OK\n"
     stream = home / "journal" / f"{1:020d}"

@@ -31,7 +31,7 @@ def test_D3_each_of_many_names_of_one_file_is_refused_once(box: Box, tmp_path: P
     names = link(box, original, 250)
     settle(box)
     assert box.outbox("alice") == []
-    assert box.dispatcher.tally.refused == 250 and len(box.nacks("alice")) == 250
+    assert box.dispatcher.metrics.refused == 250 and len(box.nacks("alice")) == 250
     assert box.sql("SELECT count(*) FROM messages WHERE status = 'failed'") == [(250,)]
     kept = sorted(path.name for path in box.path("archive").glob("*/alice/rejected/*"))
     assert kept == names and original.stat().st_nlink == 251

@@ -19,14 +19,6 @@ pytestmark = pytest.mark.shows("engine 7.3", "ready 1.6")
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 
 
-def until_dead(box: Box) -> None:
-    """Four attempts, each a minute; 1, 2 and 4 s between them."""
-    for pause_s in (1, 2, 4):
-        box.after(60)
-        box.after(pause_s)
-    box.after(60)
-
-
 def attempt(box: Box, agent: str, message_id: str) -> str:
     return box.inbox(agent)[message_id].headers["ATTEMPT"]
 
@@ -57,7 +49,7 @@ def test_the_schedule(box: Box) -> None:
 
 def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) -> None:
     box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     ended_ns = box.clock.now_ns()
     ((message_id, nack),) = box.inbox("alice").items()
     assert nack.headers["SENT"] == iso_time(ended_ns)
@@ -81,7 +73,7 @@ def test_the_trace_says_which_attempt_it_was(box: Box) -> None:
     trace = relay("trace", sent, home=box.root).stdout
     assert "written to the inbox of bob, attempt 2" in trace
     box.take("bob", sent)
-    until_dead(box)
+    box.until_dead()
     trace = relay("trace", sent, home=box.root).stdout
     assert "written to the inbox of bob, attempt 4" in trace
     assert "dead for bob: no acknowledgment within 60 s, 4 attempts" in trace
@@ -132,7 +124,7 @@ def test_exactly_once_is_never_written_again(box: Box) -> None:
 def test_each_recipient_by_itself(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted all well")
-    until_dead(box)
+    box.until_dead()
     assert box.states(sent) == {"bob": "acked", "carol": "dead", "operator": "dead"}
     assert len(box.nacks("alice")) == 2
 
@@ -174,10 +166,10 @@ def test_an_answer_to_one_who_is_gone_counts_all_the_same(box: Box) -> None:
 @pytest.mark.shows("engine 7.4")
 def test_a_late_ack_takes_it_back(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted after lunch")
     assert box.states(sent) == {"bob": "acked"}
-    assert box.store.dead_letters() == []
+    assert box.store.retries.dead_letters() == []
     assert [m.body for m in box.inbox("alice").values() if m.kind == "ack"] == [
         b"completed after lunch"
     ]
@@ -185,19 +177,19 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
 
 
 @pytest.mark.shows("engine 7.4")
-def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
+def test_a_replay_goes_to_the_dead_alone_and_begins_again(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.take("bob", sent)
     for agent in ("bob", "operator"):
         box.send(agent, f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
-    until_dead(box)
+    box.until_dead()
     box.take("carol", sent)
     box.command("operator", "dead.replay", f"ID: {sent}")
     box.after(0)
     assert attempt(box, "carol", sent) == "5"
     assert box.inbox("bob") == {}
     assert box.states(sent)["carol"] == "written"
-    until_dead(box)
+    box.until_dead()
     assert attempt(box, "carol", sent) == "8"
     assert box.states(sent)["carol"] == "dead"
     assert len(box.nacks("alice")) == 2  # the second death is told, too
@@ -210,7 +202,7 @@ def test_who_listens_hears_of_dead_letters(box: Box) -> None:
     )
     before = set(box.inbox("carol"))
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     (notice,) = (m for name, m in box.inbox("carol").items() if name not in before)
     assert notice.headers["TOPIC"] == "_system.message.deadletter"
     assert notice.headers["CHANNEL"] == "_system"
@@ -256,7 +248,7 @@ def test_a_full_disk_makes_it_wait(box: Box, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_after_a_crash_the_schedule_goes_on(box: Box, flushed: bool) -> None:
+def test_after_a_crash_the_schedule_continues(box: Box, flushed: bool) -> None:
     sent = box.send("alice", COMMAND)
     box.flush()
     box.take("bob", sent)

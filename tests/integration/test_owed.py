@@ -22,7 +22,7 @@ from relay.base.message import MessageFile
 from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.process_support import ProcessBox
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.1")
 
@@ -63,7 +63,7 @@ def test_M08_a_plain_command_is_delivered_once_and_never_dies(box: Box) -> None:
     assert box.states(sent) == {"bob": "read"}
     assert box.sql("SELECT attempt FROM deliveries WHERE message_id = ?", sent) == [(1,)]
     box.after(100_000)
-    assert box.store.dead_letters() == []
+    assert box.store.retries.dead_letters() == []
     assert box.nacks("alice") == []
 
 
@@ -89,7 +89,7 @@ def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> N
     assert duty(box, sent) == ("open", 1, None)
 
 
-def test_M08_who_answers_the_reminder_is_told_what_to_answer(box: Box) -> None:
+def test_M08_who_answers_the_reminder_is_given_what_to_answer(box: Box) -> None:
     box.send("alice", COMMAND)
     box.after(HALF_AN_HOUR + 1)
     (reminder,) = of_kind(box, "bob", "reminder")
@@ -141,7 +141,7 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
     answer(box, sent, "in_progress")
     answer(box, done, "completed")
     box.flush()
-    rows = [json.loads(line) for line in relay("acks", "--json", home=box.root).stdout.splitlines()]
+    rows = rows_of("acks", home=box.root)
     assert [(row["id"], row["said"], row["read"], row["reminders"]) for row in rows] == [
         (sent, "in_progress", True, 0),
         (other, None, True, 0),
@@ -194,7 +194,7 @@ def test_M03_a_query_is_not_answered_by_an_ack(box: Box) -> None:
     assert duty(box, sent) == ("answered", 0, "failed")
 
 
-def test_M03_at_least_once_an_ack_stops_the_attempts_and_the_obligation_goes_on(box: Box) -> None:
+def test_M03_at_least_once_an_ack_stops_the_attempts_and_the_obligation_continues(box: Box) -> None:
     sent = box.send("alice", COMMAND.replace("\n\n", "\nDELIVERY: at-least-once\n\n"))
     box.after(60)
     box.after(1)
@@ -266,12 +266,12 @@ def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
 
 def test_M08_what_is_owed_stays_in_the_store(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored is not None
-    assert not box.store.is_final(stored)
+    assert not box.store.archives.is_final(stored)
     for _ in range(3):
         box.after(HALF_AN_HOUR)
-    assert box.store.is_final(stored)
+    assert box.store.archives.is_final(stored)
 
 
 @pytest.mark.parametrize("flushed", [True, False])

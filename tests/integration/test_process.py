@@ -13,7 +13,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import parse_delivered
-from tests.procs import Relay, drop, environment, home_of, inbox_of, until
+from tests.procs import Relay, drop, environment, home_of, inbox_of, rows_of, until
 from tests.procs import relay_anew as relay
 
 pytestmark = pytest.mark.timeout(60)
@@ -67,13 +67,8 @@ def test_up_send_trace_inbox_ack_down(home: Path) -> None:
     assert relay("inbox", "--as", "bob", "--take", home=home).returncode == 4
 
     relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
-    until(lambda: json.loads(relay("trace", sent, "--json", home=home).stdout)["deliveries"])
-    until(
-        lambda: (
-            json.loads(relay("trace", sent, "--json", home=home).stdout)["deliveries"][0]["state"]
-            == "acked"
-        )
-    )
+    until(lambda: rows_of("trace", sent, home=home)[0]["deliveries"])
+    until(lambda: rows_of("trace", sent, home=home)[0]["deliveries"][0]["state"] == "acked")
     down = relay("down", home=home)
     assert down.returncode == 0
     status = relay("status", "--json", home=home)
@@ -82,13 +77,13 @@ def test_up_send_trace_inbox_ack_down(home: Path) -> None:
 
 
 def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None:
-    pid = json.loads(relay("up", "--json", home=home).stdout)["pid"]
+    pid = rows_of("up", home=home)[0]["pid"]
     for arguments in (["up"], ["up", "--foreground"]):
         second = relay(*arguments, home=home)
         assert second.returncode == 5
         assert f"its pid is {pid}" in second.stderr
         assert second.stderr.count("\n") == 1
-    assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+    assert rows_of("status", home=home)[0]["pid"] == pid
 
 
 def test_a_relay_that_cannot_be_asked_is_no_silence(tmp_path: Path) -> None:
@@ -283,8 +278,8 @@ def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home:
     assert "Traceback" not in said
 
     assert relay("init", home=home).returncode == 0
-    pid = json.loads(relay("up", "--json", home=home).stdout)["pid"]
-    assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+    pid = rows_of("up", home=home)[0]["pid"]
+    assert rows_of("status", home=home)[0]["pid"] == pid
 
 
 def test_m07_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(

@@ -20,7 +20,7 @@ from relay.daemon.session import Executors
 from tests.box import Box
 from tests.disk import Killed, killed_before
 from tests.fakes import IdleExecutor
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, relay, rows_of, until
 
 BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
 ONCE = Config(retention=RetentionSettings(every_s=1000 * 86_400))  # a minute after the start
@@ -233,7 +233,7 @@ def test_links_are_not_followed(box: Box, tmp_path: Path) -> None:
     assert (outside / "2020-01-01" / "mine").read_text() == "mine"
 
 
-def test_killed_at_any_removal_the_next_run_goes_on(box: Box) -> None:
+def test_killed_at_any_removal_the_next_run_continues(box: Box) -> None:
     archived(box, *"abc")
     box.clock.advance(100 * DAY_S)
     for _ in range(20):
@@ -359,8 +359,7 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
         return folder
 
     folder = plant()
-    done = relay("prune", "--dry-run", "--json", home=home)
-    rows = {row["kind"]: row for row in map(json.loads, done.stdout.splitlines())}
+    rows = {row["kind"]: row for row in rows_of("prune", "--dry-run", home=home)}
     assert list(rows) == list(prune.KINDS)
     assert rows["archive"]["count"] == 1 and rows["archive"]["oldest"].startswith("2020-01-01")
     assert folder.exists()

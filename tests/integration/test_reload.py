@@ -20,7 +20,17 @@ from relay.base.clock import Clock
 from relay.base.config import decode
 from relay.base.home import Home
 from relay.daemon.process import open_session
-from tests.procs import PATIENCE_S, Relay, drop, environment, log_of, relay, status_of, until
+from tests.procs import (
+    PATIENCE_S,
+    Relay,
+    drop,
+    environment,
+    log_of,
+    relay,
+    rows_of,
+    status_of,
+    until,
+)
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("ready 3.1")]
 
@@ -214,7 +224,7 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
     again = Relay(home)
     again.start()
     assert again.stop() == 0
-    trace = json.loads(relay("trace", "1000000001-01", "--json", home=home).stdout)
+    trace = rows_of("trace", "1000000001-01", home=home)[0]
     assert (trace["status"], trace["deliveries"][0]["attempt"]) == ("archived", 1)
 
 
@@ -287,7 +297,7 @@ def test_tracebacks_of_long_ago_are_bounded(home: Path) -> None:
 
 
 @pytest.mark.shows("ready 5.1")
-def test_systemd_hears_of_every_turn(home: Path) -> None:
+def test_systemd_is_notified_of_every_turn(home: Path) -> None:
     where = str(home.parent / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(where)

@@ -157,7 +157,7 @@ def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
     box.send("bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: a.#.b")
 
     assert "topic_pattern" in box.nacks("bob")[0]
-    assert box.store.get_channel_by_name("ci") is None
+    assert box.store.channels.get_by_name("ci") is None
 
 
 def test_an_ack_reaches_the_sender_and_moves_the_delivery(box: Box) -> None:
@@ -180,8 +180,8 @@ def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
 
     assert box.bodies("alice") == ["main"]
     assert box.states(query) == {"bob": "acked"}
-    message = box.store.find_by_relay_id(answer)
-    original = box.store.find_by_relay_id(query)
+    message = box.store.messages.find_by_relay_id(answer)
+    original = box.store.messages.find_by_relay_id(query)
     assert message is not None and original is not None
     assert message.correlation_id == original.correlation_id
 
@@ -268,7 +268,7 @@ def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
     assert "anybody?" not in box.bodies("bob")
 
 
-def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
+def test_a_group_of_one_is_told_that_nobody_gets_it(box: Box) -> None:
     box.join("team", "alice")
     box.send("alice", "TO: #team\n\nanybody?")
     assert box.nacks("alice") == ["no recipients: team has no other members\n"]

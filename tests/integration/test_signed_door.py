@@ -61,7 +61,7 @@ def test_the_first_key_is_registered_and_said(box: Box) -> None:
     assert box.inbox("bob")[sent].headers["SIGNATURE"].startswith("ed25519:")
     (participant,) = [
         one
-        for one in box.store.get_channel_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
+        for one in box.store.channels.get_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
         if one.id == "alice"
     ]
     assert participant.identity_id == key_id(public_key(ALICE))
@@ -97,7 +97,7 @@ def identities(box: Box) -> dict[str, dict[str, str | None]]:
     """Channel -> participant -> the id of its key."""
     return {
         channel.name: {one.id: one.identity_id for one in channel.participants}
-        for channel in box.store.list_channels()
+        for channel in box.store.channels.list_all()
         if channel.name in ("team", "dm/alice/bob")
     }
 
@@ -164,20 +164,20 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
     assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
-def test_killed_before_the_ledger_heard_of_a_confirmed_key(
+def test_killed_before_the_ledger_noted_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.record import LedgerRecord
+    from relay.delivery.record import LedgerWriter
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     other = public_key(MALLORY).hex()
 
-    def die(self: LedgerRecord, batch: object, written: object) -> None:
+    def die(self: LedgerWriter, batch: object, written: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(LedgerRecord, "record", die)
+        patched.setattr(LedgerWriter, "record", die)
         box.command("operator", "agent.key", "NAME: alice", f"KEY: {other}")
     box.kill()
     assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") != [(other,)]

@@ -20,7 +20,7 @@ import pytest
 from relay.base.clock import NS_PER_S
 from relay.base.home import Home
 from relay.base.status_client import ask, socket_path
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,7 +55,7 @@ def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: P
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr
 
 
-def test_M06_a_relay_that_goes_on_answers_again(running: Relay, home: Path) -> None:
+def test_M06_a_relay_that_continues_answers_again(running: Relay, home: Path) -> None:
     os.kill(running.pid, signal.SIGSTOP)
     with Home(str(home)) as opened:
         assert ask(opened, 0.2).is_silent
@@ -92,7 +92,7 @@ def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) 
     assert done.returncode == 0
     assert "no health endpoint (see logs/relay.log)" in done.stdout
     assert "does not answer" not in done.stdout
-    assert json.loads(relay("status", "--json", home=home).stdout)["answers"] is None
+    assert rows_of("status", home=home)[0]["answers"] is None
     assert "no health endpoint" in relay("top", home=home).stdout
 
 
@@ -110,7 +110,7 @@ def test_M06_a_home_with_a_long_path_answers_elsewhere(long_home: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert "ready, seen" in done.stdout
         assert f"health and metrics: {path}" in done.stdout
-        assert json.loads(relay("status", "--json", home=long_home).stdout)["socket"] == str(path)
+        assert rows_of("status", home=long_home)[0]["socket"] == str(path)
         assert "relay ready" in relay("top", home=long_home).stdout
         assert relay("doctor", home=long_home).returncode == 0
     assert not path.exists()
@@ -149,7 +149,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     ended = f"pid {pid}, did not stop by itself; its last sign of life"
     said = f"no relay is running: the last one, {ended}"
     assert first.startswith(said) and first.endswith("; start one with `relay up`")
-    left = json.loads(relay("status", "--json", home=home).stdout)["left"]
+    left = rows_of("status", home=home)[0]["left"]
     assert left["pid"] == pid
     at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
     assert before - 60 * NS_PER_S < at_ns < time.time_ns()
@@ -162,7 +162,7 @@ def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path
     assert running.stop() == 0
     done = relay("status", home=home)
     assert done.stdout.startswith("no relay is running; start one with `relay up`\n")
-    assert json.loads(relay("status", "--json", home=home).stdout)["left"] is None
+    assert rows_of("status", home=home)[0]["left"] is None
 
 
 def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:

@@ -66,7 +66,7 @@ def running() -> Iterator[Running]:
 
 
 @pytest.mark.shows("ready 3.3")
-def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_goes_on(
+def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_continues(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert running.ask("/healthz") == (200, "healthy\n")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.box("alice", kind=ProcessBox), pytest.mark.shows("read
 # -- started -------------------------------------------------------------------------------
 
 
-def test_a_process_is_started_and_the_asker_hears_its_pid(box: ProcessBox) -> None:
+def test_a_process_is_started_and_the_asker_gets_its_pid(box: ProcessBox) -> None:
     sent = box.spawn("w", "ENV: A=hunter2")
 
     assert box.said(about=sent) == [f"ack completed started w, pid {box.running.pid.number}"]
@@ -392,7 +392,7 @@ def test_what_is_left_of_its_session_ends_before_it_is_started_again(box: Proces
 # -- released ------------------------------------------------------------------------------
 
 
-def test_released_by_sigterm_both_hear_it(box: ProcessBox) -> None:
+def test_released_by_sigterm_both_get_it(box: ProcessBox) -> None:
     Path(box.path("agents", "alice", "meta.json")).write_text('{"role": "lead"}')
     request = box.spawn(asker="alice")
     process = box.running

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ import pexpect
 import pytest
 
 from relay.cli.top import COLUMNS
-from tests.procs import PROJECT, Relay, environment, relay, until
+from tests.procs import PROJECT, Relay, environment, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -38,9 +37,7 @@ def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
 
 
 def events(home: Path, *words: str) -> list[dict[str, object]]:
-    done = relay("tail", "--no-follow", "--json", *words, home=home)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of("tail", "--no-follow", *words, home=home)
 
 
 def test_tail_shows_each_event_as_it_comes(running: Relay, home: Path) -> None:
@@ -143,7 +140,7 @@ def test_top_ends_with_an_interrupt_as_well(running: Relay) -> None:
     assert "\x1b[?1049l" in (view.before or "")
 
 
-def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
+def test_top_continues_when_the_relay_goes(running: Relay) -> None:
     view = terminal(running.home, "top", "--every", "0.2")
     view.expect("relay ready")
     assert running.stop() == 0

@@ -95,7 +95,7 @@ def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> N
 
 
 @pytest.mark.parametrize("ahead", [b"\0" * 300, RECORDS[3].encode()], ids=["zeros", "a record"])
-def test_a_writer_goes_on_where_another_had_committed(stream: str, ahead: bytes) -> None:
+def test_a_writer_continues_where_another_had_committed(stream: str, ahead: bytes) -> None:
     """A writer that maps its chunks may be killed with its tail ahead of what it synced."""
     begin(stream).append(*RECORDS[:3])
     path = chunk_path(stream, 0)
@@ -165,7 +165,7 @@ def test_a_chunk_created_and_never_written_is_no_fault(stream: str) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_anew(
+def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_again(
     stream: str, index: int, small: None
 ) -> None:
     lines: list[str] = []

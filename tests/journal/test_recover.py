@@ -222,7 +222,7 @@ def test_a_manifest_damaged_in_the_middle_is_mended_from_the_segments(stream: St
     assert payloads(stream.open()) == given
 
 
-def test_a_stream_that_lost_its_end_says_so_and_goes_on_behind_it(stream: Stream) -> None:
+def test_a_stream_that_lost_its_end_says_so_and_continues_behind_it(stream: Stream) -> None:
     journal = stream.open()
     put(journal, *[b"x" * 900] * 6)
     stream.crash()

@@ -126,7 +126,7 @@ def test_each_field_of_a_chunks_header_is_verified(stream: str, at: int, fault: 
     path = chunk_path(stream, 2)
     flip(path, at)
     before = len(records_in(stream, 0)) + len(records_in(stream, 1))
-    seen = replays.replay(stream, lines.append)
+    seen = replays.Replay(stream, lines.append).run()
     assert seen.damaged_from == 2 and len(seen.records) >= before
     assert seen.records == RECORDS[: len(seen.records)]
     assert lines[0].startswith(f"{path} {fault}")
@@ -275,11 +275,11 @@ def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
     ]
     flip(Path(snapshot_path(stream, 2)), 40)
     lines: list[str] = []
-    seen = replays.replay(stream, lines.append)
+    seen = replays.Replay(stream, lines.append).run()
     assert seen.snapshot is not None and seen.snapshot.snapshot_id == 1
     assert len(lines) == 1 and lines[0].endswith("this snapshot is not used")
     flip(Path(snapshot_path(stream, 1)), 40)
-    whole = replays.replay(stream, silent)
+    whole = replays.Replay(stream, silent).run()
     assert whole.snapshot is None and len(whole.records) == len(RECORDS) + 4
     for each in (seen, whole):
         assert list(each.catalog.entries.values()) == entries and not each.damaged

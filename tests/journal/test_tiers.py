@@ -44,7 +44,7 @@ def test_sealed_segments_are_compressed_once_they_are_old_enough(
     assert stream.read() == stream.expected()
 
 
-def test_a_local_copy_leaves_by_budget_and_reading_goes_on(
+def test_a_local_copy_leaves_by_budget_and_reading_continues(
     make_stream: Callable[..., Stream],
 ) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=60_000))

@@ -73,9 +73,9 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
     with tempfile.TemporaryDirectory(prefix="relay-", dir="/tmp") as person:
         home = Path(person) / ".agent-relay"
         home.mkdir()
-        board = SharedStatus(str(home), Config(), Clock())
-        board.is_serving = True
-        admin = Admin(board, lambda *_, **__: None)
+        status = SharedStatus(str(home), Config(), Clock())
+        status.is_serving = True
+        admin = Admin(status, lambda *_, **__: None)
         admin.begin("")
         for line in lines:
             done = subprocess.run(
@@ -90,14 +90,14 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
 
 
 def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
-    board = SharedStatus(box.home.root, box.config, box.clock)
-    board.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step(
+    status = SharedStatus(box.home.root, box.config, box.clock)
+    status.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step(
         news=True
     )
     text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
     cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
     listed = [name for cell in cells for name in cell.split(", ")]
-    assert sorted(listed) == sorted([*status_of(board), "admin_trouble"])
+    assert sorted(listed) == sorted([*status_of(status), "admin_trouble"])
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
