@@ -215,7 +215,7 @@ def _continue_after_lost_stream(
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
     store_file.save(home.path(STORE), snapshot, config.store.compress, key)
-    store.loaded_from(home.path(STORE))
+    store.archives.loaded_from(home.path(STORE))
 
 
 class CheckpointWriter:
@@ -391,7 +391,7 @@ def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: War
     store = Engine(
         clock, state, limits, settings, archive_files=files, warn=warn, keeps_events=True
     )
-    store.loaded_from(path)
+    store.archives.loaded_from(path)
     return store
 
 

@@ -1,6 +1,6 @@
 """The events of the message engine, and their encoding in a journal.
 
-Every change of a store is an event: ``CommStore.apply(event)`` is the only code that changes one,
+Every change of a store is an event: ``transitions.apply`` is the only code that changes one,
 so applying the same events to the same start gives the same store.
 
 A journal keeps them as msgpack maps with a version, readable by any msgpack library:
