@@ -1,4 +1,4 @@
-"""Is a store file valid? Checks that change nothing: format, limits, invariants, signatures.
+"""Checks of a store file, which change nothing: format, limits, invariants, signatures.
 
 ``check`` reports all problems of a file's bytes, also those that ``decode`` tolerates: records
 out of order, wrong flags, indexes and columns that disagree with the messages. ``check_limits``

@@ -35,7 +35,7 @@ from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
@@ -333,21 +333,20 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> None:
 
 
 def make_roller(
-    store: CommStore,
+    store: Engine,
     config: Config,
     clock: Clock,
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Roller:
     """The roller, which moves final messages from a relay's store into its archives."""
-    assert store.archives is not None
     settings = config.store
     policy = RollPolicy(
         after_s=settings.roll_after_s,
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store.engine.archives, store.archives, policy, clock, executor, wake)
+    return Roller(store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(

@@ -19,7 +19,7 @@ from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events, transitions
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal
@@ -44,7 +44,7 @@ class EventLog:
         self,
         journal: Journal,
         codec: EventCodec,
-        store: CommStore,
+        store: Engine,
         clock: Clock,
         boot_id: str,
         checkpoints: CheckpointListener,
@@ -93,7 +93,7 @@ class EventLog:
         fresh = self._store.fresh_events
         if fresh:
             self._append(fresh)
-            self._store.engine.clear_events()
+            self._store.clear_events()
         self._since = None
         if self.journal.end > self.journal.durable:
             began = self._clock.monotonic_ns()
@@ -160,14 +160,14 @@ class EventLog:
 
     def close(self) -> None:
         """Close the files; uncommitted events are lost."""
-        self._store.engine.clear_events()
+        self._store.clear_events()
         self.journal.close()
 
 
 def replay(
     records: Iterator[Record],
     codec: EventCodec,
-    store: CommStore,
+    store: Engine,
     heard: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:

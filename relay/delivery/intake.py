@@ -127,7 +127,7 @@ class Intake:
 
         A file ``in_hand`` is being processed already, and is skipped.
         """
-        looks: list[Inbound] = []
+        batch: list[Inbound] = []
         settling: set[str] = set()  # agents that are still writing one
         for hint in self._queue.pop_batch(limit):
             if hint.key in in_hand:
@@ -136,13 +136,12 @@ class Intake:
             if hint.agent in settling:
                 self._queue.requeue(hint)
                 continue
-            look: Inbound | Hint
             try:
-                look = self._read_file(dirs, hint)
+                read = self._read_file(dirs, hint)
             except FileNotFoundError:
                 continue  # taken back by its writer, or its agent is gone
             except (OSError, UnsafePath) as exc:  # the outbox is broken, or no descriptor is left
-                look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
+                read = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
                 self._log(
                     f"Cannot look at a file, trying again in 1 s: {exc}",
                     action="read_failed",
@@ -150,19 +149,20 @@ class Intake:
                     agent=hint.agent,
                     file=hint.file_name,
                 )
-            if isinstance(look, Hint):
-                known_ns = self._clock.monotonic_ns() - hint.found_ns
-                if look.settling and known_ns < self._malformed_ns:
-                    self._queue.block_agent(look._replace(counted=True, settling=False))
-                    settling.add(look.agent)
-                else:
-                    self._queue.defer(look._replace(counted=True, settling=False))
+            if isinstance(read, Inbound):
+                batch.append(read)
+                continue
+            later = read._replace(counted=True, settling=False)
+            known_ns = self._clock.monotonic_ns() - hint.found_ns
+            if read.settling and known_ns < self._malformed_ns:
+                self._queue.block_agent(later)
+                settling.add(hint.agent)
             else:
-                looks.append(look)
+                self._queue.defer(later)
         self._rescan(dirs)
-        looks = sort_within_agents(looks, lambda look: look.file.agent, _rank)
-        left = self._pending_files.pop_overdue(dirs, limit - len(looks), self._max_file, in_hand)
-        return looks + [self._refuse_pending(found, data) for found, data in left]
+        batch = sort_within_agents(batch, lambda one: one.file.agent, _rank)
+        left = self._pending_files.pop_overdue(dirs, limit - len(batch), self._max_file, in_hand)
+        return batch + [self._refuse_pending(found, data) for found, data in left]
 
     def _refuse_pending(self, found: OutboxFile, data: bytes) -> Inbound:
         """Refuse a message abandoned in ``.pending``."""
@@ -209,8 +209,8 @@ class Intake:
         was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
         if changing or (is_moving and not was_renamed) or _is_pending(dirs, agent, name):
             return again
-        look = self._parse(found, data)
-        if look.message is None and (is_moving or still_ns < self._malformed_ns):
+        inbound = self._parse(found, data)
+        if inbound.message is None and (is_moving or still_ns < self._malformed_ns):
             return again._replace(settling=is_moving)
         # Only now its mode is narrowed: that changes its ctime, which would look like a rename.
         data, status = fsio.read_regular(name, outbox, self._max_file)
@@ -256,10 +256,10 @@ class Intake:
             return str(exc), None
 
 
-def _rank(look: Inbound) -> tuple[int, str]:
+def _rank(inbound: Inbound) -> tuple[int, str]:
     """Sort key of one agent's files: priority, then name."""
-    priority = 2 if look.message is None else look.message.priority
-    return priority, look.file.file_name
+    priority = 2 if inbound.message is None else inbound.message.priority
+    return priority, inbound.file.file_name
 
 
 def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:

@@ -17,11 +17,8 @@ from relay.acomm.model import (
     ChannelType,
     DeliveryState,
     Message,
-    MessageType,
-    Metadata,
     Obligation,
     Origin,
-    Priority,
 )
 from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
@@ -31,6 +28,7 @@ from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import MessageFile
 from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, shown
+from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts
 from relay.ledger.processes import ProcessRow
@@ -163,7 +161,7 @@ class Inbound(NamedTuple):
         return FileFacts(
             self.message_id,
             file.agent,
-            shown(file.path),
+            file.path if self.message_id else shown(file.path),  # a name may be invalid text
             file.size,
             file.mtime_ns,
             file.inode,
@@ -174,10 +172,9 @@ class Inbound(NamedTuple):
         )
 
     def origin(self) -> Origin:
-        """The same for the journal; invalid text of a file name is shown, as events are text."""
+        """The same for the journal."""
         facts = self.facts()
-        path = self.file.path if self.message_id else facts.file_path
-        return Origin(facts.agent_name, path, *facts[3:])
+        return Origin(facts.agent_name, facts.file_path, *facts[3:])
 
 
 class Subject(NamedTuple):
@@ -215,22 +212,10 @@ class Route(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A message for the engine to store."""
+    """A message for the engine to store, and its channel."""
 
     route: Route
-    fields: EngineFields
-
-
-class EngineFields(NamedTuple):
-    """Arguments for the engine's ``accept``."""
-
-    message_type: MessageType
-    topic: str | None
-    correlation_id: str | None
-    priority: Priority
-    metadata: Metadata
-    ttl: int | None
-    signature: bytes | None
+    message: NewMessage
 
 
 class Answer(NamedTuple):

@@ -28,7 +28,7 @@ from relay.acomm.model import (
 )
 from relay.engine.checkpoint import FlushPolicy
 from relay.engine.commstore import CommStore, Compacted
-from relay.engine.engine import StoreStats
+from relay.engine.engine import Engine, StoreStats
 from relay.engine.query import QueryResult
 from relay.engine.queues import Redelivery
 from relay.engine.validation import Limits
@@ -44,6 +44,7 @@ __all__ = [
     "DeadLetter",
     "DeliveryMode",
     "DeliveryState",
+    "Engine",
     "FlushPolicy",
     "Limits",
     "MatchMode",

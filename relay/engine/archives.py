@@ -85,6 +85,13 @@ class Archives:
         """Change the store by an event of the ``Roller``."""
         self._core.apply(event)
 
+    def rename_strays(self) -> list[str]:
+        """Rename archive files that a crash left unlisted; returns their new names."""
+        state = self.state
+        if self.files is None:
+            return []
+        return self.files.rename_strays(state.archives, state.next_archive)
+
     def archive(self, message_id: int | None = None, *, before: int | None = None) -> int:
         """Archive one message, or all sent before a time (Unix seconds); returns their number.
 
@@ -263,14 +270,14 @@ class Roller:
     def __init__(
         self,
         archives: Archives,
-        files: ArchiveFiles,
         policy: RollPolicy,
         clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._archives = archives
-        self._files = files
+        assert archives.files is not None
+        self._files = archives.files
         self._state = archives.state
         self._policy = policy
         self._clock = clock

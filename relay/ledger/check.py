@@ -1,4 +1,4 @@
-"""Is a ledger valid? Its pages, its schema and the rules that hold for its rows."""
+"""Checks of a ledger: its pages, its schema and the rules that hold for its rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from relay.ledger.schema import SCHEMA_VERSION, schema_sql
 
 WHAT = "ledger"
 RESTORE = "restore a backup with `relay ledger restore FILE`; the next start replays the rest"
-# What a row must not be -> the rows that are; the relay's own transactions never leave one.
+# Invalid states of a row -> the rows in it; the relay's own transactions never leave one.
 _RULES = {
     "a delivery without its message": (
         "SELECT message_id || ' > ' || recipient FROM deliveries WHERE NOT EXISTS "
         "(SELECT 1 FROM messages WHERE messages.message_id = deliveries.message_id)"
     ),
-    "completed, but nobody processed it": (
+    "completed without a time of processing": (
         "SELECT message_id FROM messages WHERE status IN ('completed', 'archived') "
         "AND processed_at IS NULL"
     ),

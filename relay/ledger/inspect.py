@@ -103,7 +103,7 @@ def schema_of(db: Connection, table: str | None = None) -> str:
     ).fetchall()
     if not rows and table is not None:
         raise NotFound(
-            f"there is no table {table}", hint="`relay ledger tables` lists tables and views"
+            f"table {table} does not exist", hint="`relay ledger tables` lists tables and views"
         )
     return "\n".join(f"{sql};" for (sql,) in rows)
 

@@ -15,9 +15,9 @@ from relay.acomm.model import (
 )
 from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
-from relay.engine.messages import Draft
 from tests.engine.support import (
     AT_LEAST_ONCE,
+    accept,
     channel_of,
     receive,
     relay_engine,
@@ -151,11 +151,10 @@ def test_who_has_left_bounces_and_the_others_get_it(clock: FakeClock) -> None:
 @pytest.mark.shows("engine 4.11")
 def test_where_the_owner_delivers_it_is_told_what_may_go(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    channel = engine.channels.create("c", ChannelType.GROUP, "a")
-    engine.channels.join(channel.id, "b")
+    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
     engine.channels.configure(channel.id, max_pending=1)
     numbers = [
-        engine.messages.accept(Draft(channel.id, "a", MessageType.TEXT, "x", priority=priority)).id
+        accept(engine, channel.id, "a", MessageType.TEXT, "x", priority=priority).id
         for priority in (Priority.NORMAL, Priority.LOW, Priority.HIGH)
     ]
     deliveries = engine.deliveries

@@ -199,7 +199,7 @@ def test_the_schema(box: Box) -> None:
     assert "CREATE TRIGGER audit_log_keeps_rows " in text
     assert ask(box, "schema", "all_messages").startswith("CREATE VIEW all_messages ")
     done = relay("ledger", "schema", "letters", home=box.root)
-    assert done.returncode == EXIT_FAILED and "there is no table letters; " in done.stderr
+    assert done.returncode == EXIT_FAILED and "table letters does not exist; " in done.stderr
 
 
 def test_without_a_home_or_a_ledger(tmp_path: Path) -> None:

@@ -37,8 +37,7 @@ from relay.base.home import ARCHIVES, JOURNAL, STORE
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.objects import open_objects
-from relay.journal.segment import segment_files
-from relay.journal.warm import warm_name
+from relay.journal.segment import segment_files, warm_path
 
 FORMAT = "relay_files"
 ATTACHMENTS = "attachments"
@@ -102,7 +101,7 @@ def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
         return  # the previous unit reports it
     for file in files:
         entry = _encoded(file.entry)
-        warm = os.path.join(stream, "warm", warm_name(file.segment_id))
+        warm = warm_path(stream, file.segment_id)
         for path in dict.fromkeys((file.path, warm)):
             if path and os.path.exists(path):
                 below = os.path.join(shown, os.path.relpath(path, stream))
