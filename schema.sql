@@ -1,7 +1,7 @@
 -- The ledger: what became of every file that an agent dropped.
 --
 -- Times are Unix nanoseconds (UTC). Paths are relative to the home. Look into it with
---     sqlite3 ledger.db "select status, count(*) from messages group by 1"
+--     relay ledger query "select status, count(*) from messages group by 1"
 -- Readers never block the relay (WAL). The only writer is the daemon.
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger/schema.py.

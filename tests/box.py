@@ -2,36 +2,38 @@
 
 box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
 box.tick()                             one turn of the loop
-box.inbox("bob")                       what stands there
-box.kill(); box.open()                 SIGKILL in place, and the next start
+box.after(60)                          a minute later: the loop has done what was due
+box.inbox("bob")                       the messages in an inbox
+box.restart()                          SIGKILL in place, and the next start
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from relay.acomm import store_file
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
+from relay.agents.supervisor import Supervisor
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.message import MessageFile, parse_delivered
-from relay.base.metrics import Metrics
-from relay.base.watcher import Watcher, WatchEvents, make_watcher
-from relay.daemon import recovery
-from relay.daemon.journal_commands import run_command
-from relay.daemon.opening import open_store, store_key
-from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
+from relay.base.watcher import Watcher
+from relay.daemon.session import Executors, Session
+from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context, Pack, Prune
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.commstore import CommStore
-from relay.journal.plan import JournalCommand
+from relay.engine.checkpoint import Flusher
+from relay.engine.engine import Engine
+from relay.journal.tiers import Tiers
 from relay.ledger import Ledger
-from tests.fakes import FakeClock, FakeSpawner
+from tests.fakes import FakeClock, FakeDisk, FakeSpawner
 
 HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
 
@@ -47,16 +49,19 @@ class Box:
         boot: str = "boot-1",
         seconds: int = 0,
         spawner: Spawner | None = None,
+        executors: Executors | None = None,
     ) -> None:
         self.spawner = spawner or FakeSpawner()  # the system's side: a kill leaves it as it is
+        self.executors = executors or Executors.inline()
         self.root = root
-        self.config = config or Config()
+        self.config = _flushing_often(config or Config())
+        self.disk = FakeDisk()
         self.clock = FakeClock()
         self.clock.advance(seconds)
         self.boot = boot
         self.log: list[dict[str, Any]] = []
-        self.asked: list[Prune | Pack] = []  # what a session's housekeeper would do
         self._names = 0
+        self.is_open = False
         self.home = Home.create(str(root), encode(self.config))
         HOMES.append(self.home)
         for agent in agents:
@@ -65,82 +70,89 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
-        context = self._open_store()
-        feed = recovery.recover(context, self.opened.projection, power_cut=self.opened.power_cut)
-        detection = self.config.detection
-        self.watcher: Watcher = make_watcher(
-            self.home, detection.watcher, detection.poll_interval_ms
-        )
-        self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
-        self.flusher = Flusher(
-            self.store,
-            self.home.path(STORE),
-            FlushPolicy(100, 5000, 0, self.config.store.compress),  # each five seconds
-            self.clock,
-            InlineExecutor(),
-            key=self.key,
-            journal=self.events,
-        )
-        roller = make_roller(self.store, self.config, self.clock, InlineExecutor())
-        self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(context, self.dispatcher, InlineExecutor(), self.spawner)
-        self.dispatcher.requeue(feed)
-        self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
-
-    def _open_store(self) -> Context:
-        """The ledger, and the store with its journal: what the parts work on."""
-        self.ledger = Ledger.open(self.home.path(LEDGER))
-        self.key = store_key(self.home, self.config, make=True)
-        self.opened = open_store(
+        self.session = Session(
             self.home,
-            self.clock,
             self.config,
-            self.key,
-            lambda text: self._log(text),
-            ledger_position=self.ledger.position(),
+            self.clock,
+            self._log,
+            executors=self.executors,
+            spawner=self.spawner,
+            measure_disk=self.disk,
             boot=self.boot,
         )
-        self.store: CommStore = self.opened.store
-        self.events = self.opened.log
-        self.tiers = self.opened.tiers
-        return Context(
-            config=self.config,
-            home=self.home,
-            ledger=self.ledger,
-            store=self.store,
-            events=self.events,
-            clock=self.clock,
-            log=self._log,
-            tally=Metrics(self.clock),
-        )
+        opened = self.session.opened
+        self.ledger: Ledger = self.session.ledger
+        self.store: Engine = opened.store
+        self.events: EventLog = opened.events
+        self.tiers: Tiers = opened.tiers
+        self.watcher: Watcher = self.session.watcher
+        self.flusher: Flusher = self.session.flusher
+        self.dispatcher: Dispatcher = self.session.dispatcher
+        self.supervisor: Supervisor = self.session.supervisor
+        self.session.begin()
+        self.is_open = True
+
+    @property
+    def roster(self) -> Roster:
+        """The agents."""
+        return self.dispatcher.roster
+
+    @property
+    def deadline(self) -> int:
+        """When the dispatcher has something to do (monotonic ns)."""
+        return self.session.deadline
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
-        self.watcher.close()
-        self.ledger.close()
-        self.events.close()
+        self.session.close()
+        self.is_open = False
 
-    def close(self) -> None:
-        """A clean end."""
+    def restart(self) -> None:
+        """Kill it, and start the next one."""
+        self.kill()
+        self.open()
+
+    def stop(self) -> None:
+        """End it cleanly; its home stays open."""
         self.dispatcher.drain()
         self.kill()
+
+    def close(self) -> None:
+        """End it cleanly if it has not ended yet, and give its home back."""
+        if self.is_open:
+            self.stop()
         self.home.close()
 
     def tick(self, times: int = 1) -> None:
         """Let the loop run: what inotify has told, and what is due."""
         for _ in range(times):
-            self.deadline = self.dispatcher.tick(self.watcher.wait(0))
-            for order in self.dispatcher.pop_jobs():
-                if isinstance(order, JournalCommand):
-                    run_command(self.home, self.opened, self.clock, order)
-                else:
-                    self.asked.append(order)
-            poll_supervisor(self.supervisor, self.dispatcher)
+            self.session.turn(is_waiting=False)
+
+    def after(self, seconds: float, turns: int = 3) -> None:
+        """Advance the clock, and let the loop run: by default until nothing is due now."""
+        self.clock.advance(seconds)
+        self.tick(turns)
+
+    def until_dead(self) -> None:
+        """Wait for four attempts of a minute each; 1, 2 and 4 s are between them."""
+        for pause_s in (1, 2, 4):
+            self.after(60)
+            self.after(pause_s)
+        self.after(60)
+
+    @contextmanager
+    def broken_inbox(self, agent: str) -> Iterator[None]:
+        """The agent's inbox cannot be written as long as the block lasts."""
+        inbox, aside = self.path("agents", agent, "inbox"), self.path("tmp", f"inbox-{agent}")
+        inbox.rename(aside)
+        inbox.write_text("a file where a directory must be")
+        yield
+        inbox.unlink()
+        aside.rename(inbox)
 
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""
-        self.clock.advance(5)
-        self.tick(2)
+        self.after(5, turns=2)
 
     # -- the agents' side --------------------------------------------------------------
 
@@ -163,6 +175,23 @@ class Box:
         message_id = self.drop(agent, text, name)
         self.tick()
         return message_id
+
+    def send_many(self, count: int, flush_every: int) -> None:
+        """Send numbered messages from alice to bob, and flush after each so many."""
+        for number in range(count):
+            self.send("alice", f"TO: bob\n\nnumber {number}")
+            if number % flush_every == flush_every - 1:
+                self.flush()
+
+    def command(self, agent: str, action: str, *lines: str) -> str:
+        """Send a command to the orchestrator, with these lines of its body; the message id."""
+        body = "\n".join([f"ACTION: {action}", *lines])
+        return self.send(agent, f"TO: __orchestrator__\nKIND: command\n\n{body}")
+
+    def join(self, channel: str, *agents: str) -> None:
+        """Let these agents join a channel; the first of them creates it."""
+        for agent in agents:
+            self.send(agent, f"TO: __orchestrator__\nKIND: join\n\nCHANNEL: {channel}")
 
     def take(self, agent: str, message_id: str) -> None:
         """The agent reads: the file leaves its inbox."""
@@ -223,3 +252,14 @@ class Box:
 
     def _log(self, event: str, **facts: object) -> None:
         self.log.append({"event": event, **facts})
+
+
+MakeBox = Callable[..., Box]  # the fixture `make_box`
+
+
+def _flushing_often(config: Config) -> Config:
+    """The store is written each five seconds, or hundred messages."""
+    store = replace(
+        config.store, checkpoint_messages=100, checkpoint_ms=5000, checkpoint_pause_factor=0
+    )
+    return replace(config, store=store)

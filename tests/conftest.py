@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,12 +16,13 @@ from relay.base.home import HOME_VARIABLE
 from relay.engine.commstore import CommStore
 from relay.journal.plan import TierPolicy
 from relay.ledger import Ledger
-from tests.box import HOMES, Box
+from tests.box import HOMES, Box, MakeBox
 from tests.engine.support import NOW_S
 from tests.fakes import FakeClock
 from tests.journal import tiers_support
 from tests.journal.support import Stream
 from tests.ledger.support import Look
+from tests.sound import findings_of, homes_below
 
 # The same examples each time, and no clock in the verdict.
 settings.register_profile(
@@ -64,13 +66,38 @@ def no_descriptor_is_left() -> Iterator[None]:
         HOMES.pop().close()
 
 
+@pytest.fixture(autouse=True)
+def homes_are_sound(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """The stores of every home below ``tmp_path`` are valid and agree when a test ends.
+
+    Except homes that a test damages on purpose, which ``@pytest.mark.damages`` says.
+    """
+    yield
+    if request.node.get_closest_marker("damages") is None:
+        assert [line for home in homes_below(tmp_path) for line in findings_of(home)] == []
+
+
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    """A relay in a box with alice, bob and carol; its ledger is sound at the end."""
-    made = Box(tmp_path / "home", "alice", "bob", "carol")
-    yield made
-    assert made.sql("PRAGMA integrity_check") == [("ok",)]
-    made.close()
+def make_box(tmp_path: Path) -> Iterator[MakeBox]:
+    """Boxes below tmp_path; those that still run at the end are stopped."""
+    made: list[Box] = []
+
+    def make(*agents: str, name: str = "home", kind: type[Box] = Box, **options: Any) -> Box:
+        made.append(kind(tmp_path / name, *agents, **options))
+        return made[-1]
+
+    yield make
+    for box in made:
+        box.close()
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest, make_box: MakeBox) -> Box:
+    """A relay in a box with alice, bob and carol, or what the mark ``box`` says."""
+    mark = request.node.get_closest_marker("box")
+    if mark is None:
+        return make_box("alice", "bob", "carol")
+    return make_box(*mark.args, **mark.kwargs)
 
 
 @pytest.fixture

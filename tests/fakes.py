@@ -1,4 +1,4 @@
-"""The fakes that there are: a clock that stands still, and a system that runs no process."""
+"""The fakes that there are: a clock that stands still, a disk, a system that runs no process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
 
 from relay.agents.requests import Spec
 from relay.agents.spawner import CannotStart, ExitStatus, Pid, Usage
 from relay.base.clock import NS_PER_S, Clock
+from relay.base.disk import MIB
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class FakeClock(Clock):
@@ -36,6 +42,29 @@ class FakeClock(Clock):
     def jump(self, seconds: float) -> None:
         """The wall clock alone is set, as an administrator would."""
         self._now_ns += int(seconds * NS_PER_S)
+
+
+class FakeDisk:
+    """A disk of 100,000 MiB of which so much is used."""
+
+    def __init__(self) -> None:
+        self.size = 100_000 * MIB
+        self.used_mib = 0
+        self.error: OSError | None = None
+
+    def __call__(self, path: str) -> tuple[int, int, int]:
+        """(size, used, free) in bytes."""
+        if self.error:
+            raise self.error
+        return self.size, self.used_mib * MIB, self.size - self.used_mib * MIB
+
+
+class IdleExecutor(Executor):
+    """Begins nothing: a test that does the work itself takes it."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """A future that never ends."""
+        return Future()
 
 
 class FakeProcess:

@@ -117,8 +117,7 @@ class Fuzz:
         self._put_file("carol", plain, f"TO: dave\n\nplain {self._plain}".encode())
         self.box.tick()
         assert (self._inbox("dave") / plain).exists(), "another agent's message did not arrive"
-        self.box.clock.advance(6)
-        self.box.tick(2)
+        self.box.after(6)
         for agent, name, data in new:
             self._check(agent, name, data)
         errors = [line for line in self.box.log if line.get("level") == "error"]

@@ -45,11 +45,6 @@ class ProcessBox(Box):
         self.tick(2)
         return sent
 
-    def go_on(self, seconds: float) -> None:
-        """Time goes by, and what is due is done."""
-        self.clock.advance(seconds)
-        self.tick(3)
-
     def said(self, agent: str = "operator", about: str = "") -> list[str]:
         """What the relay told, oldest first, as `kind first line`; all of it RE ``about``."""
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -13,8 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Self
 
 from relay.base.home import LEDGER, Home
+from relay.base.status_client import ask_status
 from relay.ledger import Ledger
 from tests import forks
 
@@ -30,6 +33,18 @@ def environment(**more: str) -> dict[str, str]:
 def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run one command line to its end, in a fork of a process that has loaded it already."""
     return forks.run(["--home", str(home), *arguments], environment(), stdin, PATIENCE_S)
+
+
+def rows_of(*arguments: str, home: Path) -> list[dict[str, Any]]:
+    """The lines that a command prints with ``--json``; it succeeds."""
+    done = relay(*arguments, "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def agents_of(home: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what `relay agents` prints of an agent."""
+    return {row["name"]: row for row in rows_of("agents", home=home)}
 
 
 def relay_anew(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -54,18 +69,43 @@ def earlier_home(kind: str, folder: Path) -> Path:
     return home
 
 
-def home_of(root: Path, *agents: str, checkpoint_ms: int = 50) -> Path:
-    """A home with these agents, whose relay writes its store's file so often.
+def home_of(root: Path, *agents: str, checkpoint_ms: int = 50, **settings: Any) -> Path:
+    """A home with these agents and settings, whose relay writes its store's file so often.
 
     How full the machine's own disk is does not matter to it.
     """
-    disk = b'{"alert_percent": 100, "low_percent": 100, "floor_mib": 0}'
-    config = b'{"store": {"checkpoint_ms": %d}, "disk": %s}' % (checkpoint_ms, disk)
-    with Home.create(str(root), config) as home:
+    disk = {"alert_percent": 100, "low_percent": 100, "floor_mib": 0}
+    config = {"store": {"checkpoint_ms": checkpoint_ms}, "disk": disk, **settings}
+    with Home.create(str(root), json.dumps(config).encode()) as home:
         Ledger.open(home.path(LEDGER)).close()
         for agent in agents:
             home.make_agent(agent)
     return root
+
+
+def drop(home: Path, agent: str, text: str, name: str = "1000000001-01.msg") -> str:
+    """Write into .pending and rename into the outbox, as a shell does; the message id."""
+    outbox = home / "agents" / agent / "outbox"
+    (outbox / ".pending" / name).write_text(text)
+    os.rename(outbox / ".pending" / name, outbox / name)
+    return name.removesuffix(".msg")
+
+
+def inbox_of(home: Path, agent: str) -> list[Path]:
+    """The messages in an inbox, oldest first."""
+    return sorted((home / "agents" / agent / "inbox").glob("*.msg"))
+
+
+def status_of(home: Path) -> dict[str, Any]:
+    """The status of the relay, from its socket; empty when it does not answer."""
+    with Home(str(home)) as opened:
+        return ask_status(opened) or {}
+
+
+def log_of(home: Path, action: str = "") -> list[dict[str, Any]]:
+    """The lines of the relay's log with this action, or all."""
+    lines = (home / "logs" / "relay.log").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if not action or line["action"] == action]
 
 
 @contextlib.contextmanager
@@ -102,11 +142,32 @@ def meanwhile(step: Callable[[], object]) -> Iterator[None]:
 
 
 class Relay:
-    """A relay in a process of its own, a fork of one that has loaded the daemon already."""
+    """A relay in a process of its own, a fork of one that has loaded the daemon already.
+
+    As a context manager it is started, and stopped at the end unless the block did that.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.process: subprocess.Popen[bytes] | forks.Fork | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.process is None:
+            return
+        if kind is not None:
+            self.kill()
+        else:
+            assert self.stop() == 0
+
+    @property
+    def pid(self) -> int:
+        """The pid of the process that runs."""
+        assert self.process is not None
+        return self.process.pid
 
     def start(self, *under: str, wait: bool = True) -> None:
         """Start it, ``under`` a program; by default come back when it says that it is ready.

@@ -1,6 +1,6 @@
-"""Is a store file valid? Checks that change nothing: format, limits, invariants, signatures.
+"""Checks of a store file, which change nothing: format, limits, invariants, signatures.
 
-``verify`` reports all problems of a file's bytes, also those that ``decode`` tolerates: records
+``check`` reports all problems of a file's bytes, also those that ``decode`` tolerates: records
 out of order, wrong flags, indexes and columns that disagree with the messages. ``check_limits``
 and ``check_invariants`` refuse to open for writing what no flush could write again, or what would
 lose messages. Entries of section 256 for messages and channels that do not exist are not an error:
@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import TypeVar
 
-import msgspec
-
 from relay.acomm import columns, container, indexes, store_file
 from relay.acomm.container import Flag, SectionType
 from relay.acomm.engine_state import EngineState
-from relay.acomm.fields import MAX_NAME_BYTES, MAX_TOPIC_BYTES, Reader
+from relay.acomm.fields import MAX_NAME_BYTES, MAX_TOPIC_BYTES, Fault, Reader
 from relay.acomm.model import (
     Channel,
     ChannelType,
@@ -40,70 +38,97 @@ from relay.acomm.records import (
 )
 from relay.acomm.sections import split
 from relay.base import crypto
-from relay.base.errors import FormatError, LimitError, SealedStore
+from relay.base.errors import FormatError, LimitError, RelayError, SealedStore
+from relay.base.finding import Finding, Severity
 from relay.base.message import EMPTY_BODY_CONTENT
 
-
-class FileProblems(msgspec.Struct, frozen=True):
-    """The problems of a file, and what was skipped in it; one line each."""
-
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
+WHAT = "store"
+OPENS = "it opens nevertheless; the next checkpoint writes it in order"
+Problem = tuple[str, str]  # what was expected, and what was found
 
 
-def verify(data: bytes, path: str) -> FileProblems:
+def check_file(
+    path: str, key: bytes | None = None, public_keys: Mapping[str, bytes] | None = None
+) -> Iterator[Finding]:
+    """Check a file, and its signatures by the public keys of their senders.
+
+    ``key``: of an encrypted file, needed only to check signatures. Does not raise for any file.
+    """
+    try:
+        data = store_file.read_bytes(path)
+        is_damaged = False
+        for finding in check(data, path):
+            is_damaged |= finding.severity is Severity.ERROR
+            yield finding
+        if not is_damaged and (key is not None or public_keys):
+            file = store_file.decrypt(store_file.decode(data, path, warn=_ignore), key, path)
+            yield from check_signatures(file, path, public_keys or {})
+    except (RelayError, OSError) as exc:
+        yield Finding.of_error(WHAT, exc, path)
+
+
+def check(data: bytes, path: str) -> Iterator[Finding]:
     """Check a file's bytes from the magic to the last index.
 
-    A damaged file gives one problem, the fault that ``decode`` met. Of each kind of disorder
-    in a section, the first is reported.
+    A damaged file gives one finding, the fault that ``decode`` met. Of each kind of disorder in a
+    section, the first is reported. Skipped parts are warnings.
     """
     warnings: list[str] = []
     try:
         store = store_file.decode(data, path, warn=warnings.append)
     except FormatError as exc:
-        return FileProblems((str(exc),), tuple(warnings))
-    beyond = limit_faults(data, path) if exceeds_limits(store) else ()
-    problems = (
-        *_order(store),
-        *_flags(store, data, path),
-        *_indexes(store, data, path),
-        *_columns(store, data, path),
-    ) or tuple(_invariants(store))  # duplicates were reported already
-    found = (*map(str, beyond), *(f"{path}: {problem}" for problem in problems))
-    return FileProblems(found, tuple(warnings))
+        store = None
+        yield Finding.of_error(WHAT, exc)
+    for line in warnings:
+        yield Finding(WHAT, path, line, severity=Severity.WARNING)
+    if store is None:
+        return
+    if exceeds_limits(store):
+        for fault in limit_faults(data, path):
+            yield Finding.of_error(WHAT, fault)
+    is_partial = not store.channels and any(messages for _, messages in _message_sections(store))
+    faults = [] if is_partial else list(_opening_faults(store))  # a file may lack its section 1
+    advice = "" if faults else OPENS
+    is_ordered = True
+    for check_part in (_order, _flags, _indexes, _columns):
+        for where, expected, found in check_part(store, data, path):
+            is_ordered = False
+            yield Finding(WHAT, f"{path}: {where}", found, advice, expected=expected)
+    if faults and is_ordered:  # else the cause, as a duplicate, was reported
+        for expected, found in faults:
+            where = f"{path}: it cannot be opened as a store"
+            yield Finding(WHAT, where, found, expected=expected)
+    elif not faults and not is_partial:
+        for expected, found in _unknown_ids(store):
+            yield Finding(WHAT, f"{path}: section 256", found, OPENS, expected=expected)
 
 
-def _order(store: StoreFile) -> Iterator[str]:
+def _order(store: StoreFile, data: bytes, path: str) -> Iterator[Fault]:
     for number, ids in (
         (SectionType.CHANNELS, [channel.id for channel in store.channels]),
         (SectionType.SUBSCRIPTIONS, [one.id for one in store.subscriptions]),
     ):
         for one, other in pairwise(ids):
             if one >= other:
-                yield f"section {number}: id {other} follows {one}, ids must ascend"
+                yield f"section {number}", "ascending ids", f"{other} after {one}"
                 break
     for number, messages in _message_sections(store):
+        where = f"section {number}"
         for before, after in pairwise((one.created_at, one.id) for one in messages):
             if before >= after:
-                yield (
-                    f"section {number}: message {after[1]} of {after[0]} follows message "
-                    f"{before[1]} of {before[0]}, created_at and id must ascend"
-                )
+                found = f"message {after[1]} of {after[0]} after message {before[1]} of {before[0]}"
+                yield where, "ascending created_at and id", found
                 break
-        seen: set[int] = set()
-        for message in messages:
-            if message.id in seen:
-                yield f"section {number}: message {message.id} occurs twice"
-                break
-            seen.add(message.id)
+        for problem in _duplicates("message", [message.id for message in messages]):
+            yield where, *problem
         for message in messages:
             keys = list(message.metadata or ())
             if keys != sorted(keys):
-                yield f"section {number}: metadata of message {message.id} is not in key order"
+                yield where, f"the metadata of message {message.id} in key order", str(keys)
                 break
 
 
-def _flags(store: StoreFile, data: bytes, path: str) -> Iterator[str]:
+def _flags(store: StoreFile, data: bytes, path: str) -> Iterator[Fault]:
     header = container.parse_header(data, path, len(data))
     messages = [one for _, section in _message_sections(store) for one in section]
     dead = any(one.status is MessageStatus.DEAD_LETTER for one in store.messages)
@@ -115,20 +140,20 @@ def _flags(store: StoreFile, data: bytes, path: str) -> Iterator[str]:
         (Flag.HAS_METADATA, any(one.metadata is not None for one in messages)),
     ):
         if bool(header.flags & flag) is not is_true:
-            yield f"flag {flag.name}: expected {int(is_true)}, found {int(not is_true)}"
+            yield f"flag {flag.name}", str(int(is_true)), str(int(not is_true))
 
 
-def _indexes(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
+def _indexes(store: StoreFile, data: bytes, path: str) -> Iterable[Fault]:
     reader = _section(data, path, SectionType.INDEXES)
     if reader is None:
         return ()
     try:
         return indexes.verify(indexes.decode(reader), store.messages)
     except FormatError as exc:
-        return (f"section 4 at {exc.offset}: expected {exc.expected}, found {exc.found}",)
+        return ((f"section 4 at {exc.offset}", str(exc.expected), str(exc.found)),)
 
 
-def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
+def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[Fault]:
     reader = _section(data, path, SectionType.COLUMNS)
     if reader is None:
         return ()
@@ -136,14 +161,7 @@ def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
         found = columns.Columns.open(reader)
         return list(columns.verify(found, store.messages, store.channels))
     except FormatError as exc:
-        return (f"section 257 at {exc.offset}: expected {exc.expected}, found {exc.found}",)
-
-
-def _invariants(store: StoreFile) -> Iterator[str]:
-    is_partial = not store.channels and any(messages for _, messages in _message_sections(store))
-    if is_partial:  # section 1 may be missing: such a file is for reading alone
-        return
-    yield from invariant_problems(store)
+        return ((f"section 257 at {exc.offset}", str(exc.expected), str(exc.found)),)
 
 
 def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Message, ...]], ...]:
@@ -163,6 +181,10 @@ def _section(data: bytes, path: str, kind: SectionType) -> Reader | None:
     return None
 
 
+def _ignore(_: str) -> None:
+    """Ignore warnings: they are findings already."""
+
+
 _LAST_NUMBER = 2**64 - 2**32  # of ids and counts: what follows it has to fit as well
 _LAST_ATTEMPT = 2**31
 _ARCHIVE_NAME = re.compile(r"[0-9A-Za-z-]+/[0-9]{1,18}\.acomm")  # nothing above the archive folder
@@ -172,56 +194,82 @@ T = TypeVar("T")
 def check_invariants(file: StoreFile) -> EngineState:
     """Check a store before it is opened; returns its engine state.
 
-    Errors: those of ``check_values`` and ``without_unknown_ids``; SealedStore for encrypted
-    contents: written again, they would be taken for plain ones.
+    Entries for messages and channels that are not in the file are left out. Errors: FormatError for
+    the first id, name or number that breaks an invariant; SealedStore for encrypted contents:
+    written again, they would be taken for plain ones.
     """
     if file.encrypted:
         raise SealedStore("the store is encrypted, and was not opened with its key")
-    check_values(file)
-    return without_unknown_ids(EngineState.decode(file.engine_state), file)
+    for problem in _value_faults(file):
+        raise FormatError("the store", 0, *problem)
+    kept = EngineState.decode(file.engine_state)
+    for problem in _kept_faults(kept):
+        raise FormatError("the store", 0, *problem)
+    return _without_unknown_ids(kept, file)
 
 
-def check_values(file: StoreFile) -> None:
-    """Errors: FormatError naming the first id or name that breaks an invariant."""
+def _opening_faults(file: StoreFile) -> Iterator[Problem]:
+    """Everything that keeps a file from being opened as a store."""
+    yield from _value_faults(file)
+    try:
+        yield from _kept_faults(EngineState.decode(file.engine_state))
+    except FormatError as exc:
+        yield str(exc.expected), str(exc.found)
+
+
+def _unknown_ids(file: StoreFile) -> Iterator[Problem]:
+    """The first entry of each kind in section 256 that refers to nothing in the file."""
+    kept = EngineState.decode(file.engine_state)
+    fits = _without_unknown_ids(kept, file)
+    for what, name, of in (
+        ("deliveries", "message", (kept.deliveries, fits.deliveries)),
+        ("dead letters", "message", (kept.dead, fits.dead)),
+        ("settings", "channel", (kept.settings, fits.settings)),
+        ("owed answers", "message", (kept.owed, fits.owed)),
+    ):
+        if strange := of[0].keys() - of[1].keys():
+            yield f"{what} of a {name} in the file", f"{name} {min(strange)}"
+
+
+def _value_faults(file: StoreFile) -> Iterator[Problem]:
+    """Ids and names that break an invariant."""
     for channel in file.channels:
-        _check_channel(channel)
-    _unique("channel", [channel.id for channel in file.channels])
-    _unique("channel", [channel.name for channel in file.channels])
+        yield from _channel_faults(channel)
+    yield from _duplicates("channel", [channel.id for channel in file.channels])
+    yield from _duplicates("channel", [channel.name for channel in file.channels])
     messages = (*file.messages, *file.dead_letters, *file.archive)
-    _unique("message", [message.id for message in messages])
-    _check_number("the highest message id", max((one.id for one in messages), default=0))
-    _unique("subscription", [subscription.id for subscription in file.subscriptions])
+    yield from _duplicates("message", [message.id for message in messages])
+    yield from _beyond("the highest message id", max((one.id for one in messages), default=0))
+    yield from _duplicates("subscription", [subscription.id for subscription in file.subscriptions])
     types = {channel.id: channel.channel_type for channel in file.channels}
     if {message.channel_id for message in messages} - types.keys():
         lost = next(message for message in messages if message.channel_id not in types)
-        raise _fault(f"a channel for message {lost.id}", f"none of {lost.channel_id}")
-    for subscription in file.subscriptions:
-        _check_number("a subscription's id", subscription.id)
-        if types.get(subscription.channel_id) is not ChannelType.PUB_SUB:
-            raise _fault(
-                f"a PubSub channel for subscription {subscription.id}",
-                f"none of {subscription.channel_id}",
-            )
+        yield f"a channel for message {lost.id}", f"none of {lost.channel_id}"
+    for one in file.subscriptions:
+        yield from _beyond("a subscription's id", one.id)
+        if types.get(one.channel_id) is not ChannelType.PUB_SUB:
+            yield f"a PubSub channel for subscription {one.id}", f"none of {one.channel_id}"
 
 
-def without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
-    """The engine state without entries for messages and channels that are not in the file.
-
-    Errors: FormatError for counters without room for the next number, and for invalid archives.
-    """
+def _kept_faults(kept: EngineState) -> Iterator[Problem]:
+    """Counters without room for the next number, and invalid archives."""
     for name in ("next_channel", "next_message", "next_subscription", "sequence"):
-        _check_number(f"the {name} of section 256", getattr(kept, name))
+        yield from _beyond(f"the {name} of section 256", getattr(kept, name))
     for note in kept.archives:
         if not _ARCHIVE_NAME.fullmatch(note.name):
-            raise _fault("the name of an archive, as 2026-01-31/000001.acomm", repr(note.name))
-        _check_number(f"the last id of archive {note.name}", note.last_id)
+            yield "the name of an archive, as 2026-01-31/000001.acomm", repr(note.name)
+        yield from _beyond(f"the last id of archive {note.name}", note.last_id)
     if kept.evicting and not kept.archives:
-        raise _fault("an archive for the messages that are leaving", "none")
+        yield "an archive for the messages that are leaving", "none"
     for records in {id(one): one for one in kept.deliveries.values()}.values():
         for recipient, one in records.items():
             if (attempts := max(one.attempt, one.spent)) > _LAST_ATTEMPT:
                 expected = f"a delivery to {recipient} of {_LAST_ATTEMPT} attempts at most"
-                raise _fault(expected, attempts)
+                yield expected, str(attempts)
+
+
+def _without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
+    """The engine state without entries for messages and channels that are not in the file."""
     ids = {one.id for one in (*file.messages, *file.dead_letters, *file.archive)}
     return kept._replace(
         deliveries=_subset(ids, kept.deliveries),
@@ -231,41 +279,22 @@ def without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
     )
 
 
-def invariant_problems(file: StoreFile) -> Iterator[str]:
-    """Why a file cannot be opened as a store; else the first entry of each kind in its section
-    256 that refers to nothing in the file."""
-    try:
-        check_values(file)
-        kept = EngineState.decode(file.engine_state)
-        fits = without_unknown_ids(kept, file)
-    except FormatError as exc:
-        yield f"it cannot be opened as a store: expected {exc.expected}, found {exc.found}"
-        return
-    for what, name, of in (
-        ("deliveries", "message", (kept.deliveries, fits.deliveries)),
-        ("a dead letter", "message", (kept.dead, fits.dead)),
-        ("settings", "channel", (kept.settings, fits.settings)),
-        ("an answer that is owed", "message", (kept.owed, fits.owed)),
-    ):
-        if strange := of[0].keys() - of[1].keys():
-            yield f"section 256 has {what} of {name} {min(strange)}, which does not exist"
-
-
-def _check_channel(channel: Channel) -> None:
-    """Check the invariants of one channel; participants that left may be missing."""
-    _check_number(f"the id of channel {channel.name}", channel.id)
-    _check_number(f"the message_count of channel {channel.name}", channel.message_count)
-    _unique(f"in channel {channel.id} participant", [one.id for one in channel.participants])
+def _channel_faults(channel: Channel) -> Iterator[Problem]:
+    """Invariants of one channel that do not hold; participants that left may be missing."""
+    yield from _beyond(f"the id of channel {channel.name}", channel.id)
+    yield from _beyond(f"the message_count of channel {channel.name}", channel.message_count)
+    people = [one.id for one in channel.participants]
+    yield from _duplicates(f"in channel {channel.id} participant", people)
     owners = sum(one.role is ParticipantRole.OWNER for one in channel.participants)
-    if channel.channel_type is ChannelType.DIRECT and len(channel.participants) > 2:
-        raise _fault(f"2 in direct channel {channel.id}", len(channel.participants))
+    if channel.channel_type is ChannelType.DIRECT and len(people) > 2:
+        yield f"2 in direct channel {channel.id}", str(len(people))
     if channel.channel_type is ChannelType.BROADCAST and owners > 1:
-        raise _fault(f"one owner in broadcast channel {channel.id}", owners)
+        yield f"one owner in broadcast channel {channel.id}", str(owners)
 
 
-def _check_number(what: str, number: int) -> None:
+def _beyond(what: str, number: int) -> Iterator[Problem]:
     if number > _LAST_NUMBER:
-        raise _fault(f"{what} to be {_LAST_NUMBER} at most", number)
+        yield f"{what} to be {_LAST_NUMBER} at most", str(number)
 
 
 def _subset(keys: Set[int], known: Mapping[int, T]) -> dict[int, T]:
@@ -275,17 +304,11 @@ def _subset(keys: Set[int], known: Mapping[int, T]) -> dict[int, T]:
     return {key: value for key, value in known.items() if key in keys}
 
 
-def _unique(what: str, keys: Sequence[object]) -> None:
+def _duplicates(what: str, keys: Sequence[object]) -> Iterator[Problem]:
+    """The first key that occurs more than once."""
     if len(set(keys)) < len(keys):
-        twice = next(key for key, count in Counter(keys).items() if count > 1)
-        raise _fault(f"{what} {twice} once", "two of it")
-
-
-def _fault(expected: str, found: object) -> FormatError:
-    return FormatError("the store", 0, expected, found)
-
-
-Problem = tuple[str, str]  # what was expected, and what was found
+        key, count = next(item for item in Counter(keys).items() if item[1] > 1)
+        yield f"{what} {key} once", f"it {count} times"
 
 
 def check_limits(file: StoreFile, path: str) -> None:
@@ -399,16 +422,16 @@ def is_signed_by(message: Message, public_key: bytes) -> bool:
     )
 
 
-def invalid_signatures(file: StoreFile, public_keys: Mapping[str, bytes]) -> Iterator[str]:
-    """A line for each invalid signature; senders without a key are skipped.
-
-    Contents must not be encrypted.
-    """
+def check_signatures(
+    file: StoreFile, path: str, public_keys: Mapping[str, bytes]
+) -> Iterator[Finding]:
+    """Check signatures; senders without a key are skipped. Contents must not be encrypted."""
     for section in ("messages", "dead_letters", "archive"):
         for message in getattr(file, section):
             key = public_keys.get(message.sender)
             if key and message.signature is not None and not is_signed_by(message, key):
-                yield (
-                    f"{section}: the signature of message {message.id} is not "
+                found = (
+                    f"{path}: {section}: the signature of message {message.id} is not "
                     f"{message.sender}'s, or it was changed"
                 )
+                yield Finding(WHAT, path, found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,7 +29,9 @@ from relay.acomm.fields import (
     U32,
     U32_MAX,
     U64,
+    Fault,
     Reader,
+    tagged,
     text,
 )
 from relay.acomm.model import Channel, Message
@@ -96,18 +98,14 @@ class Columns:
     def open(cls, reader: Reader) -> Columns:
         """The section in ``reader``."""
         count = reader.u64("count of section 257")
-        blocks: dict[int, Callable[[], Reader]] = {}
-        while reader.pos < reader.end:
-            start = reader.pos
-            tag = reader.u32("tag of a column block")
-            if tag in blocks:
-                raise reader.fault(start, f"column block {tag} once", "it twice")
-            first = reader.skip(reader.u64("length of a column block"), f"column block {tag}")
-            inner = Reader(reader.data, reader.path, first, reader.pos)
-            blocks[tag] = lambda inner=inner, tag=tag: container.unpack_envelope(  # type: ignore[misc]
-                Reader(inner.data, inner.path, inner.pos, inner.end), f"column block {tag}"
-            )
-        return cls(count, blocks)
+        found = reader.blocks("column block")
+
+        def unpack(tag: int) -> Reader:
+            block = found[tag]
+            again = Reader(block.data, block.path, block.pos, block.end)
+            return container.unpack_envelope(again, f"column block {tag}")
+
+        return cls(count, {tag: partial(unpack, tag) for tag in found})
 
     @classmethod
     def of(
@@ -164,11 +162,9 @@ class MetadataShapes(NamedTuple):
 
 def encode(messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]) -> bytes:
     """The section of messages whose records have these sizes, in the order of section 2."""
-    parts = [U64.pack(len(messages))]
-    for tag, data in build(messages, sizes, channels).items():
-        packed = container.pack_envelope(data)
-        parts += (U32.pack(tag), U64.pack(len(packed)), packed)
-    return b"".join(parts)
+    made = build(messages, sizes, channels)
+    packed = {tag: container.pack_envelope(data) for tag, data in made.items()}
+    return U64.pack(len(messages)) + tagged(packed)
 
 
 def build(
@@ -219,18 +215,17 @@ def _block_builders(
 
 def verify(
     columns: Columns, messages: Sequence[Message], channels: Iterable[Channel]
-) -> Iterator[str]:
-    """Compare the columns with the messages: one line for each block that differs."""
+) -> Iterator[Fault]:
+    """Compare the columns with the messages: one fault for each block that differs."""
+    where = "section 257"
     if columns.count != len(messages):
-        yield (
-            f"section 257: expected {len(messages)} messages as in section 2, found {columns.count}"
-        )
+        yield where, f"{len(messages)} messages as in section 2", str(columns.count)
         return
     try:
         sizes = [len(encode_message(m, U32_MAX)) for m in messages]
         true = build(messages, sizes, channels)
     except ValidationFailed as exc:
-        yield f"section 257 cannot be compared with section 2: {exc}"
+        yield where, "messages of section 2 that can be encoded", str(exc)
         return
     for tag, data in true.items():
         name = (
@@ -238,19 +233,17 @@ def verify(
             if tag < FIRST_METADATA_BLOCK
             else f"lane {tag - FIRST_METADATA_BLOCK}"
         )
+        where = f"column block {tag} ({name})"
         try:
             reader = columns.block(tag)
         except FormatError as exc:
-            yield f"column block {tag} ({name}): expected {exc.expected}, found {exc.found}"
+            yield where, str(exc.expected), str(exc.found)
             continue
         found = reader.data[reader.pos : reader.end]
         if found != data:
             pairs = enumerate(zip(found, data, strict=False))
             at = next((n for n, (one, other) in pairs if one != other), min(len(found), len(data)))
-            yield (
-                f"column block {tag} ({name}) disagrees with section 2 "
-                f"from byte {at} of {len(data)} on"
-            )
+            yield where, "the values of section 2", f"others from byte {at} of {len(data)} on"
 
 
 def read_texts(reader: Reader, rows: int) -> TextColumn:

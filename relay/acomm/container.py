@@ -7,7 +7,7 @@
 
 The order of the checks is fixed: another format, size, footer magic, SHA-256, header magic,
 version, total_size, section table. Each failure is a FormatError that names file, offset, the
-expected and the actual value. A new version gets a number and a reader of its own; this one stays
+expected and the actual value. A new version gets its own number and reader; this one stays
 as long as files of version 1 may exist.
 
 Sections 2, 5 and 6 of a COMPRESSED file are in an envelope: uncompressed_size u64, then one gzip

@@ -23,22 +23,23 @@ file without these blocks opens all the same. Table: docs/formats/acomm.md.
 
 from __future__ import annotations
 
-from struct import Struct, pack
-from struct import error as StructError
-from typing import NamedTuple
+from collections.abc import Collection
+from itertools import chain
+from struct import Struct, pack, unpack_from
+from typing import Any, NamedTuple
 
 import msgspec
 
+from relay.acomm.codec import TEXT, U32, U64, Codec, choice, record
+from relay.acomm.fields import I64, Reader
 from relay.acomm.model import (
     FLUSH_MODES,
     ArchiveInfo,
     ChannelSettings,
     Delivery,
-    DeliveryState,
     Obligation,
     StoreFile,
 )
-from relay.base.errors import FormatError
 
 COUNTERS = 1
 DELIVERIES = 2
@@ -51,19 +52,6 @@ EVICTING = 8
 JOURNAL = 10  # 9 is the archives'
 OWED = 11
 DOWNTIMES = 12
-_COUNTERS = Struct("<4Q")
-_DELIVERY = Struct("<BIQBI")
-_DEAD = Struct("<QQ")
-_SETTING = Struct("<QQB")
-assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size, _SETTING.size) == (32, 18, 16, 17)
-_NOTE = Struct("<7Q")
-_JOURNAL = Struct("<QQ")
-_OBLIGATION = Struct("<QI")
-_LOST = Struct("<Qq")
-_COUNT = Struct("<Q")
-_LENGTH = Struct("<I")
-_STATES = tuple(DeliveryState)
-_BOOLS = (False, True)
 DuplicateKey = tuple[str, int, str]  # correlation id, message id, recipient
 
 
@@ -111,61 +99,52 @@ class EngineState(NamedTuple):
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
         blocks = {
-            COUNTERS: _COUNTERS.pack(*self[:4]),
+            COUNTERS: pack("<4Q", *self[:4]),
             DELIVERIES: _encode_deliveries(self.deliveries),
         }
-        if self.dead:
-            blocks[DEAD] = _encode_dead(self.dead)
-        if self.duplicates:
-            blocks[DUPLICATES] = _encode_duplicates(self.duplicates)
-        if self.settings:
-            blocks[SETTINGS] = _encode_settings(self.settings)
-        if self.held:
-            blocks[HELD] = _encode_numbers(self.held)
-        if self.archives:
-            blocks[ARCHIVES] = _encode_archives(self.archives)
-        if self.evicting:
-            blocks[EVICTING] = _encode_numbers(self.evicting)
+        rows: dict[int, Collection[tuple[Any, ...]]] = {
+            DEAD: sorted(self.dead.items()),
+            DUPLICATES: sorted((*key, expires_ms) for key, expires_ms in self.duplicates.items()),
+            SETTINGS: sorted(self.settings.items()),
+            HELD: [(number,) for number in self.held],
+            ARCHIVES: [(one,) for one in self.archives],
+            EVICTING: [(number,) for number in self.evicting],
+            OWED: [(n, *item) for n, known in sorted(self.owed.items()) for item in known.items()],
+            DOWNTIMES: [(one,) for one in self.downtimes],
+        }
         if self.journal is not None:
-            stream_id, offset, boot_id = self.journal
-            blocks[JOURNAL] = _JOURNAL.pack(stream_id, offset) + _text(boot_id)
-        if self.owed:
-            blocks[OWED] = _encode_owed(self.owed)
-        if self.downtimes:
-            blocks[DOWNTIMES] = _COUNT.pack(len(self.downtimes)) + b"".join(
-                _LOST.pack(*one) for one in self.downtimes
-            )
-        return blocks
+            blocks[JOURNAL] = _POSITION.encode("", self.journal)
+        return blocks | {tag: _encode_rows(tag, rows[tag]) for tag in _ROWS if rows[tag]}
 
     @classmethod
     def decode(cls, blocks: dict[int, bytes]) -> EngineState:
         """The state in a file's blocks; missing blocks have their default.
 
-        Errors: FormatError when a block is truncated or has an unknown state.
+        Errors: FormatError when a block is truncated or has an invalid value.
         """
-        nothing = _COUNT.pack(0)
-        try:
-            channel, message, subscription, sequence = _COUNTERS.unpack(
-                blocks.get(COUNTERS, _COUNTERS.pack(1, 1, 1, 0))
-            )
-            return cls(
-                channel,
-                message,
-                subscription,
-                sequence,
-                _BlockReader(blocks.get(DELIVERIES, _encode_deliveries({}))).deliveries(),
-                _BlockReader(blocks.get(DEAD, nothing)).dead(),
-                _BlockReader(blocks.get(DUPLICATES, nothing)).duplicates(),
-                _BlockReader(blocks.get(SETTINGS, nothing)).settings(),
-                _BlockReader(blocks.get(HELD, nothing)).numbers(),
-                _BlockReader(blocks.get(ARCHIVES, nothing)).archives(),
-                _BlockReader(blocks.get(EVICTING, nothing)).numbers(),
-                _BlockReader(blocks[JOURNAL]).position() if JOURNAL in blocks else None,
-                _BlockReader(blocks.get(OWED, nothing)).owed(),
-                _BlockReader(blocks.get(DOWNTIMES, nothing)).downtimes(),
-            )
-        except (StructError, IndexError, UnicodeDecodeError) as exc:
-            raise FormatError("section 256", 0, "complete blocks of ENGINE_STATE", exc) from exc
+        counters = _reader(blocks.get(COUNTERS, pack("<4Q", 1, 1, 1, 0)))
+        channel, message, subscription, sequence = (counters.u64("counter") for _ in range(4))
+        counters.finish("the block")
+        rows = {tag: _read_rows(tag, blocks[tag]) if tag in blocks else [] for tag in _ROWS}
+        owed: dict[int, dict[str, Obligation]] = {}
+        for number, recipient, obligation in rows[OWED]:
+            owed.setdefault(number, {})[recipient] = obligation
+        return cls(
+            channel,
+            message,
+            subscription,
+            sequence,
+            _read_deliveries(blocks[DELIVERIES]) if DELIVERIES in blocks else {},
+            dict(rows[DEAD]),
+            {(correlation, number, to): ms for correlation, number, to, ms in rows[DUPLICATES]},
+            dict(rows[SETTINGS]),
+            tuple(number for (number,) in rows[HELD]),
+            tuple(one for (one,) in rows[ARCHIVES]),
+            tuple(number for (number,) in rows[EVICTING]),
+            _read_position(blocks[JOURNAL]) if JOURNAL in blocks else None,
+            owed,
+            tuple(one for (one,) in rows[DOWNTIMES]),
+        )
 
 
 class StoreSnapshot(NamedTuple):
@@ -177,6 +156,60 @@ class StoreSnapshot(NamedTuple):
     def file(self) -> StoreFile:
         """The values to be encoded."""
         return msgspec.structs.replace(self.values, engine_state=self.state.encode())
+
+
+_MAX_PENDING = U64._replace(  # 0 for None
+    encode=lambda field, value: U64.encode(field, value or 0),
+    read=lambda reader, field: reader.u64(field) or None,
+)
+_I64 = Codec(lambda _, value: I64.pack(value), Reader.i64, 8)
+_POSITION = record(JournalPosition)
+_DELIVERY = record(Delivery, attempt=U32, spent=U32)
+_DELIVERY_STRUCT = Struct("<BIQBI")  # the same
+# The blocks that are a u64 count and rows, and the codecs of a row's values.
+_ROWS: dict[int, tuple[Codec, ...]] = {
+    DEAD: (U64, record(DeadLetterInfo)),
+    DUPLICATES: (TEXT, U64, TEXT, U64),
+    SETTINGS: (
+        U64,
+        record(ChannelSettings, max_pending=_MAX_PENDING, flush=choice(FLUSH_MODES)),
+    ),
+    HELD: (U64,),
+    ARCHIVES: (record(ArchiveInfo),),
+    EVICTING: (U64,),
+    OWED: (U64, TEXT, record(Obligation, reminders=U32)),
+    DOWNTIMES: (record(Downtime, ms=_I64),),
+}
+
+
+def _reader(data: bytes) -> Reader:
+    return Reader(data, "section 256")
+
+
+def _read_position(data: bytes) -> JournalPosition:
+    reader = _reader(data)
+    position: JournalPosition = _POSITION.read(reader, "")
+    reader.finish("the block")
+    return position
+
+
+def _encode_rows(tag: int, rows: Collection[tuple[Any, ...]]) -> bytes:
+    field = f"block {tag}"
+    columns = [
+        [codec.encode(field, value) for value in column]
+        for codec, column in zip(_ROWS[tag], zip(*rows, strict=True), strict=True)
+    ]
+    packed = b"".join(chain.from_iterable(zip(*columns, strict=True)))
+    return U64.encode(field, len(rows)) + packed
+
+
+def _read_rows(tag: int, data: bytes) -> list[tuple[Any, ...]]:
+    field, codecs, reader = f"block {tag}", _ROWS[tag], _reader(data)
+    count = reader.count(f"count of {field}", sum(codec.least for codec in codecs), wide=True)
+    reads = [codec.read for codec in codecs]
+    rows = [tuple([read(reader, field) for read in reads]) for _ in range(count)]
+    reader.finish("the block")
+    return rows
 
 
 def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
@@ -193,173 +226,37 @@ def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
             seen[id(records)] = number
         which.append(number)
     columns = pack(f"<Q{len(ids)}Q{len(ids)}I", len(ids), *ids, *which)
-    return b"".join((columns, _LENGTH.pack(len(lists)), *lists))
+    return b"".join((columns, pack("<I", len(lists)), *lists))
 
 
 def _encode_list(records: dict[str, Delivery]) -> bytes:
-    parts = [_LENGTH.pack(len(records))]
+    parts = [pack("<I", len(records))]
     for recipient, one in records.items():
-        fields = _DELIVERY.pack(one.state, one.attempt, one.due_ms, one.queued, one.spent)
-        parts.append(_text(recipient) + fields)
+        fields = (one.state, one.attempt, one.due_ms, one.queued, one.spent)
+        parts.append(TEXT.encode("recipient", recipient) + _DELIVERY_STRUCT.pack(*fields))
     return b"".join(parts)
 
 
-def _encode_dead(dead: dict[int, DeadLetterInfo]) -> bytes:
-    parts = [_COUNT.pack(len(dead))]
-    for message_id, note in sorted(dead.items()):
-        parts.append(_DEAD.pack(message_id, note.at) + _text(note.last_error))
-        parts.append(_LENGTH.pack(len(note.recipients)))
-        parts.extend(_text(recipient) for recipient in note.recipients)
-    return b"".join(parts)
+def _read_deliveries(data: bytes) -> dict[int, dict[str, Delivery]]:
+    """Deliveries by message; equal ones share a dict, which is replaced, never changed."""
+    reader = _reader(data)
+    count = reader.count("count of messages", 12, wide=True)
+    ids = unpack_from(f"<{count}Q", data, reader.skip(8 * count, "message ids"))
+    start = reader.pos
+    which = unpack_from(f"<{count}I", data, reader.skip(4 * count, "numbers of lists"))
+    lists = reader.items("lists", 4, lambda _: _read_list(reader))
+    if which and max(which) >= len(lists):
+        raise reader.fault(start, f"numbers of lists below {len(lists)}", max(which))
+    reader.finish("the block")
+    return dict(zip(ids, map(lists.__getitem__, which), strict=True))
 
 
-def _encode_duplicates(duplicates: dict[DuplicateKey, int]) -> bytes:
-    parts = [_COUNT.pack(len(duplicates))]
-    for (correlation_id, message_id, recipient), expires_ms in sorted(duplicates.items()):
-        parts.append(_text(correlation_id) + _COUNT.pack(message_id))
-        parts.append(_text(recipient) + _COUNT.pack(expires_ms))
-    return b"".join(parts)
-
-
-def _encode_settings(settings: dict[int, ChannelSettings]) -> bytes:
-    return _COUNT.pack(len(settings)) + b"".join(
-        _SETTING.pack(channel_id, one.max_pending or 0, FLUSH_MODES.index(one.flush))
-        for channel_id, one in sorted(settings.items())
+def _read_list(reader: Reader) -> dict[str, Delivery]:
+    least = TEXT.least + _DELIVERY.least
+    return dict(
+        reader.items(
+            "deliveries",
+            least,
+            lambda _: (reader.text("recipient"), _DELIVERY.read(reader, "delivery")),
+        )
     )
-
-
-def _encode_owed(owed: dict[int, dict[str, Obligation]]) -> bytes:
-    each = [(number, *item) for number, known in sorted(owed.items()) for item in known.items()]
-    parts = [_COUNT.pack(len(each))]
-    for number, recipient, one in each:
-        parts.append(_COUNT.pack(number) + _text(recipient))
-        parts.append(_OBLIGATION.pack(one.due_ms, one.reminders) + _text(one.said))
-        parts.append(_COUNT.pack(one.since))
-    return b"".join(parts)
-
-
-def _encode_numbers(numbers: tuple[int, ...]) -> bytes:
-    return pack(f"<{len(numbers) + 1}Q", len(numbers), *numbers)
-
-
-def _encode_archives(notes: tuple[ArchiveInfo, ...]) -> bytes:
-    parts = [_COUNT.pack(len(notes))]
-    for note in notes:
-        name, *numbers = msgspec.structs.astuple(note)
-        parts.append(_text(name) + _NOTE.pack(*numbers))
-    return b"".join(parts)
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return _LENGTH.pack(len(data)) + data
-
-
-class _BlockReader:
-    """Reads one block from beginning to end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def deliveries(self) -> dict[int, dict[str, Delivery]]:
-        """Deliveries by message; equal ones share a dict, which is replaced, never changed."""
-        count = self._number()
-        ids = self._unpack(Struct(f"<{count}Q"))
-        which = self._unpack(Struct(f"<{count}I"))
-        (number,) = self._unpack(_LENGTH)
-        lists = [self._list() for _ in range(number)]
-        self._end()
-        return dict(zip(ids, map(lists.__getitem__, which), strict=True))
-
-    def _list(self) -> dict[str, Delivery]:
-        records: dict[str, Delivery] = {}
-        for _ in range(self._unpack(_LENGTH)[0]):
-            name = self._text()
-            state, attempt, due_ms, queued, spent = self._unpack(_DELIVERY)
-            records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued], spent)
-        return records
-
-    def position(self) -> JournalPosition:
-        """The file's position in its journal."""
-        stream_id, offset = self._unpack(_JOURNAL)
-        found = JournalPosition(stream_id, offset, self._text())
-        self._end()
-        return found
-
-    def dead(self) -> dict[int, DeadLetterInfo]:
-        found: dict[int, DeadLetterInfo] = {}
-        for _ in range(self._number()):
-            message_id, at = self._unpack(_DEAD)
-            last_error = self._text()
-            (count,) = self._unpack(_LENGTH)
-            found[message_id] = DeadLetterInfo(
-                at, last_error, tuple(self._text() for _ in range(count))
-            )
-        self._end()
-        return found
-
-    def duplicates(self) -> dict[DuplicateKey, int]:
-        found: dict[DuplicateKey, int] = {}
-        for _ in range(self._number()):
-            correlation_id, message_id = self._text(), self._number()
-            recipient = self._text()
-            found[correlation_id, message_id, recipient] = self._number()
-        self._end()
-        return found
-
-    def settings(self) -> dict[int, ChannelSettings]:
-        found: dict[int, ChannelSettings] = {}
-        for _ in range(self._number()):
-            channel_id, max_pending, flush = self._unpack(_SETTING)
-            found[channel_id] = ChannelSettings(max_pending or None, FLUSH_MODES[flush])
-        self._end()
-        return found
-
-    def numbers(self) -> tuple[int, ...]:
-        found = tuple(self._number() for _ in range(self._number()))
-        self._end()
-        return found
-
-    def owed(self) -> dict[int, dict[str, Obligation]]:
-        found: dict[int, dict[str, Obligation]] = {}
-        for _ in range(self._number()):
-            number, recipient = self._number(), self._text()
-            due_ms, reminders = self._unpack(_OBLIGATION)
-            one = Obligation(due_ms, reminders, self._text(), self._number())
-            found.setdefault(number, {})[recipient] = one
-        self._end()
-        return found
-
-    def downtimes(self) -> tuple[Downtime, ...]:
-        found = tuple(Downtime(*self._unpack(_LOST)) for _ in range(self._number()))
-        self._end()
-        return found
-
-    def archives(self) -> tuple[ArchiveInfo, ...]:
-        found = []
-        for _ in range(self._number()):
-            name = self._text()
-            found.append(ArchiveInfo(name, *self._unpack(_NOTE)))
-        self._end()
-        return tuple(found)
-
-    def _unpack(self, struct: Struct) -> tuple[int, ...]:
-        values = struct.unpack_from(self._data, self._at)
-        self._at += struct.size
-        return values
-
-    def _number(self) -> int:
-        return self._unpack(_COUNT)[0]
-
-    def _text(self) -> str:
-        (length,) = self._unpack(_LENGTH)
-        if length > len(self._data) - self._at:
-            raise IndexError(f"a text of {length} bytes at {self._at}")
-        self._at += length
-        return self._data[self._at - length : self._at].decode()
-
-    def _end(self) -> None:
-        left = len(self._data) - self._at
-        if left:
-            raise FormatError("section 256", self._at, "the end of the block", f"{left} bytes")

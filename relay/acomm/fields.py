@@ -9,7 +9,7 @@ Source: FORMATS, opening paragraph.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -25,6 +25,7 @@ F64 = Struct("<d")
 
 T = TypeVar("T")
 E = TypeVar("E", bound=IntEnum)
+Fault = tuple[str, str, str]  # where in a file, what was expected, what was found
 
 
 def shown(data: bytes) -> str:
@@ -88,7 +89,12 @@ class Reader:
 
     def u64(self, field: str) -> int:
         """An unsigned 64 bit integer."""
-        return int(U64.unpack_from(self.data, self.skip(8, field))[0])
+        start = self.pos
+        if start + 8 > self.end:
+            self.skip(8, field)
+        self.pos = start + 8
+        value: int = U64.unpack_from(self.data, start)[0]
+        return value
 
     def i64(self, field: str) -> int:
         """A signed 64 bit integer."""
@@ -120,8 +126,11 @@ class Reader:
 
     def text(self, field: str) -> str:
         """UTF-8 text prefixed by its u32 byte length; a fault has the first bad byte's offset."""
-        size = self.u32(f"length of {field}")
-        start = self.skip(size, field)
+        start = self.pos + 4
+        if start > self.end:
+            self.skip(4, f"length of {field}")
+        self.pos = start
+        self.skip(U32.unpack_from(self.data, start - 4)[0], field)
         try:  # a view, to avoid a second copy of a long text
             return str(memoryview(self.data)[start : self.pos], "utf-8")
         except UnicodeDecodeError as exc:
@@ -150,6 +159,18 @@ class Reader:
     def items(self, field: str, smallest: int, read: Callable[[str], T]) -> tuple[T, ...]:
         """A list: its u32 count, then the results of ``read``, at least ``smallest`` bytes each."""
         return tuple([read(field) for _ in range(self.count(f"count of {field}", smallest))])
+
+    def blocks(self, name: str) -> dict[int, Reader]:
+        """The blocks up to the end, by tag: tag u32, length u64, data."""
+        found: dict[int, Reader] = {}
+        while self.pos < self.end:
+            start = self.pos
+            tag = self.u32(f"tag of a {name}")
+            if tag in found:
+                raise self.fault(start, f"{name} {tag} once", "it twice")
+            first = self.skip(self.u64(f"length of a {name}"), f"{name} {tag}")
+            found[tag] = Reader(self.data, self.path, first, self.pos)
+        return found
 
     def finish(self, what: str) -> None:
         """Make sure that nothing is left over."""
@@ -204,14 +225,17 @@ def topic(field: str, value: str) -> bytes:
     return text(field, value, MAX_TOPIC_BYTES)
 
 
-def opt(value: T | None, write: Callable[[T], bytes]) -> bytes:
-    """Tag 0 for None, else tag 1 and the result of ``write``."""
-    return ABSENT if value is None else PRESENT + write(value)
+def tagged(by_tag: Mapping[int, bytes]) -> bytes:
+    """Blocks in the order given: tag u32, length u64, data."""
+    parts: list[bytes] = []
+    for tag, data in by_tag.items():
+        parts += (u32("tag", tag), U64.pack(len(data)), data)
+    return b"".join(parts)
 
 
-def items(values: Collection[T], write: Callable[[T], bytes]) -> bytes:
-    """A u32 count, then the result of ``write`` for each."""
-    return U32.pack(len(values)) + b"".join(map(write, values))
+def blob(value: bytes) -> bytes:
+    """Bytes prefixed by their u32 length."""
+    return U32.pack(len(value)) + value
 
 
 # A longer text is rare, and its length may be wrong: it is read field by field.

@@ -14,14 +14,14 @@ from __future__ import annotations
 import reprlib
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from itertools import zip_longest
 from typing import TypeVar
 
 import msgspec
 
-from relay.acomm.fields import U32, U64, Reader, text
+from relay.acomm.fields import U32, U64, Fault, Reader, tagged, text
 from relay.acomm.model import Message
 
 Ids = tuple[int, ...]
@@ -78,7 +78,7 @@ def build(messages: Iterable[Message]) -> Indexes:
 
 def encode(indexes: Indexes) -> bytes:
     """Section 4 with these indexes, in the order of their types."""
-    parts: list[bytes] = []
+    made: dict[int, bytes] = {}
     for kind in IndexType:
         index = getattr(indexes, kind.name.lower())
         if index is None:
@@ -90,8 +90,8 @@ def encode(indexes: Indexes) -> bytes:
             data = _encode_keyed(index, U64.pack)
         else:
             data = _encode_keyed(index, lambda key: text("index key", key))
-        parts += (U32.pack(kind), U64.pack(len(data)), data)
-    return U32.pack(len(parts) // 3) + b"".join(parts)
+        made[kind] = data
+    return U32.pack(len(made)) + tagged(made)
 
 
 def decode(reader: Reader) -> Indexes:
@@ -119,13 +119,12 @@ def decode(reader: Reader) -> Indexes:
     return Indexes(**found)  # type: ignore[arg-type]
 
 
-def verify(indexes: Indexes, messages: Iterable[Message]) -> list[str]:
-    """Compare the indexes with the messages: one line for each index that differs.
+def verify(indexes: Indexes, messages: Iterable[Message]) -> Iterator[Fault]:
+    """Compare the indexes with the messages: one fault for each index that differs.
 
     A missing index is not an error.
     """
     true = build(messages)
-    problems = []
     for kind in IndexType:
         name = kind.name.lower()
         have, want = getattr(indexes, name), getattr(true, name)
@@ -136,11 +135,8 @@ def verify(indexes: Indexes, messages: Iterable[Message]) -> list[str]:
         if have != want:
             pairs = enumerate(zip_longest(have, want))
             at, (found, expected) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-            problems.append(
-                f"index {kind} ({name}) entry {at} disagrees with section 2: "
-                f"expected {reprlib.repr(expected)}, found {reprlib.repr(found)}"
-            )
-    return problems
+            where = f"index {kind} ({name}) entry {at}"
+            yield where, f"{reprlib.repr(expected)} by section 2", reprlib.repr(found)
 
 
 def _ordered(index: Mapping[K, list[int]]) -> dict[K, Ids]:

@@ -1,8 +1,7 @@
 """The records of an `.acomm` file: values to bytes and back.
 
-``encode_*`` returns a record's bytes, ``read_*`` reads one from a Reader. Fields are packed in the
-order of the values in model.py; a record that was read encodes to the same bytes. Reading applies
-no limits: what is stored is data.
+Fields are packed in the order of the values in model.py; a record that was read encodes to the
+same bytes. Reading applies no limits: what is stored is data.
 
 ``read_message`` checks field by field. ``read_messages`` reads many by the same rules at several
 times the speed: it parses each record without checks and hands those that fail to
@@ -13,238 +12,96 @@ cannot hold or that exceed a limit of the source document. Source: FORMATS secti
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
-from enum import IntEnum
 from struct import Struct
 
+from relay.acomm.codec import CONTENT, NAME, TEXT, TOPIC, U32, enum, many, opt, record
 from relay.acomm.fields import (
     ABSENT,
     BYTE,
     MAX_FAST_TEXT,
     MAX_NAME_BYTES,
     PRESENT,
-    U32,
-    U32_MAX,
     U64,
-    U64_MAX,
-    E,
     Reader,
     encode_metadata,
-    items,
     name,
-    opt,
-    read_metadata,
     read_metadata_fast,
     text,
-    u32,
-    u64,
 )
+from relay.acomm.fields import U32 as U32_STRUCT
 from relay.acomm.fields import topic as topic_text
 from relay.acomm.model import (
     Channel,
     ChannelConfig,
-    ChannelState,
-    ChannelType,
-    DeliveryMode,
-    MatchMode,
     Message,
     MessageFilter,
     MessageStatus,
     MessageType,
     Metadata,
     Participant,
-    ParticipantRole,
     Priority,
-    Retention,
-    RetentionKind,
     SortField,
     SortOrder,
     Subscription,
 )
 from relay.base.errors import FormatError, ValidationFailed
 
+# An empty description is the same as none.
+_DESCRIPTION = TEXT._replace(
+    encode=lambda field, value: text(field, value or ""),
+    read=lambda reader, field: reader.text(field) or None,
+    dump=opt(TEXT).dump,
+    load=opt(TEXT).load,
+)
+PARTICIPANT = record(Participant, id=NAME)
+CHANNEL = record(
+    Channel,
+    name=NAME,
+    owner=NAME,
+    participants=many(PARTICIPANT),
+    config=record(ChannelConfig, max_participants=opt(U32), max_retries=U32),
+    description=_DESCRIPTION,
+)
+SUBSCRIPTION = record(
+    Subscription,
+    subscriber=NAME,
+    topic_pattern=TOPIC,
+    filter=opt(
+        record(
+            MessageFilter,
+            sort_by=enum(SortField, SortField.CREATED_AT),
+            sort_order=enum(SortOrder, SortOrder.DESCENDING),
+        )
+    ),
+)
+MESSAGE = record(Message, sender=NAME, content=CONTENT, topic=opt(TOPIC), retry_count=U32)
 # The smallest record of each kind: every text and list empty, every option absent.
-MIN_CHANNEL = 81
-MIN_PARTICIPANT = 14
-MIN_SUBSCRIPTION = 35
+MIN_CHANNEL = CHANNEL.least
+MIN_MESSAGE = MESSAGE.least
+MIN_PARTICIPANT = PARTICIPANT.least
+MIN_SUBSCRIPTION = SUBSCRIPTION.least
 
 
 def encode_channel(channel: Channel) -> bytes:
-    """A channel's record. An empty description is the same as none."""
-    return b"".join(
-        (
-            u64("id", channel.id),
-            name("name", channel.name),
-            BYTE[channel.channel_type],
-            name("owner", channel.owner),
-            items(channel.participants, _encode_participant),
-            encode_config(channel.config),
-            BYTE[channel.state],
-            u64("created_at", channel.created_at),
-            u64("modified_at", channel.modified_at),
-            u64("message_count", channel.message_count),
-            text("description", channel.description or ""),
-            items(channel.tags, lambda tag: text("tag", tag)),
-        )
-    )
+    """A channel's record."""
+    return CHANNEL.encode("", channel)
 
 
 def read_channel(reader: Reader) -> Channel:
     """The next channel."""
-    return Channel(
-        reader.u64("id"),
-        reader.text("name"),
-        reader.enum("channel_type", ChannelType),
-        reader.text("owner"),
-        reader.items("participants", MIN_PARTICIPANT, lambda _: _read_participant(reader)),
-        read_config(reader),
-        reader.enum("state", ChannelState),
-        reader.u64("created_at"),
-        reader.u64("modified_at"),
-        reader.u64("message_count"),
-        reader.text("description") or None,
-        reader.items("tags", 4, reader.text),
-    )
-
-
-def _encode_participant(participant: Participant) -> bytes:
-    return b"".join(
-        (
-            name("participant id", participant.id),
-            BYTE[participant.role],
-            u64("joined_at", participant.joined_at),
-            opt(participant.identity_id, lambda value: text("identity_id", value)),
-        )
-    )
-
-
-def _read_participant(reader: Reader) -> Participant:
-    return Participant(
-        reader.text("participant id"),
-        reader.enum("role", ParticipantRole),
-        reader.u64("joined_at"),
-        reader.opt("identity_id", reader.text),
-    )
-
-
-def encode_config(config: ChannelConfig) -> bytes:
-    """A channel's configuration; the amount of a Forever retention is not written."""
-    retention = config.retention
-    forever = retention.kind is RetentionKind.FOREVER
-    return b"".join(
-        (
-            BYTE[config.delivery],
-            u64("max_message_size", config.max_message_size),
-            opt(config.max_participants, lambda value: u32("max_participants", value)),
-            BYTE[retention.kind],
-            b"" if forever else u64("retention amount", retention.amount),
-            opt(config.ack_timeout, lambda value: u64("ack_timeout", value)),
-            u32("max_retries", config.max_retries),
-            u64("retry_backoff_ms", config.retry_backoff_ms),
-            bytes((config.echo, config.sticky_messages, config.priority_ordering)),
-        )
-    )
-
-
-def read_config(reader: Reader) -> ChannelConfig:
-    """The next channel configuration."""
-    return ChannelConfig(
-        reader.enum("delivery", DeliveryMode),
-        reader.u64("max_message_size"),
-        reader.opt("max_participants", reader.u32),
-        _read_retention(reader),
-        reader.opt("ack_timeout", reader.u64),
-        reader.u32("max_retries"),
-        reader.u64("retry_backoff_ms"),
-        reader.boolean("echo"),
-        reader.boolean("sticky_messages"),
-        reader.boolean("priority_ordering"),
-    )
-
-
-def _read_retention(reader: Reader) -> Retention:
-    kind = reader.enum("retention", RetentionKind)
-    return Retention(kind, 0 if kind is RetentionKind.FOREVER else reader.u64("retention amount"))
+    channel: Channel = CHANNEL.read(reader, "")
+    return channel
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
     """A subscription's record."""
-    return b"".join(
-        (
-            u64("id", subscription.id),
-            u64("channel_id", subscription.channel_id),
-            name("subscriber", subscription.subscriber),
-            topic_text("topic_pattern", subscription.topic_pattern),
-            BYTE[subscription.match_mode],
-            u64("created_at", subscription.created_at),
-            BYTE[subscription.active],
-            opt(subscription.filter, encode_filter),
-        )
-    )
+    return SUBSCRIPTION.encode("", subscription)
 
 
 def read_subscription(reader: Reader) -> Subscription:
     """The next subscription."""
-    return Subscription(
-        reader.u64("id"),
-        reader.u64("channel_id"),
-        reader.text("subscriber"),
-        reader.text("topic_pattern"),
-        reader.enum("match_mode", MatchMode),
-        reader.u64("created_at"),
-        reader.boolean("active"),
-        reader.opt("filter", lambda _: read_filter(reader)),
-    )
-
-
-def encode_filter(wanted: MessageFilter) -> bytes:
-    """A filter's record."""
-
-    def enums(values: Collection[IntEnum]) -> bytes:
-        return items(values, lambda value: BYTE[value])
-
-    return b"".join(
-        (
-            opt(wanted.channel_ids, lambda ids: items(ids, lambda i: u64("channel_ids", i))),
-            opt(wanted.sender, lambda value: text("sender", value)),
-            opt(wanted.message_types, enums),
-            opt(wanted.topic_pattern, lambda value: text("topic_pattern", value)),
-            opt(wanted.after, lambda value: u64("after", value)),
-            opt(wanted.before, lambda value: u64("before", value)),
-            opt(wanted.status, enums),
-            opt(wanted.priority, enums),
-            opt(wanted.correlation_id, lambda value: text("correlation_id", value)),
-            opt(wanted.content_pattern, lambda value: text("content_pattern", value)),
-            u64("limit", wanted.limit),
-            u64("offset", wanted.offset),
-            bytes((*wanted.order, wanted.include_archived)),
-        )
-    )
-
-
-def read_filter(reader: Reader) -> MessageFilter:
-    """The next filter."""
-
-    def enums(kind: type[E]) -> Callable[[str], tuple[E, ...]]:
-        return lambda field: reader.items(field, 1, lambda _: reader.enum(field, kind))
-
-    return MessageFilter(
-        reader.opt("channel_ids", lambda field: reader.items(field, 8, reader.u64)),
-        reader.opt("sender", reader.text),
-        reader.opt("message_types", enums(MessageType)),
-        reader.opt("topic_pattern", reader.text),
-        reader.opt("after", reader.u64),
-        reader.opt("before", reader.u64),
-        reader.opt("status", enums(MessageStatus)),
-        reader.opt("priority", enums(Priority)),
-        reader.opt("correlation_id", reader.text),
-        reader.opt("content_pattern", reader.text),
-        reader.u64("limit"),
-        reader.u64("offset"),
-        reader.enum("sort_by", SortField),
-        reader.enum("sort_order", SortOrder),
-        reader.boolean("include_archived"),
-    )
+    subscription: Subscription = SUBSCRIPTION.read(reader, "")
+    return subscription
 
 
 MAX_CONTENT_BYTES = 1_048_576
@@ -253,10 +110,6 @@ ENCRYPTION_BYTES = 28
 
 # Far more than any record written here; anything larger is not a record.
 MOST_RECORD_BYTES = 16 << 20
-
-# The smallest record: texts empty, options absent.
-MIN_MESSAGE = 46
-
 
 START = Struct("<QB")  # id, message_type; then sender
 CONTENT_LENGTH = Struct("<QI")  # channel_id, length of content; then content
@@ -302,42 +155,17 @@ def encode_message(message: Message, max_content: int = MAX_CONTENT_BYTES) -> by
                 ABSENT if acknowledged is None else OPT_U64.pack(1, acknowledged),
                 ABSENT if ttl is None else OPT_U64.pack(1, ttl),
                 STATE.pack(message.status, message.retry_count, signature is not None),
-                b"" if signature is None else U32.pack(len(signature)) + signature,
+                b"" if signature is None else U32_STRUCT.pack(len(signature)) + signature,
             )
         )
     except struct.error:
-        raise _outside_its_field(message) from None
-
-
-def _outside_its_field(message: Message) -> ValidationFailed:
-    """Which integer of a message could not be packed."""
-    for field in ("id", "channel_id", "created_at", "delivered_at", "acknowledged_at", "ttl"):
-        value = getattr(message, field)
-        if value is not None and not 0 <= value <= U64_MAX:
-            return ValidationFailed(field, f"{value} is outside 0-{U64_MAX}")
-    return ValidationFailed("retry_count", f"{message.retry_count} is outside 0-{U32_MAX}")
+        return MESSAGE.encode("", message)  # names the field that is out of range
 
 
 def read_message(reader: Reader) -> Message:
     """The next message, checked field by field."""
-    return Message(
-        reader.u64("id"),
-        reader.enum("message_type", MessageType),
-        reader.text("sender"),
-        reader.u64("channel_id"),
-        reader.blob("content"),
-        reader.opt("topic", reader.text),
-        reader.opt("correlation_id", reader.text),
-        reader.enum("priority", Priority),
-        reader.opt("metadata", lambda _: read_metadata(reader)),
-        reader.u64("created_at"),
-        reader.opt("delivered_at", reader.u64),
-        reader.opt("acknowledged_at", reader.u64),
-        reader.opt("ttl", reader.u64),
-        reader.enum("status", MessageStatus),
-        reader.u32("retry_count"),
-        reader.opt("signature", reader.blob),
-    )
+    message: Message = MESSAGE.read(reader, "")
+    return message
 
 
 def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
@@ -469,7 +297,7 @@ def _end_fast(
     signature = None
     if tag:
         start = pos + 4
-        pos = start + U32.unpack_from(data, pos)[0]
+        pos = start + U32_STRUCT.unpack_from(data, pos)[0]
         signature = data[start:pos]
     if tags | tag > 1:
         raise IndexError
@@ -477,7 +305,7 @@ def _end_fast(
 
 
 def _text_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[str, int]:
-    (size,) = U32.unpack_from(data, pos)
+    (size,) = U32_STRUCT.unpack_from(data, pos)
     if size > MAX_FAST_TEXT:
         raise IndexError
     start = pos + 4

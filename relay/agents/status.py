@@ -14,7 +14,7 @@ docs/states.md has the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from relay.base.config import AgentSettings
 from relay.base.home import Dirs
 from relay.base.message import Kind
 from relay.base.names import OPERATOR, answer_id
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger
 from relay.ledger.agents import AgentRow
 from relay.ledger.processes import PendingOperation, ProcessRow
@@ -147,12 +147,24 @@ class Reactivation(NamedTuple):
     key: str  # tells this process from every other one
 
 
-class AgentStatusTracker:
-    """Keeps agent statuses current. Owned by the loop.
+class Directory(NamedTuple):
+    """The agents that can be recipients, as of now."""
 
-    ``unavailable`` and ``inactive`` are updated in place: holders of these objects see every
-    change.
-    """
+    agents: Set[str]  # those that have a mailbox, `operator` among them
+    lead: str | None = None  # the agent addressed as Lead
+    unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
+    inactive: Set[str] = frozenset()  # they get no broadcasts
+
+    def absence(self, name: str) -> str:
+        """The reason why an agent gets nothing now; empty if it does."""
+        return self.unavailable.get(name, "" if name in self.agents else NO_AGENT)
+
+
+NO_AGENT = "no longer an agent"
+
+
+class AgentStatusTracker:
+    """Keeps agent statuses current. Owned by the loop."""
 
     def __init__(
         self,
@@ -167,8 +179,8 @@ class AgentStatusTracker:
         self._settings = settings
         self._clock = clock
         self._log = log
-        self.unavailable: dict[str, str] = {}  # terminated or retired -> the nack for senders
-        self.inactive: set[str] = set()  # inactive
+        self._unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
+        self._inactive: Set[str] = frozenset()
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1
         # pid, when it was first found ended, when it had become its agent's (Unix ns)
@@ -179,19 +191,22 @@ class AgentStatusTracker:
         if self._ledger.agents.changes == self._changes:
             return
         self._changes = self._ledger.agents.changes
-        self.unavailable.clear()
-        self.inactive.clear()
-        self._statuses.clear()
-        for one in self._ledger.agents.rows():
-            if one.status == AgentStatus.ACTIVE:
-                continue
-            self._statuses[one.name] = one.status
-            if one.status in UNAVAILABLE:
-                self.unavailable[one.name] = unavailable_reason(
-                    one.name, one.status, one.reason, one.changed_at
-                )
-            else:
-                self.inactive.add(one.name)
+        away = [one for one in self._ledger.agents.rows() if one.status != AgentStatus.ACTIVE]
+        self._statuses = {one.name: one.status for one in away}
+        self._unavailable = {
+            one.name: unavailable_reason(one.name, one.status, one.reason, one.changed_at)
+            for one in away
+            if one.status in UNAVAILABLE
+        }
+        self._inactive = self._statuses.keys() - self._unavailable.keys()
+
+    def directory(self, lead: str | None = None) -> Directory:
+        """The agents that can be recipients now."""
+        return Directory(self._roster.agents, lead, self._unavailable, self._inactive)
+
+    def is_away(self, name: str) -> bool:
+        """True for an agent that is not active."""
+        return name in self._statuses
 
     @property
     def retired(self) -> list[str]:
@@ -352,7 +367,7 @@ class Activity:
     An agent owes an unread message in its inbox, and an answer to a message that requires one.
     """
 
-    def __init__(self, ledger: Ledger, store: CommStore) -> None:
+    def __init__(self, ledger: Ledger, store: Engine) -> None:
         self._ledger = ledger
         self._store = store
 
@@ -362,12 +377,9 @@ class Activity:
         heard = self._ledger.processes.last_seen(wanted)
         owes = self._ledger.processes.unread_since(wanted)
         state = self._store.state
-        for timer in state.timers:
-            _, number, recipient = timer
-            if recipient not in wanted or not state.is_current(timer):
-                continue
-            message = state.messages.get(number)
-            if message is not None and message.delivered_at:
+        for _, number, recipient in state.timers.current():
+            message = state.messages[number]
+            if recipient in wanted and message.delivered_at:
                 since = message.delivered_at * NS_PER_S
                 owes[recipient] = min(since, owes.get(recipient, since))
         for known in state.owed.values():
@@ -381,7 +393,7 @@ class Activity:
         """The answer given to a request before a crash; an id is never used twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
-            said = self._store.find_by_relay_id(answer_id(at, agent, message_id, kind))
+            said = self._store.messages.find_by_relay_id(answer_id(at, agent, message_id, kind))
             if said is not None:
                 return kind, said.content.decode().removesuffix("\n")
         return None

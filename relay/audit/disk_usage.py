@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, read_file
-from relay.base.disk import floor_bytes, look
+from relay.base.disk import floor_bytes, measure_disk
 from relay.base.errors import RelayError
 from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
 from relay.delivery.eventlog import STREAM_ID
@@ -80,7 +80,7 @@ def measure(home: str, observed_until_ns: int) -> HomeUsage:
     """
     config = read_file(os.path.join(home, CONFIG))  # defaults for a copy of ledger and store alone
     try:
-        size, _, free = look(home)
+        size, _, free = measure_disk(home)
     except OSError as exc:
         raise RelayError(f"{home}: its disk cannot be queried: {exc.strerror}") from exc
     totals: dict[tuple[str, date | None], list[int]] = defaultdict(lambda: [0, 0])

@@ -1,4 +1,4 @@
-"""Checksums and what is derived from them."""
+"""Checksums, and identifiers derived from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time, as an argument: everything that asks for it is given a Clock."""
+"""The clock, which is passed to everything that needs the time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def boot_id() -> str:
 
 
 class Clock:
-    """The machine's clock; tests pass one that stands still."""
+    """The machine's clock; tests pass a fake one."""
 
     def now_ns(self) -> int:
         """Unix time, UTC, nanoseconds. It may jump; order never depends on it."""

@@ -57,7 +57,7 @@ class DetectionSettings(Settings, frozen=True):
     poll_interval_ms: Positive = 100  # the scanning watcher's pace
     settle_ms: NotNegative = 100  # a file written in place is not read before this
     malformed_after_s: NotNegative = 5  # one that does not parse may still be growing
-    pending_warn_s: Positive = 30  # untouched in .pending for so long: somebody forgot to rename it
+    pending_warn_s: Positive = 30  # untouched in .pending for so long: the rename was forgotten
     # After this a message left there is refused, and other files are removed. An hour, because a
     # writer that asks a person first needs minutes.
     orphan_after_s: Positive = 3600
@@ -68,7 +68,7 @@ class LimitSettings(Settings, frozen=True):
 
     # Not more than the engine's own limit for content.
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
-    # A gigabyte is read in a second or two; what is larger is a disk image, not a message.
+    # A gigabyte is read in a second or two; a larger file is a disk image, not an attachment.
     max_attachment_mib: Positive = 1024
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
     # Answers along RE within a minute: above what a conversation needs, below a loop of thanks.
@@ -88,7 +88,7 @@ class StoreSettings(Settings, frozen=True):
     # Final messages move to store/archive: memory and start time depend on the live ones.
     roll_after_s: Positive = 3600  # most answers have come by then
     roll_messages: Positive = 10_000  # fewer wait, up to a day: small archives are many files
-    active_messages: Positive = 100_000  # the guide's threshold; from half of it on, what is final
+    active_messages: Positive = 100_000  # the guide's threshold; final messages from half of it on
     compress: bool = True  # a third of the size for 12 ms of CPU a megabyte
     encrypt: bool = False  # inbox and archive stay plain: agents read files
     key_file: str = "store.key"  # in the home, or an absolute path: best not on the backup's disk
@@ -98,7 +98,7 @@ class JournalSettings(Settings, frozen=True):
     """The journal and its tiers."""
 
     segment_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**31 - 1)] = 64 << 20  # a minute's scan
-    segment_age_s: Positive = 86_400  # so that a quiet relay's history moves on, too
+    segment_age_s: Positive = 86_400  # so that a quiet relay's history is archived as well
     # Sealed segments move to Tier 1 (compressed), to Tier 2 (an object store), and off the disk.
     compress_segments: bool = True  # a fifth to a third of the size, read in place
     compress_after_s: NotNegative = 600  # a start after a crash reads the newest segments
@@ -135,8 +135,8 @@ class LedgerSettings(Settings, frozen=True):
 class DeliverySettings(Settings, frozen=True):
     """Defaults where neither the message nor its channel has a value."""
 
-    ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
-    command_timeout_s: Positive = 1800  # what a command asks for takes a model half an hour
+    ack_timeout_s: Positive = 60  # a minute, unless AWAIT or the channel's ack_timeout is set
+    command_timeout_s: Positive = 1800  # a model may need half an hour for a command
     give_up_after_s: Positive = 86_400  # a day: an agent away overnight still gets its mail
 
 
@@ -148,14 +148,14 @@ class LogSettings(Settings, frozen=True):
 
 
 class SpawnSettings(Settings, frozen=True):
-    """Programs that may be started as agents, by whom, and their supervision."""
+    """Programs that may be started as agents, the agents that may start them, and supervision."""
 
     # An argv each; {prompt}, {name} and {cwd} are replaced inside a word, and nothing else is.
     # No shell sees them, unless it is the template's own first word.
     clis: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(PRESETS))
     allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: the agent of `TO: Lead`
     roots: tuple[str, ...] = ()  # WORKING_DIR must be below one of these; empty: anywhere
-    # Patterns of names that ENV may not set: they would change which code runs, or who it is.
+    # Patterns of names that ENV may not set: they would change the code that runs, or its identity.
     env_deny: tuple[str, ...] = ENV_DENY
     restart: str = "never"  # never, on-failure, always: where the message has no RESTART
     restart_first_s: Positive = 1  # doubled with every restart in the window
@@ -188,7 +188,7 @@ class ContinuitySettings(Settings, frozen=True):
 class SecuritySettings(Settings, frozen=True):
     """Signatures, rates and quotas of agents."""
 
-    require_signatures: bool = False  # true: a message without one is refused, too
+    require_signatures: bool = False  # true: unsigned messages are refused as well
     rate_per_s: Positive = 200  # messages an agent may send for long; more wait in its outbox
     rate_burst: Positive = 10_000  # and at once
     outbox_files: Positive = 100_000  # waiting in one outbox; the rest waits, with a notification
@@ -216,7 +216,7 @@ class RetentionSettings(Settings, frozen=True):
 
     archive_days: NotNegative = 90  # a quarter, for questions about past conversations
     archive_mib: NotNegative = 4096  # a disk shared with agents' work
-    read_days: NotNegative = 30  # inbox/.read: the archive has them, too
+    read_days: NotNegative = 30  # inbox/.read; the archive has these files as well
     read_mib: NotNegative = 1024  # of all agents together
     rejected_days: NotNegative = 30  # the sender was told at once
     output_days: NotNegative = 30  # logs of agents whose directory is gone
@@ -229,7 +229,7 @@ class RetentionSettings(Settings, frozen=True):
 class Config(Settings, frozen=True):
     """The whole configuration."""
 
-    lead: str = ""  # the agent that `TO: Lead` means; empty: whoever has the role in meta.json
+    lead: str = ""  # the agent that `TO: Lead` means; empty: the agent with that role in meta.json
     log_level: str = "info"  # debug logs a line a message
     detection: DetectionSettings = DetectionSettings()
     limits: LimitSettings = LimitSettings()

@@ -1,9 +1,9 @@
-"""The home's own directories and files: whose they are, and open to whom.
+"""Owners and modes of the home's own directories and files.
 
-At a start everything that others could use is narrowed, and said. A link or another user's in the
-place of the ledger, the store or the journal refuses the start; in the place of an agent, a log
-or an attachment folder it is said, and not entered. While the relay runs, no store/ and no
-journal/ is written through that another directory was put in the place of.
+At each start, files and directories that other users could open get mode 600 or 700, and each is
+reported. A link or another user's file in place of the ledger, the store or the journal prevents
+the start; in place of an agent, a log or an attachment folder it is reported and not entered.
+While the relay runs, it stops if store/ or journal/ is replaced.
 Source: relay-file-system.txt 5.1, 5.2.
 """
 
@@ -20,16 +20,16 @@ from relay.base.home import AGENT_DIRS, META, Dirs, Home
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import is_agent_name
 
-VITAL = ("store", "journal")  # whole trees, whose links refuse a start
+VITAL = ("store", "journal")  # whole trees; links in them prevent the start
 OWN_TREES = ("logs", "tmp", "run")
-SHARED = ("attachments", "archive")  # a level: what is in those directories is behind 700
+SHARED = ("attachments", "archive")  # one level: its directories have mode 700
 GUARDED = ("store", "journal")
 
 
 def secure(home: Home) -> list[Incident]:
-    """Narrow what is open to others, and say what cannot be trusted.
+    """Close files and directories to other users; report these and what cannot be trusted.
 
-    Errors: UnsafePath for what the relay cannot do without, with nothing below it touched.
+    Errors: UnsafePath for directories that the relay needs; nothing below them is changed.
     """
     incidents = [_repaired(name, None) for name in home.secure()]
     with home.dirs() as dirs:
@@ -41,7 +41,7 @@ def secure(home: Home) -> list[Incident]:
             incidents += _level(dirs, name)
     incidents += stray_agents(home)
     for agent in home.agent_names():
-        with home.dirs() as dirs:  # closed again: a thousand agents are many
+        with home.dirs() as dirs:  # for each agent, to limit the open descriptors
             incidents += agent_incidents(dirs, agent)
     return incidents
 
@@ -58,14 +58,14 @@ def agent_incidents(dirs: Dirs, agent: str) -> list[Incident]:
             found += _narrow(name, fsio.DIR_MODE, folder, path, agent)
         found += _narrow(META, fsio.FILE_MODE, root, f"agents/{agent}/{META}", agent)
     except FileNotFoundError:
-        pass  # the roster completes it, or it has just gone
+        pass  # the roster completes it, or it was just removed
     except (UnsafePath, OSError):
-        pass  # said already, of the part that could not be opened
+        pass  # already reported for the part that could not be opened
     return found
 
 
 def stray_agents(home: Home) -> list[Incident]:
-    """Links and other users' directories among the agents: nobody of that name is one."""
+    """Report links and other users' directories among the agents; they are not agents."""
     found: list[Incident] = []
     with home.dirs() as dirs, os.scandir(dirs.get("agents")) as entries:
         for entry in entries:
@@ -91,14 +91,14 @@ def stray_agents(home: Home) -> list[Incident]:
 
 
 class DirectoryGuard:
-    """The directories that are written by path, as they were when the session began."""
+    """The identities of the directories that are written by path, from the session's start."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._known = {name: self._look(name) for name in GUARDED}
 
     def check(self) -> None:
-        """Errors: UnsafePath when one was replaced, or removed, since."""
+        """Errors: UnsafePath when a directory was replaced or removed."""
         for name, known in self._known.items():
             if self._look(name) != known:
                 raise UnsafePath(
@@ -115,7 +115,7 @@ class DirectoryGuard:
 
 
 def _tree(dirs: Dirs, parts: tuple[str, ...], *, vital: bool) -> list[Incident]:
-    """A directory of the relay's own and all below it. Errors: UnsafePath where it is vital."""
+    """Restrict a directory and everything below it. Errors: UnsafePath if it is vital."""
     found: list[Incident] = []
     path = "/".join(parts)
     try:
@@ -142,7 +142,7 @@ def _entries(folder: int) -> Iterator[tuple[str, bool]]:
 
 
 def _level(dirs: Dirs, name: str) -> list[Incident]:
-    """The directories in a directory; those that are not the relay user's are reported."""
+    """Restrict the directories in a directory; report links and those of other users."""
     found: list[Incident] = []
     try:
         folder = dirs.get(name)
@@ -157,13 +157,13 @@ def _level(dirs: Dirs, name: str) -> list[Incident]:
 def _narrow(
     name: str, mode: int, folder: int, path: str, agent: str | None, *, vital: bool = False
 ) -> list[Incident]:
-    """Set a mode where it is another, and say so. Errors: UnsafePath where it is vital."""
+    """Set a mode and report it if it was different. Errors: UnsafePath if it is vital."""
     try:
         if fsio.restrict(name, mode, folder):
             return [_repaired(path, agent, mode)]
     except FileNotFoundError:
         pass
-    except HardLink as exc:  # behind directories of 700 all the same
+    except HardLink as exc:  # still protected by its directory's mode
         return [Incident(IncidentKind.HARD_LINK, agent, path, f"{exc}; its mode is left alone")]
     except UnsafePath as exc:
         if vital:

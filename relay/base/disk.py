@@ -24,6 +24,9 @@ FLOOR_SHARE = 20  # the floor is at most a twentieth of the disk, for small disk
 RESUME = (5, 4)  # intake resumes at this multiple of the floor
 
 
+MeasureDisk = Callable[[str], tuple[int, int, int]]
+
+
 class DiskState(Enum):
     """Level of disk usage."""
 
@@ -57,7 +60,7 @@ class DiskUsage(NamedTuple):
         return f"{self.used_percent:.0f} % used, {self.free_bytes // MIB} MiB free"
 
 
-def look(path: str) -> tuple[int, int, int]:
+def measure_disk(path: str) -> tuple[int, int, int]:
     """(size, used, free) in bytes of the file system of ``path``. Errors: OSError."""
     status = os.statvfs(path)
     size = status.f_blocks * status.f_frsize
@@ -73,12 +76,12 @@ class DiskWatch:
         path: str,
         settings: DiskSettings,
         clock: Clock,
-        look: Callable[[str], tuple[int, int, int]] = look,
+        measure: MeasureDisk = measure_disk,
     ) -> None:
         self._path = path
         self._settings = settings
         self._clock = clock
-        self._look = look
+        self._measure = measure
         self._due_ns = 0
         self.reading: DiskUsage | None = None  # None: not checked yet, or not readable
 
@@ -89,7 +92,7 @@ class DiskWatch:
     def check(self) -> tuple[DiskUsage | None, DiskUsage] | None:
         """(previous, current) if the state changed or at the first check, else None.
 
-        A disk that cannot be read keeps its previous state: a failing write will tell.
+        A disk that cannot be read keeps its previous state; a write to it will fail.
         """
         now = self._clock.monotonic_ns()
         if now < self._due_ns:
@@ -97,7 +100,7 @@ class DiskWatch:
         self._due_ns = now + self._settings.check_s * NS_PER_S
         before = self.reading
         try:
-            size, used, free = self._look(self._path)
+            size, used, free = self._measure(self._path)
         except OSError:
             return None
         percent = 100 * used / max(used + free, 1)

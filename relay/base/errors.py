@@ -1,7 +1,7 @@
 """Every error of the project: one family, one file.
 
-A class's docstring says what went wrong; ``exit_code`` is the exit status of the command line;
-``hint`` says what to do next. Facts (path, offset, expected, found) are attributes. ``str(error)``
+A class's docstring describes the problem; ``exit_code`` is the exit status of the command line;
+``hint`` is the remedy. Facts (path, offset, expected, found) are attributes. ``str(error)``
 is always one line.
 
 This module imports nothing, to keep the SDK's import fast.
@@ -75,7 +75,7 @@ class InvalidName(RelayError):
 
 
 class UnsafePath(RelayError):
-    """A path below the home is a link, leaves the home or is not what it must be."""
+    """A path below the home is a link, leaves the home, or is of another type than expected."""
 
     hint = "move it away: the relay follows no links and accepts only directories and regular files"
 
@@ -136,6 +136,12 @@ class LedgerDamaged(LedgerError):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} is damaged ({why})")
+
+
+class InvalidQuery(RelayError):
+    """An SQL statement is not valid, or does more than read."""
+
+    exit_code = EXIT_USAGE
 
 
 class Timeout(RelayError):
@@ -292,7 +298,7 @@ class SealedStore(CommError):
 
 
 class StoreFull(CommError):
-    """Too many messages are active; it passes as they are received and acknowledged."""
+    """Too many messages are active; there is room again when some are acknowledged."""
 
     hint = "receive or acknowledge what waits, then send again"
 
@@ -304,7 +310,7 @@ class StoreCapacity(CommError):
 
 
 class ObjectError(JournalError):
-    """The object store does not do what it was asked. ``reason``: a code of aof2's Reason."""
+    """The object store failed a request. ``reason``: a code of the journal's Reason."""
 
     def __init__(self, message: str, reason: int, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -312,10 +318,10 @@ class ObjectError(JournalError):
 
 
 class ArchivesUnreachable(ObjectError):
-    """An audit cannot list or read what lies in an object store."""
+    """An audit cannot list or read files in an object store."""
 
     hint = (
-        "whoever reads needs them in its environment, on driver and workers, before Spark starts:"
+        "set these in the environment of driver and workers before Spark starts:"
         " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role), AWS_REGION, AWS_ENDPOINT_URL"
     )
 

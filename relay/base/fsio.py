@@ -1,11 +1,11 @@
 """Disk: every write, rename and open below a home goes through here.
 
 Opens are relative to a directory descriptor and never follow a link; only regular files are
-read. ``write_atomic`` is the one way to replace a file: after its rename the new content is
-there, whole, even if the power goes.
+read. Files are replaced by ``write_atomic`` alone: after its rename the new content is complete,
+even after a power failure.
 
-``fault`` is the one place where tests let a call fail: it is called with the name of the
-operation before each effect.
+Tests let a call fail through ``fault``, which is called with the operation's name before each
+effect.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# What a full or read-only disk answers: the work waits and is tried again.
+# Errors of a full or read-only disk: the work waits and is retried.
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
-# What says nothing of the file that was looked at: the process, or the machine, has no more.
+# Errors that say nothing about the file: the process, or the machine, has no more of a resource.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def _no_fault(operation: str, name: str) -> None:
-    """In production nothing fails on purpose."""
+    """Do nothing; tests replace it."""
 
 
 fault: Callable[[str, str], None] = _no_fault
@@ -47,9 +47,9 @@ def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
     """Replace ``path`` by ``data``: temp file, write, fsync, rename, fsync of the directory.
 
     Committed at the rename: a crash before it leaves the old file and ``path.tmp``. On a full
-    disk the piece written is removed again. ``keep``: the name that the old file has afterwards,
-    in the same directory; at any instant one of the two names has a whole file. The directory is
-    opened once, as one and no link: one that is replaced meanwhile is not written through.
+    disk the incomplete file is removed. ``keep``: the new name of the old file, in the same
+    directory; at any instant one of the two names has a complete file. The directory is opened
+    once and must not be a link, so a directory that replaces it later is not written to.
     Errors: UnsafePath, OSError.
     """
     folder, name = os.path.split(path)
@@ -69,36 +69,43 @@ def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
 
 
 def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
-    """The new content, synced, beside what it is to replace; or nothing of it."""
+    """Write and sync the new content beside the old file; an error leaves nothing of it."""
     fault("create", path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(temp, flags, FILE_MODE, dir_fd=dir_fd)
     except OSError as exc:
-        exc.filename = path + ".tmp"  # people want to know where
+        exc.filename = path + ".tmp"  # for the error message
         raise
-    try:
+    with _filling(fd, temp, dir_fd):
         fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
+
+
+@contextlib.contextmanager
+def _filling(fd: int, name: str, dir_fd: int) -> Iterator[None]:
+    """Close a new file after the block; an OSError in it removes the incomplete file."""
+    try:
+        yield
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(temp, dir_fd=dir_fd)
+            os.unlink(name, dir_fd=dir_fd)
         raise
     finally:
         os.close(fd)
 
 
 def _keep(name: str, keep: str, dir_fd: int) -> None:
-    """Give the file that is to be replaced another name, in the place of what has that."""
+    """Give the old file a second name, replacing the file of that name."""
     temp = keep + ".tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temp, dir_fd=dir_fd)
     try:
         os.link(name, temp, src_dir_fd=dir_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
-        return  # there is none yet
-    except OSError:  # no hard links here: for an instant the old file has its new name alone
+        return  # no old file
+    except OSError:  # no hard links here: the old file briefly has its new name only
         os.rename(name, keep, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         return
     os.rename(temp, keep, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -115,7 +122,7 @@ def sync_file(fd: int) -> None:
 
 
 def open_rw(path: str, *, new: bool = False) -> int:
-    """A descriptor of a regular file for reading and writing in place; ``new``: it must not be.
+    """Open a regular file for reading and writing in place; ``new``: create it.
 
     Errors: UnsafePath for a link or anything but a regular file; FileExistsError,
     FileNotFoundError.
@@ -126,7 +133,7 @@ def open_rw(path: str, *, new: bool = False) -> int:
 
 
 def open_read(path: str) -> int:
-    """A descriptor of a regular file for reading. Errors: UnsafePath, FileNotFoundError."""
+    """Open a regular file for reading. Errors: UnsafePath, FileNotFoundError."""
     return _open_regular(path, _OPEN_READ)
 
 
@@ -144,24 +151,26 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
-    """Write all of ``data`` at ``offset``; durable after ``sync_data``. Errors: OSError, and
-    some of it may stand there. ``name`` is for the tests' faults."""
+    """Write all of ``data`` at ``offset``; durable after ``sync_data``.
+
+    ``name`` is for errors and faults. Errors: OSError, when part of it may have been written.
+    """
     fault("write", name)
     view = memoryview(data)
     while view:
         try:
             written = os.pwrite(fd, view, offset)
         except OSError as exc:
-            exc.filename = name  # a full disk: of several, people want to know which
+            exc.filename = name  # for the error message
             raise
         view = view[written:]
         offset += written
 
 
 def sync_data(fd: int, name: str) -> None:
-    """Make a file's bytes and its length durable, its times not; where there is no such call, all.
+    """Make a file's bytes and length durable, and its times only where fdatasync is missing.
 
-    Errors: OSError, and then nobody knows which bytes are: see the callers.
+    Errors: OSError, after which it is unknown which bytes are durable.
     """
     fault("sync", name)
     if hasattr(os, "fdatasync"):
@@ -171,7 +180,7 @@ def sync_data(fd: int, name: str) -> None:
 
 
 def truncate(fd: int, length: int, name: str) -> None:
-    """Cut a file, or lengthen it; durable after ``sync_data``."""
+    """Set a file's length; durable after ``sync_data``."""
     fault("truncate", name)
     os.ftruncate(fd, length)
 
@@ -189,9 +198,9 @@ def sync_dir(path: str) -> None:
 def sync_filesystem(path: str) -> None:
     """Make everything durable that was written to the file system that ``path`` is on.
 
-    Python has no call for it; where the C library has none, either, everything is synced.
+    Python has no syncfs; where the C library has none either, all file systems are synced.
     """
-    import ctypes  # here: who only sends a file does without
+    import ctypes  # here: sending a file does not need it
 
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     fault("syncfs", path)
@@ -207,7 +216,7 @@ def sync_filesystem(path: str) -> None:
 
 
 def open_dir(name: str, dir_fd: int | None = None) -> int:
-    """A descriptor of a directory, which must be one and no link.
+    """Open a directory; links are refused.
 
     Errors: UnsafePath for a link or something else; FileNotFoundError.
     """
@@ -215,12 +224,12 @@ def open_dir(name: str, dir_fd: int | None = None) -> int:
         return os.open(name, _OPEN_DIR, dir_fd=dir_fd)
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UnsafePath(f"{name} is a link or no directory") from exc
+            raise UnsafePath(f"{name} is a link or not a directory") from exc
         raise
 
 
 def ensure_dir(name: str, dir_fd: int | None = None) -> None:
-    """Make a directory of mode 700, or take the one that is there."""
+    """Make a directory of mode 700 unless it exists; an existing one gets that mode."""
     try:
         os.mkdir(name, DIR_MODE, dir_fd=dir_fd)
     except FileExistsError:
@@ -230,10 +239,10 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
 
 
 def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
-    """Set a mode; True when it was another. Links are refused.
+    """Set a mode; True when it was different.
 
-    Errors: UnsafePath when ``name`` is a link, ForeignOwner when it is somebody else's, HardLink
-    when a change would be another name's, too.
+    Errors: UnsafePath when ``name`` is a link, ForeignOwner when it belongs to another user,
+    HardLink when the file has other names, whose mode would change as well.
     """
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
@@ -243,22 +252,22 @@ def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
     if stat.S_IMODE(status.st_mode) == mode:
         return False
     if stat.S_ISREG(status.st_mode):
-        _refuse_links(name, status)  # its mode is the other name's, too
+        _refuse_links(name, status)
     os.chmod(name, mode, dir_fd=dir_fd)
     return True
 
 
 def open_own(name: str, dir_fd: int | None) -> int:
-    """A descriptor for reading a regular file that is ours alone; its mode is 600 afterwards.
+    """Open a regular file of this user with one name for reading, and set its mode to 600.
 
-    Errors: UnsafePath for anything but a regular file, HardLink for one of several names,
-    ForeignOwner for another user's: nothing was changed then; FileNotFoundError.
+    Errors: UnsafePath for anything but a regular file, HardLink for a file with several names,
+    ForeignOwner for another user's file; none of these is changed. FileNotFoundError.
     """
     return _open_own(name, dir_fd, False)[0]
 
 
 def open_shared(name: str, dir_fd: int | None) -> int:
-    """A descriptor for reading a regular file, whoever's it is; nothing of it is changed.
+    """Open any user's regular file for reading, without changing it.
 
     Errors: UnsafePath for anything else; FileNotFoundError.
     """
@@ -307,13 +316,12 @@ def _refuse_foreign(name: str, status: os.stat_result, cause: OSError | None = N
 def read_regular(
     name: str, dir_fd: int | None, limit: int, *, shared: bool = False, narrow: bool = True
 ) -> tuple[bytes, os.stat_result]:
-    """Up to ``limit`` bytes of a regular file, and what fstat said once they were read.
+    """Read up to ``limit`` bytes of a regular file; returns them and its status after the read.
 
-    The stat comes after the read: a size that differs from the bytes read means that
-    somebody was still writing. ``shared``: one that has other names (a backup of hard links), or
-    is another user's, is read all the same, and stays as it is: for what no agent
-    sends. ``narrow`` False: the mode of one that is ours stays as it is, too.
-    Errors: as ``open_own``.
+    A size that differs from the number of bytes read means that the file was still being written.
+    ``shared``: a file with other names (a backup of hard links) or of another user is read as
+    well, and not changed: for files that no agent sends. ``narrow`` False: the mode is not
+    changed either. Errors: as ``open_own``.
     """
     fd, status = _open_own(name, dir_fd, shared, narrow)
     size = status.st_size
@@ -330,35 +338,29 @@ def read_regular(
 
 
 def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
-    """A new file of mode 600 with ``data`` in it; one of that name must not be there.
+    """Create a file of mode 600 with ``data``. Errors: FileExistsError, OSError.
 
-    Not synced unless ``sync``: durability is the business of whoever commits. On a full disk the
-    piece written is removed again.
+    Not synced unless ``sync``: callers sync when they commit. On a full disk the incomplete file
+    is removed.
     """
     fault("create", name)
     fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
-    try:
+    with _filling(fd, name, dir_fd):
         fault("write", name)
         _write_all(fd, data)
         if sync:
             sync_file(fd)
             os.fsync(dir_fd)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=dir_fd)
-        raise
-    finally:
-        os.close(fd)
 
 
 def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:
-    """Move a file between two open directories; atomic, and replaces the target."""
+    """Move a file between two open directories, atomically, replacing the target."""
     fault("rename", target)
     os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
 
 def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
-    """Like ``rename``, and across file systems by copy; the source is there until the copy is."""
+    """Like ``rename``; across file systems a copy is made before the source is removed."""
     try:
         rename(source, source_fd, target, target_fd)
     except OSError as exc:
@@ -371,9 +373,9 @@ def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
 
 
 def rotate(path: str, keep_files: int) -> None:
-    """Let ``path`` become ``path.1``, that one ``path.2``, and so on; the oldest goes.
+    """Rename ``path`` to ``path.1``, ``path.1`` to ``path.2``, and so on; the oldest is replaced.
 
-    From the oldest on: a crash in between leaves a gap in the numbers and loses none.
+    The oldest first: a crash in between leaves a gap in the numbers and loses no file.
     Errors: OSError.
     """
     for number in range(keep_files, 0, -1):
@@ -384,33 +386,33 @@ def rotate(path: str, keep_files: int) -> None:
 
 
 def remove(name: str, dir_fd: int) -> None:
-    """Remove a file; one that is gone already is fine."""
+    """Remove a file if it exists."""
     fault("remove", name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
 
 
 def remove_dir(name: str, dir_fd: int) -> None:
-    """Remove a directory that is empty. Errors: OSError for one that is not, or is none."""
+    """Remove an empty directory. Errors: OSError if it is not empty or not a directory."""
     fault("remove", name)
     os.rmdir(name, dir_fd=dir_fd)
 
 
 def exists(name: str, dir_fd: int | None = None) -> bool:
-    """True when something of that name is in the open directory, or at that path.
+    """True when that name exists in the open directory, or that path exists.
 
-    False on the one evidence there is: the system says that there is no such name. Errors:
-    OSError when nobody can look.
+    False only when the system says that it does not exist. Errors: OSError when the directory
+    cannot be read.
     """
     try:
         os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):  # the latter of a path, whose folder is gone
+    except (FileNotFoundError, NotADirectoryError):  # the latter when a parent is gone
         return False
     return True
 
 
 def free_name(path: str, *suffixes: str) -> str:
-    """``path``, or ``path.1`` …: the first such that no file has it, with or without a suffix."""
+    """The first of ``path``, ``path.1`` … that no file has, with or without a suffix."""
     name, number = path, 0
     while any(os.path.lexists(name + suffix) for suffix in ("", *suffixes)):
         number += 1
@@ -422,13 +424,13 @@ def free_name(path: str, *suffixes: str) -> str:
 def locked(path: str) -> Iterator[int]:
     """Hold the lock file ``path`` for the block; yields its descriptor.
 
-    The kernel's flock decides: a killed holder frees it at once. A record lock beside it lets
-    ``lock_owner`` ask who it is. Errors: BlockingIOError when somebody has it.
+    The kernel's flock decides, so a killed holder releases it at once. A record lock on the same
+    file lets ``lock_owner`` find the holder. Errors: BlockingIOError when it is held.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(OSError):  # where there is none, nobody can ask
+        with contextlib.suppress(OSError):  # without record locks, lock_owner finds none
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield fd
     finally:
@@ -436,10 +438,10 @@ def locked(path: str) -> Iterator[int]:
 
 
 def take_lock(name: str, dir_fd: int) -> int | None:
-    """The descriptor of a lock file that is locked now, or None while somebody has it.
+    """Lock a lock file and return its descriptor; None if another process holds it.
 
-    Whoever inherits the descriptor holds the lock as well, until the last of them closes it or
-    ends: the kernel knows, whatever became of who took it.
+    Processes that inherit the descriptor hold the lock as well; it is released when the last of
+    them closes it or ends.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
@@ -455,15 +457,15 @@ def take_lock(name: str, dir_fd: int) -> int | None:
 
 
 def open_append(name: str, dir_fd: int) -> int:
-    """A descriptor that writes at a file's end wherever that is; the file is made, mode 600."""
+    """Open a file for appending; it is created with mode 600 if needed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
 
 
 def lock_owner(path: str) -> int | None:
-    """The pid of the process that holds ``path``'s lock; asking takes nothing. None: nobody.
+    """The pid of the process that holds the lock of ``path``; None if no process does.
 
-    It writes nothing, either: a home on a read-only disk can be asked about.
+    It neither takes the lock nor writes, so it works on a read-only disk.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

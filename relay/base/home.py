@@ -3,7 +3,7 @@
     ledger.db  config.json  .lock
     agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
     agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
-    agents/{name}/inbox/.read/        what the agent has taken
+    agents/{name}/inbox/.read/        messages that the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
     agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
@@ -11,9 +11,9 @@
                                       the rename is atomic
     archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
-    continuity/{agent}/{version}-{message id}.state    what agents keep for their next run
+    continuity/{agent}/{version}-{message id}.state    saved states of agents, for their next run
     run/{name}.lock                   held by a process that the relay started
-    run/{name}.{id}.json              with what it was started
+    run/{name}.{id}.json              the command and environment it was started with
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -33,7 +33,6 @@ import hashlib
 import os
 import resource
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple
 
 from relay.base import fsio, owners
@@ -136,12 +135,7 @@ class Home:
     def __enter__(self) -> Home:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_is_there(self) -> None:
@@ -314,7 +308,7 @@ class Dirs:
             os.close(self._open.pop(next(iter(self._open))))
 
     def ensure(self, *parts: str) -> int:
-        """Like ``get``, and makes what is missing."""
+        """Like ``get``, but makes missing directories."""
         try:
             return self.get(*parts)
         except FileNotFoundError:
@@ -332,12 +326,7 @@ class Dirs:
     def __enter__(self) -> Dirs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

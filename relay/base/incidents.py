@@ -33,9 +33,9 @@ class IncidentKind(StrEnum):
     NOT_A_REGULAR_FILE = "not_a_regular_file"  # a link, FIFO, socket, directory, device; refused
     QUOTA_EXCEEDED = "quota_exceeded"  # more waits in an outbox than may; it waits there
     RATE_LIMITED = "rate_limited"  # an agent sends faster than it may; the rest waits
-    REPLY_LOOP = "reply_loop"  # agents answer each other without end; what is too much waits
+    REPLY_LOOP = "reply_loop"  # agents answer each other without end; further messages wait
     STRAY_MESSAGE = "stray_message"  # in an inbox, and not delivered by the relay; left there
-    UNSIGNED = "unsigned"  # without a signature, where one is asked for; refused
+    UNSIGNED = "unsigned"  # without a signature although one is required; refused
 
 
 class Incident(NamedTuple):
@@ -54,7 +54,7 @@ class IncidentDedup:
         self._known: set[Incident] = set()
 
     def fresh(self, incidents: list[Incident]) -> list[Incident]:
-        """New ones among ``incidents``. The memory is bounded: after very many, all are new."""
+        """The new ones of ``incidents``. Memory is bounded: after very many, all count as new."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         new = [one for one in dict.fromkeys(incidents) if one not in self._known]
@@ -106,7 +106,7 @@ class IncidentCounter:
         return new
 
     def take_over(self, *, all_of_them: bool = False) -> list[Incident]:
-        """Counts of the windows that ended, each once; none for a window with a single refusal."""
+        """Counts of the windows that ended, each once, except those with a single refusal."""
         now = self._clock.monotonic_ns()
         over = [key for key, (end, _) in self._windows.items() if all_of_them or end <= now]
         counts = [(key, self._windows.pop(key)[1]) for key in over]

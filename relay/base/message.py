@@ -26,7 +26,7 @@ DEFAULT_MAX_BODY_BYTES = 1_048_576
 MAX_HEADER_LINES = 48
 MAX_HEADER_BYTES = 6 * 1024
 MAX_VALUE_BYTES = 4096
-# The relay adds eight lines of its own to a delivered file.
+# The relay adds eight lines to a delivered file.
 MAX_DELIVERED_HEADER_BYTES = 2 * MAX_HEADER_BYTES
 
 THREAD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -35,7 +35,7 @@ MAX_TOPIC_BYTES = 256
 CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
 SIGNATURE_PREFIX = "ed25519:"
 HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-# C0 and C1 controls and the line breaks of Unicode: what splits lines for some reader.
+# C0 and C1 controls and Unicode line breaks: some reader takes each of them for a line break.
 CONTROL_CHARACTER = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # the same but LF
 DIGITS = re.compile(r"[0-9]{1,18}")
@@ -71,23 +71,23 @@ class Kind(StrEnum):
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-# Kinds that change who takes part in a channel; TO may name it, else a line CHANNEL does.
+# Kinds that change a channel's participants; TO or a line CHANNEL names the channel.
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 SENT_KINDS = tuple(kind for kind in Kind if kind is not Kind.REMINDER)  # by agents
-# What may lack a body: the KIND's word is then the content (`received` for an ack).
+# Kinds that may lack a body: the KIND's word is then the content (`received` for an ack).
 EMPTY_BODY_CONTENT = {Kind.ACK: b"received"} | {
     kind: kind.value.encode()
     for kind in (Kind.NACK, Kind.STATUS, Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY)
 }
 EMPTY_BODY_CONTENT |= {kind: kind.value.encode() for kind in CHANNEL_KINDS}
-# These lack one only where a header says whom they speak of, or what is to be done.
+# These may lack one only if a header names the agent concerned, or the action.
 _BY_HEADER = {Kind.SPAWN: "NAME", Kind.RELEASE: "NAME", Kind.CONTINUITY: "ACTION"}
 ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
 # Kinds that may leave TO out, because only the orchestrator takes them.
 FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
-# Fields that may stand as headers instead of `NAME: value` lines in the body.
+# Fields that may be headers instead of `NAME: value` lines in the body.
 CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "RESTART", "ACTION", "REASON")
-# Fields that stand in the body alone; CHANNEL as a header is the relay's.
+# Fields that are allowed only in the body; CHANNEL as a header is the relay's.
 BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN", "FILTER")
 
 
@@ -106,7 +106,7 @@ class MessageFile(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The body, or the KIND's word where the body is empty: what the engine keeps."""
+        """The content for the engine: the body, or the KIND's word if the body is empty."""
         return self.body or EMPTY_BODY_CONTENT.get(self.kind, b"")
 
     @property
@@ -446,7 +446,7 @@ def _check_headers(message: MessageFile, file: str) -> None:
 
 
 def _line_of(header: str, head: bytes) -> int:
-    """Where a header stands, from 1; 0 when it does not."""
+    """The line number of a header, from 1; 0 if it is missing."""
     for number, line in enumerate(head.decode().split("\n"), 1):
         if line.partition(":")[0].strip().upper() == header:
             return number

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
 
-# From a rename (tens of microseconds) to what somebody notices (a minute).
+# From a rename (tens of microseconds) to a noticeable delay (a minute).
 SECONDS = (
     *(0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025),
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
@@ -41,10 +41,10 @@ STAGES = {
 
 
 class Buckets(NamedTuple):
-    """A histogram as it was at an instant."""
+    """A snapshot of a histogram."""
 
     bounds: tuple[float, ...]
-    counts: tuple[int, ...]  # of each bucket, the one above every bound last
+    counts: tuple[int, ...]  # of each bucket; the last is above every bound
     total: float  # the sum of all values
 
     @property
@@ -94,7 +94,7 @@ class Metrics:
         self.accepted = 0  # messages
         self.refused = 0
         self.postponed = 0  # left in the outbox for a passing reason
-        self.written = 0  # deliveries, by what became of them
+        self.written = 0  # deliveries by outcome
         self.again = 0  # of these: another attempt
         self.held = 0
         self.bounced = 0

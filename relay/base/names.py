@@ -41,8 +41,8 @@ def is_agent_name(name: str) -> bool:
 
 
 def check_agent_name(name: str) -> str:
-    """The name itself. Errors: InvalidName that says which rule it breaks."""
-    if not isinstance(name, str):  # of a script, say, whose variable was never set
+    """Return a valid name. Errors: InvalidName with the rule that is broken."""
+    if not isinstance(name, str):  # for example from a script whose variable is not set
         raise InvalidName(f"expected an agent name as text, got {name!r}")
     if name != OPERATOR and name.lower() in RESERVED_NAMES:
         raise InvalidName(f"agent name {name!r} is reserved")
@@ -68,7 +68,7 @@ def is_channel_name(name: str) -> bool:
 
 
 def message_id_of(file_name: str) -> str | None:
-    """The message id that a file name carries, or None when the name breaks the rule."""
+    """The message id in a file name; None for an invalid name."""
     stem = file_name.removesuffix(MSG_SUFFIX)
     if stem == file_name or not MESSAGE_ID.fullmatch(stem):
         return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 PROC = "/proc"
 START_FIELD = 22  # of /proc/PID/stat: clock ticks after boot
 STOPPED = (b"T", b"t")  # by SIGSTOP or the terminal; by a debugger
-ENDED = (b"Z", b"X", b"x")  # a zombie has ended, though nobody has asked for its exit code yet
+ENDED = (b"Z", b"X", b"x")  # a zombie has ended, but its parent has not collected its exit code
 
 
 def runs(pid: int, start_ticks: int | None) -> bool:
     """True while the process of that pid, started at that time, has not ended.
 
-    ``start_ticks`` None, and where there is no /proc: any process of that pid is it.
+    With ``start_ticks`` None, or without /proc, any process of that pid counts.
     """
     try:
         with open(f"{PROC}/{pid:d}/stat", "rb") as file:
@@ -25,7 +25,7 @@ def runs(pid: int, start_ticks: int | None) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """True for a process that a signal holds until SIGCONT; False where that is not known."""
+    """True for a process that was stopped by a signal; False if unknown."""
     try:
         with open(f"{PROC}/{pid:d}/stat", "rb") as file:
             return _fields(file.read())[0] in STOPPED
@@ -34,13 +34,15 @@ def is_stopped(pid: int) -> bool:
 
 
 def _fields(stat: bytes) -> list[bytes]:
-    """Those of /proc/PID/stat from the third on: the second, a command's name in brackets, may
-    hold anything."""
+    """The fields of /proc/PID/stat from the third on.
+
+    The second, a command's name in parentheses, may contain anything.
+    """
     return stat[stat.rindex(b")") + 2 :].split()
 
 
 def _runs_elsewhere(pid: int, start_ticks: int | None) -> bool:
-    """Where there is no /proc the pid alone must do; where there is one, nobody has it."""
+    """Look up the pid alone on systems without /proc; False where there is one."""
     import os
 
     if os.path.exists(f"{PROC}/self/stat"):

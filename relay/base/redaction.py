@@ -1,9 +1,9 @@
-"""Secrets of a spawn request: the values of its ENV header, and how texts are redacted.
+"""Redaction of the secrets in a spawn request, the values of its ENV header.
 
-They reach the process that is started, and nothing else: not the archive, store, journal, ledger
-or log. A message is redacted before anything is recorded of it: each value of ENV becomes ``***``,
-and CHECKSUM and SIGNATURE go, which are those of the text as it was sent. A file that is no
-message, and may have been meant as a spawn, is treated the same. Pure; it does no I/O.
+They reach only the process that is started: not the archive, store, journal, ledger or log. A
+message is redacted before anything about it is recorded: each value of ENV becomes ``***``;
+CHECKSUM and SIGNATURE, which belong to the original text, are removed. A malformed file that may
+have been meant as a spawn is treated the same. Pure; it does no I/O.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from relay.base.message import BODY_FIELDS, CONTROL_FIELDS, split
 
 MASK = "***"
-# A value shorter than this is found in any text: masking it would hide nothing and spoil much.
+# Shorter values are not masked in texts: they occur everywhere by chance.
 LEAST_SECRET = 4
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A comma parts two settings where a name and = follow it; any other belongs to its value.
+# A comma separates two settings if a name and = follow; otherwise it belongs to the value.
 _NEXT = re.compile(rf",\s*(?={KEY.pattern}=)")
 _SPAWN = re.compile(rb"^[ \t]*KIND[ \t]*:[ \t]*spawn[ \t\r]*$", re.I | re.M)
 _ENV = re.compile(r"(\s*ENV\s*:)(.*)", re.I | re.S)
@@ -28,7 +28,7 @@ _DROPPED = re.compile(r"\s*(?:CHECKSUM|SIGNATURE)\s*:", re.I)
 
 
 class Redacted(NamedTuple):
-    """A file's bytes without its secrets, and what those are."""
+    """A file's bytes without its secrets, and the secrets."""
 
     data: bytes
     secrets: tuple[str, ...]  # longest first
@@ -59,7 +59,7 @@ def redact(data: bytes, *, loose: bool = False) -> Redacted | None:
 
 
 def parse_env(text: str) -> list[tuple[str, str]]:
-    """The settings of an ENV, ``A=1,B=2`` or a line each, in order; invalid ones have no name."""
+    """Parse an ENV, ``A=1,B=2`` or one setting per line, in order; invalid ones have no name."""
     found: list[tuple[str, str]] = []
     for line in text.split("\n"):
         for part in _NEXT.split(line.strip()):
@@ -73,7 +73,7 @@ def parse_env(text: str) -> list[tuple[str, str]]:
 
 
 def mask(text: str, secrets: tuple[str, ...]) -> str:
-    """A text with every secret replaced; those too short to be one are left."""
+    """Replace every secret in a text; values too short to be secrets are left."""
     for one in sorted(secrets, key=len, reverse=True):
         if len(one) >= LEAST_SECRET:
             text = text.replace(one, MASK)
@@ -82,7 +82,7 @@ def mask(text: str, secrets: tuple[str, ...]) -> str:
 
 def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = False) -> list[str]:
     kept: list[str] = []
-    within = False  # lines that go on an ENV: they are its value
+    within = False  # continuation lines of an ENV
     for line in part.decode(errors="surrogateescape").split("\n"):
         match = (_LOOSE_ENV if loose else _ENV).fullmatch(line)
         if match:
@@ -99,7 +99,7 @@ def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = F
 
 
 def _masked(text: str, secrets: list[str]) -> str:
-    """The settings with their values masked; never longer than they were, so no limit is passed."""
+    """Mask the values of settings; the result is not longer, so no limit is exceeded."""
     shown = []
     for name, value in parse_env(text):
         if value.strip("*,"):

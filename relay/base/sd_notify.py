@@ -16,10 +16,10 @@ NS_PER_US = 1_000
 
 
 class SystemdNotifier:
-    """Says what systemd wants to hear. Any thread may."""
+    """Sends notifications to systemd; any thread may use it."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
-        """Takes its variables out of ``environ``: no child is to speak for the relay."""
+        """Remove the variables from ``environ``, so that no child notifies for the relay."""
         address = environ.pop("NOTIFY_SOCKET", "")
         if address.startswith("@"):  # an abstract socket
             address = "\0" + address[1:]
@@ -28,10 +28,10 @@ class SystemdNotifier:
         watchdog_pid = environ.pop("WATCHDOG_PID", "")
         is_ours = watchdog_pid in ("", str(os.getpid()))
         every_us = int(watchdog_us) if watchdog_us.isdigit() and is_ours else 0
-        self.watchdog_s = every_us / US_PER_S if self._address else 0.0  # 0: none is kept
+        self.watchdog_s = every_us / US_PER_S if self._address else 0.0  # 0: no watchdog
 
     def say(self, *lines: str) -> None:
-        """Send ``lines`` (``READY=1`` and the like); who does not listen changes nothing."""
+        """Send ``lines`` (``READY=1`` and the like); errors are ignored."""
         if not self._address:
             return
         try:
@@ -42,13 +42,15 @@ class SystemdNotifier:
             return
 
     def reloading(self, monotonic_ns: int) -> None:
-        """The configuration is read again; ``READY=1`` follows."""
+        """Announce that the configuration is being reread; ``READY=1`` follows."""
         self.say("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns // NS_PER_US}")
 
 
 class Watchdog:
-    """Tells systemd, twice within its time, that the loop goes on; says nothing while it does not,
-    and then systemd ends the process and starts it anew."""
+    """Sends systemd a keep-alive, twice within its interval, while the loop is healthy.
+
+    Without it systemd ends and restarts the process.
+    """
 
     def __init__(self, notifier: SystemdNotifier, is_healthy: Callable[[], bool]) -> None:
         self._notifier = notifier
@@ -56,12 +58,12 @@ class Watchdog:
         self._ended = threading.Event()
 
     def begin(self) -> None:
-        """Start, where systemd keeps a watchdog."""
+        """Start the thread if systemd has a watchdog for this process."""
         if self._notifier.watchdog_s:
             threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def end(self) -> None:
-        """Say no more."""
+        """Stop the thread."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
 """Client of a running relay's status, and the path of its socket.
 
-A relay that is not there, one without a socket and one that hangs are three things: ``ask`` tells
-the last from the others, ``relay.base.home.lock_holder`` the first.
+No relay, a relay without a socket, and a relay that hangs are different: ``ask`` detects the last,
+``relay.base.home.lock_holder`` the first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ POLL_S = 0.05
 class StatusReply(NamedTuple):
     """The reply to a status request."""
 
-    status: dict[str, Any] | None  # what it says of itself; None: nothing
-    is_silent: bool = False  # there is somebody, who says nothing in time
+    status: dict[str, Any] | None  # None: no valid reply
+    is_silent: bool = False  # a process has the socket, but did not reply in time
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a path."""
+    """HTTP over a Unix socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -42,7 +42,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._timeout_s = timeout_s
 
     def connect(self) -> None:
-        """Connect to the path. Errors: TimeoutError while its queue is full, too."""
+        """Connect to the path. Errors: TimeoutError, also while its queue is full."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self._timeout_s)
         deadline = time.monotonic() + self._timeout_s
@@ -50,17 +50,18 @@ class _UnixConnection(http.client.HTTPConnection):
             try:
                 self.sock.connect(self._path)
                 return
-            except BlockingIOError as exc:  # nobody accepts, and no more may wait
+            except BlockingIOError as exc:  # its queue of connections is full
                 if time.monotonic() > deadline:
                     raise TimeoutError from exc
                 time.sleep(POLL_S)
 
 
 def socket_path(root: str) -> str:
-    """Where the relay of the home at ``root`` answers: for the relay and for who asks it.
+    """The path of the socket of the relay of the home at ``root``.
 
-    ``admin.sock`` in the home. Where that path is too long for a socket: one that is named after
-    the home, in the user's runtime directory; where there is none, the path that cannot be had.
+    It is ``admin.sock`` in the home. If that path is too long for a socket, it is a file named
+    after the home in the user's runtime directory; without such a directory, the path that is
+    too long.
     """
     path = os.path.join(root, SOCKET)
     if len(os.fsencode(path)) <= MOST_PATH_BYTES:
@@ -72,7 +73,7 @@ def socket_path(root: str) -> str:
 
 
 def _runtime_dir() -> str | None:
-    """``$XDG_RUNTIME_DIR``, or where it usually is: a command of cron's is not told."""
+    """``$XDG_RUNTIME_DIR``, or its usual path: cron does not set the variable."""
     given = os.environ.get(RUNTIME_VARIABLE) or f"/run/user/{os.geteuid()}"
     with contextlib.suppress(OSError):
         if os.path.isabs(given) and os.stat(given).st_uid == os.geteuid():
@@ -81,7 +82,7 @@ def _runtime_dir() -> str | None:
 
 
 def ask(home: Home, timeout_s: float = TIMEOUT_S) -> StatusReply:
-    """``/status`` of the relay that runs for this home."""
+    """Request ``/status`` of the relay of this home."""
     connection = _UnixConnection(socket_path(home.root), timeout_s)
     try:
         connection.request("GET", "/status")
@@ -97,14 +98,14 @@ def ask(home: Home, timeout_s: float = TIMEOUT_S) -> StatusReply:
 
 
 def ask_status(home: Home, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """``/status`` of the relay that runs for this home; None where nothing answers."""
+    """Request ``/status`` of the relay of this home; None without a reply."""
     return ask(home, timeout_s).status
 
 
 def silence(pid: int) -> tuple[str, str]:
-    """The words for a relay that does not answer, after its pid; and what to do about it."""
+    """Describe a relay that does not answer, and the remedy."""
     what = f"does not answer within {TIMEOUT_S:g} s"
     if process_info.is_stopped(pid):
-        return f"{what}: it is stopped", f"`kill -CONT {pid}` lets it go on"
+        return f"{what}: it is stopped", f"`kill -CONT {pid}` lets it continue"
     remedy = f"if it stays so, `kill -9 {pid}` loses nothing; then `relay up`"
     return f"{what}: it hangs, or the machine is overloaded", remedy

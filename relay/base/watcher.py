@@ -5,7 +5,7 @@ event is a hint where to look, not a statement about a file's content.
 
     InotifyWatcher  one descriptor, two watches an agent: outbox (renamed in, closed after
                     writing) and inbox (moved out, deleted)
-    ScanWatcher     the same interface without inotify: it asks for a scan every 100 ms
+    ScanWatcher     the same interface without inotify: it requests a scan every 100 ms
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Bell:
         os.set_blocking(self._write_fd, False)
 
     def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it rings already; or nobody waits any more
+        with contextlib.suppress(OSError):  # full: a wake-up is pending; or the reader is closed
             os.write(self._write_fd, b"!")
 
     def silence(self) -> None:
@@ -141,7 +141,7 @@ class InotifyWatcher:
 
     @property
     def watches_held(self) -> int:
-        """Directories that the kernel watches: two an agent, and the one of all agents."""
+        """The number of watched directories: two for each agent, and agents/."""
         return len(self._watches) + (self._agents_wd >= 0)
 
     def add_agent(self, agent: str) -> bool:
@@ -223,8 +223,8 @@ class InotifyWatcher:
         return WatchEvents(tuple(touched), tuple(left), agents_changed or scan, scan)
 
     def _forget(self, wd: int) -> bool:
-        """A watched directory is gone or moved away; True when it was one of ours."""
-        if wd == self._agents_wd:  # everything begins again, and says so
+        """Handle a watched directory that was removed or moved; True if it was watched here."""
+        if wd == self._agents_wd:  # the caller starts again with a full scan
             raise FileNotFoundError(
                 2, "agents/ was moved away or removed", self._home.path("agents")
             )
@@ -235,13 +235,13 @@ class InotifyWatcher:
 
     # watchdog's callback interface; events are sorted from read_events instead.
     def on_event(self, event: object) -> None:
-        """Unused: watchdog asks for it."""
+        """Unused; required by watchdog."""
 
     def on_watch_deleted(self, wd: int) -> None:
         """Unused: ``_forget`` has done it."""
 
     def on_queue_overflow(self) -> None:
-        """Unused: ``wait`` says so with ``scan``."""
+        """Unused: ``wait`` reports it as ``scan``."""
 
 
 class ScanWatcher:
@@ -252,7 +252,7 @@ class ScanWatcher:
     watches_held = 0
 
     def __init__(self, interval_ms: int, why: str = "") -> None:
-        self.why = why  # it stands in for inotify; empty when it was asked for
+        self.why = why  # why inotify is not used; empty if it was configured so
         self._interval_ms = interval_ms
         self._bell = _Bell()
         self._poll = select.poll()  # select takes no descriptor above 1,023
@@ -270,7 +270,7 @@ class ScanWatcher:
         return True
 
     def wait(self, timeout_ns: int) -> WatchEvents:
-        """Sleep for the interval at most, then ask for a scan."""
+        """Sleep for the interval at most, then request a scan."""
         timeout_ms = min(self._interval_ms, max(0, -(-timeout_ns // NS_PER_MS)))
         if self._poll.poll(timeout_ms):
             self._bell.silence()
@@ -286,9 +286,9 @@ class ScanWatcher:
 
 
 def make_watcher(home: Home, wanted: str, poll_interval_ms: int) -> Watcher:
-    """The watcher that the configuration asks for; ``auto`` falls back to scanning.
+    """The configured watcher; ``auto`` falls back to scanning.
 
-    Errors: WatcherUnavailable when ``inotify`` is asked for and there is none.
+    Errors: WatcherUnavailable when ``inotify`` is configured and not available.
     """
     if wanted == "scan" or (wanted == "auto" and not sys.platform.startswith("linux")):
         return ScanWatcher(poll_interval_ms)

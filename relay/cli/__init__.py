@@ -58,7 +58,7 @@ COMMANDS = {
     "service": ("relay.cli.service", "Install the relay as a service: systemd or launchd."),
     "ledger": (
         "relay.cli.ledger",
-        "Back up, restore, rebuild and check the ledger, show its changes.",
+        "Back up, restore, rebuild, check and query the ledger, show its changes.",
     ),
     "backup": (
         "relay.cli.backup",

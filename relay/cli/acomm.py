@@ -12,11 +12,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from relay.base.errors import EXIT_FINDINGS, NotFound, RelayError
-from relay.cli.common import echo_json, plural, sanitize
+from relay.cli.common import echo_findings, echo_json, findings_json, sanitize
 
 # A copy of relay.acomm.jsonl.SECTIONS, so that `--help` need not import the codec.
 SECTIONS = (
@@ -74,23 +75,19 @@ def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str
     An encrypted FILE needs a key only to check its signatures or contents. Prints one line per
     problem, then their number, or OK. Exits 3 if there is a problem. No file is changed.
     """
-    key = _key(key_file)
-    public_keys = _public_keys(keys)
-    found = {path: _findings(path, key, public_keys) for path in files}
-    errors = sum(len(problems) for problems, _ in found.values())
+    from relay.acomm.check import check_file
+
+    key, public_keys = _key(key_file), _public_keys(keys)
+    found = [(path, check_file(path, key, public_keys)) for path in files]
     if as_json:
-        rows = [
-            {"file": path, "ok": not problems, "problems": problems, "warnings": warnings}
-            for path, (problems, warnings) in found.items()
-        ]
+        rows: list[dict[str, Any]] = []
+        for path, findings in found:
+            row = findings_json(findings)
+            rows.append({"file": path, "ok": not row["problems"], **row})
+        errors = sum(len(row["problems"]) for row in rows)
         echo_json({"errors": errors, "files": rows})
     else:
-        for problems, warnings in found.values():
-            for warning in warnings:
-                _warn(warning)
-            for problem in problems:
-                click.echo(sanitize(problem))
-        click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
+        errors = echo_findings(one for _, findings in found for one in findings)
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -148,27 +145,6 @@ def build(file: str, source: str, no_compress: bool, force: bool) -> None:
         f"{len(store.subscriptions)} subscriptions, {len(store.dead_letters)} dead letters, "
         f"{len(store.archive)} archived"
     )
-
-
-def _findings(
-    path: str, key: bytes | None, public_keys: dict[str, bytes]
-) -> tuple[list[str], list[str]]:
-    """Return the problems and warnings of one file; an unreadable file is a problem."""
-    from relay.acomm import store_file
-    from relay.acomm.check import invalid_signatures, verify
-    from relay.acomm.store_file import decrypt
-
-    try:
-        with _disk(path):
-            data = store_file.read_bytes(path)
-        found = verify(data, path)
-        problems = list(found.problems)
-        if not problems and (key is not None or public_keys):
-            store = decrypt(store_file.decode(data, path, warn=lambda _: None), key, path)
-            problems += [f"{path}: {line}" for line in invalid_signatures(store, public_keys)]
-    except RelayError as exc:
-        return [str(exc)], []
-    return problems, list(found.warnings)
 
 
 def _key(path: str | None) -> bytes | None:

@@ -17,8 +17,16 @@ import click
 
 from relay.base.clock import NS_PER_MS
 from relay.base.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
+from relay.base.finding import Finding
 from relay.base.text import json_line
-from relay.cli.common import echo_json, plural, print_table, sanitize, when
+from relay.cli.common import (
+    echo_findings,
+    echo_json,
+    findings_json,
+    print_table,
+    sanitize,
+    when,
+)
 
 if TYPE_CHECKING:
     from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
@@ -61,20 +69,15 @@ def check(path: str, as_json: bool) -> None:
     Prints a line for each problem, then their number, or OK. Exits 3 if there are any. Changes
     nothing.
     """
-    from relay.journal.check import check_stream as findings_of
+    from relay.journal.check import check as check_stream
 
     _must_be(path)
-    problems, warnings = findings_of(path)
-    errors = len(problems)
     if as_json:
-        row = {"errors": errors, "path": path, "problems": problems, "warnings": warnings}
-        echo_json(row)
+        row = findings_json(check_stream(path))
+        errors = len(row["problems"])
+        echo_json({"errors": errors, "path": path, **row})
     else:
-        for warning in warnings:
-            click.echo(sanitize(f"warning: {warning}"), err=True)
-        for problem in problems:
-            click.echo(sanitize(problem))
-        click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
+        errors = echo_findings(check_stream(path))
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -197,7 +200,7 @@ def _segments(path: str) -> list[SegmentFile]:
 
 def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
     """The good records of segments; adds problems to ``faults``."""
-    from relay.journal.check import SegmentInspector, describe_error
+    from relay.journal.check import SegmentInspector
 
     for file in files:
         if not file.path:
@@ -206,9 +209,9 @@ def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
         try:
             with contextlib.closing(SegmentInspector(file.path, file.entry)) as inspector:
                 yield from inspector.records()
-                faults += inspector.problems
+                faults += findings_json(inspector.findings)["problems"]
         except (FormatError, OSError) as exc:
-            faults.append(describe_error(exc, file.path))
+            faults.append(Finding.of_error("journal", exc, file.path).text)
 
 
 def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
@@ -225,8 +228,9 @@ def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
     expected: dict[int, int] = {0: 0}  # known base_record by chunk
     for inspector in inspectors:
         yield from inspector.records
-        faults += inspector.problems
-        for warning in inspector.warnings:
+        row = findings_json(inspector.findings)
+        faults += row["problems"]
+        for warning in row["warnings"]:
             click.echo(f"warning: {warning}", err=True)
         if (header := inspector.header) is not None and inspector.next_record is not None:
             base = expected.get(header.chunk_index, header.base_record)

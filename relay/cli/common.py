@@ -13,6 +13,7 @@ import click
 
 from relay.base.clock import elapsed, iso_time
 from relay.base.errors import RelayError
+from relay.base.finding import Finding, Severity
 from relay.base.home import META, Home, default_root
 from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.base.text import json_line, visible
@@ -151,6 +152,27 @@ def sanitize(text: str | None, most: int | None = None, *, lines: bool = False) 
 def plural(number: int, what: str) -> str:
     """Format a count, like ``1 error`` or ``2 errors``."""
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def findings_json(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    """Collect findings as the JSON keys ``problems`` and ``warnings``."""
+    row: dict[str, list[str]] = {"problems": [], "warnings": []}
+    for finding in findings:
+        row["problems" if finding.severity is Severity.ERROR else "warnings"].append(finding.text)
+    return row
+
+
+def echo_findings(findings: Iterable[Finding]) -> int:
+    """Print findings, warnings on stderr, then the number of errors or OK; return the number."""
+    errors = 0
+    for finding in findings:
+        if finding.severity is Severity.ERROR:
+            errors += 1
+            click.echo(sanitize(finding.text))
+        else:
+            click.echo(sanitize(f"warning: {finding.text}"), err=True)
+    click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
+    return errors
 
 
 def when(at_ns: int | None) -> str | None:

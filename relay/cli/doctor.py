@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @home_option
 @click.option("--repair", "do_repair", is_flag=True, help="Apply the safe repairs and report them.")
-@click.option("--deep", is_flag=True, help="Also read every attachment and packed archive.")
+@click.option("--deep", is_flag=True, help="Also read every attachment and archive.")
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, home: str | None, do_repair: bool, deep: bool, as_json: bool) -> int:
@@ -47,7 +47,7 @@ def doctor(ctx: click.Context, home: str | None, do_repair: bool, deep: bool, as
         problems, is_part = 0, False
         for finding in examine(opened, deep=deep):
             problems += finding.severity is not Severity.NOTE
-            is_part |= finding.is_part
+            is_part |= finding.is_partial
             if as_json:
                 echo_json(_facts(finding))
             else:
@@ -71,10 +71,10 @@ def _repair(home: Home, findings: list[Finding], as_json: bool) -> None:
 
 def _facts(finding: Finding) -> dict[str, Any]:
     return {
-        "check": finding.check,
+        "check": finding.what,
         "severity": str(finding.severity),
         "where": finding.where or None,
-        "finding": finding.finding,
-        "remedy": finding.remedy,
-        "repairable": finding.repairable,
+        "finding": finding.text,
+        "remedy": finding.advice,
+        "repairable": bool(finding.repairs),
     }

@@ -303,8 +303,7 @@ class _Place(NamedTuple):
         """The policy of config.json, with --objects."""
         from relay.daemon.opening import tier_policy
 
-        policy = tier_policy(self.home, self.config)
-        return policy._replace(objects=self.objects) if self.objects else policy
+        return tier_policy(self.home, self.config, self.objects)
 
     @property
     def is_running(self) -> bool:
@@ -333,11 +332,8 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """Open the journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
     from relay.base import fsio
-    from relay.daemon.opening import journal_policy
-    from relay.delivery.eventlog import STREAM_ID
-    from relay.journal.journal import Journal
+    from relay.daemon.opening import open_journal
     from relay.journal.replay import checkpoint_offsets
-    from relay.journal.tiers import Tiers
 
     with ExitStack() as held:
         try:
@@ -347,14 +343,17 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
                 "another process has the journal open: a starting relay, or a `relay journal`",
                 hint="retry when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = checkpoint_offsets(place.stream_dir)
-        clock, newest = place.clock, covered[0] if covered else 0
-        policy = journal_policy(place.config)
-        journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)
-        held.callback(journal.close)
-        tiers = Tiers(journal.manifest, STREAM_ID, place.policy(), clock, _warn)
-        tiers.set_safe_offset(covered[1] if len(covered) > 1 else 0)
-        journal.fetch = tiers.fetch
+        covered = [*checkpoint_offsets(place.stream_dir), 0, 0]
+        journal, tiers = open_journal(
+            held,
+            place.home,
+            place.config,
+            place.clock,
+            _warn,
+            covered=covered[0],
+            objects=place.objects,
+        )
+        tiers.set_safe_offset(covered[1])
         yield journal, tiers
 
 

@@ -1,25 +1,45 @@
-"""``relay ledger``: back up, restore, rebuild and check the ledger; show its audit log."""
+"""``relay ledger``: back up, restore, rebuild, check and query the ledger; show its audit log."""
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import math
 import os
 import sqlite3
+import sys
 import time
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base.errors import EXIT_FINDINGS, FormatError
+from relay.base.errors import EXIT_FINDINGS
 from relay.base.home import CONFIG, LEDGER
-from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
+from relay.base.text import json_line, visible
+from relay.cli.common import (
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    print_rows,
+    sanitize,
+    when,
+)
 from relay.cli.history import parse_time
 
 if TYPE_CHECKING:
     from relay.ledger.file import LedgerContent
 
 
+Rows = Iterator[tuple[Any, ...]]
 POLL_S = 0.5
+# Characters that are read before the first is printed: the transaction of a shorter result has
+# ended when a pager shows it.
+BLOCK = 4 << 20
+TABLE_ROWS = 1_000  # of one table; its columns are as wide as the cells of these rows
 # Rows of both tables with the same columns; agent: the sender of the message.
 _ROWS = {
     "audit_log": """
@@ -51,10 +71,11 @@ Examples:
   relay ledger check /backup/ledger-monday.db
   relay down && relay ledger restore /backup/ledger-monday.db && relay up
   relay down; relay ledger rebuild && relay up
+  relay ledger query "select status, count(*) from messages group by 1"
   relay ledger audit --security""",
 )
 def ledger() -> None:
-    """Back up, restore, rebuild and check the ledger, show its changes."""
+    """Back up, restore, rebuild, check and query the ledger, show its changes."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
@@ -134,24 +155,143 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @click.pass_context
 def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool) -> int:
     """Check the ledger, or a backup FILE, completely; exit 3 if it is damaged."""
-    from relay.ledger.file import verify
+    from relay.ledger.check import check_file
 
     if file is None:
         with open_home(ctx, home) as opened:
             file = opened.path(LEDGER)
-    try:
-        content = verify(os.path.abspath(file))
-    except FormatError as exc:
+    errors, content = check_file(os.path.abspath(file))
+    if content is None:
         if as_json:
-            echo_json({"file": file, "problem": str(exc)})
-        else:
-            click.echo(sanitize(str(exc)))
+            echo_json({"file": file, "problem": "; ".join(one.text for one in errors)})
+        for one in () if as_json else errors:
+            click.echo(sanitize(one.text))
         return EXIT_FINDINGS
     if as_json:
         _say({"file": file, "problem": None}, content, "", as_json)
     else:
         click.echo(f"OK: {content}")
     return 0
+
+
+@ledger.command(
+    epilog="""\b
+Examples:
+  relay ledger query "select status, count(*) from messages group by 1"
+  relay ledger query "select * from deliveries where state = 'dead'" --csv > dead.csv
+  relay ledger query "select * from agents" --json""",
+)
+@home_option
+@click.argument("sql")
+@click.option("--json", "style", flag_value="json", help="JSON lines for programs.")
+@click.option("--csv", "style", flag_value="csv", help="Comma-separated values with a header.")
+@click.option("--table", "style", flag_value="table", help="A table for people; the default.")
+@click.pass_context
+def query(ctx: click.Context, home: str | None, sql: str, style: str | None) -> None:
+    """Run one SQL statement that reads, also while the relay runs.
+
+    Statements that write are refused. Binary values are X'…' in tables and CSV, and base64 in
+    JSON. Large tables have a header every 1,000 rows.
+    """
+    from relay.ledger.inspect import open_for_queries, run_query
+
+    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
+        names, rows = run_query(db, sql)
+        _print_blocks(_STYLES[style or "table"](names, rows), db.close)
+
+
+def _print_blocks(lines: Iterator[str], end: Callable[[], None]) -> None:
+    """Print lines, a block at a time; call ``end`` when all lines are read."""
+    has_more = True
+    while has_more:
+        block, size = [], 0
+        for line in lines:
+            block.append(line)
+            size += len(line)
+            if size > BLOCK:
+                break
+        else:
+            has_more = False
+            end()
+        if block:
+            click.echo("\n".join(block))
+
+
+def _as_json(names: list[str], rows: Rows) -> Iterator[str]:
+    from sqlite_utils.utils import dedupe_keys
+
+    keys = dedupe_keys(names)
+    for row in rows:
+        yield json_line(dict(zip(keys, map(_json_value, row), strict=True)))
+
+
+def _as_csv(names: list[str], rows: Rows) -> Iterator[str]:
+    is_screen = sys.stdout.isatty()
+    for row in itertools.chain([names], rows):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(map(_cell, row))
+        yield visible(text.getvalue(), keep="\n\t") if is_screen else text.getvalue()
+
+
+def _as_table(names: list[str], rows: Rows) -> Iterator[str]:
+    from tabulate import tabulate
+
+    block = list(itertools.islice(rows, TABLE_ROWS))
+    while True:
+        cells = [[visible(str(_cell(value))) for value in row] for row in block]
+        header = [visible(name) for name in names]
+        yield str(tabulate(cells, header, tablefmt="simple", disable_numparse=True))
+        block = list(itertools.islice(rows, TABLE_ROWS))
+        if not block:
+            return
+
+
+def _cell(value: object) -> object:
+    """A value for a table or CSV: binary ones as SQL writes them, NULL as an empty cell."""
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    return "" if value is None else value
+
+
+def _json_value(value: object) -> object:
+    """A value for JSON, which has neither bytes nor infinity."""
+    if isinstance(value, bytes):
+        return {"$base64": True, "encoded": b64encode(value).decode()}
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+_STYLES = {"json": _as_json, "csv": _as_csv, "table": _as_table}
+
+
+@ledger.command(epilog="\b\nExample:\n  relay ledger tables")
+@home_option
+@json_option
+@click.pass_context
+def tables(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """List the tables and views with their numbers of rows and their columns."""
+    from relay.ledger.inspect import list_tables, open_for_queries
+
+    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
+        found = list_tables(db)
+    print_rows(
+        [one._asdict() for one in found],
+        ("NAME", "KIND", "ROWS", "COLUMNS"),
+        lambda one: (one["name"], one["kind"], one["rows"], ", ".join(one["columns"])),
+        as_json=as_json,
+        nothing="nothing found",
+    )
+
+
+@ledger.command(epilog="\b\nExamples:\n  relay ledger schema\n  relay ledger schema deliveries")
+@home_option
+@click.argument("table", required=False)
+@click.pass_context
+def schema(ctx: click.Context, home: str | None, table: str | None) -> None:
+    """Print the SQL of all tables, views, indexes and triggers, or of those of one TABLE."""
+    from relay.ledger.inspect import open_for_queries, schema_of
+
+    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
+        click.echo(sanitize(schema_of(db, table), lines=True))
 
 
 @ledger.command(

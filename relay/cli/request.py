@@ -157,7 +157,8 @@ def _has_mailbox(root: str, agent: str) -> bool:
 def _describe_progress(root: str, message_id: str) -> str:
     """Describe the state of a message by the ledger."""
     from relay.base.home import LEDGER, Home, lock_holder
-    from relay.ledger import open_readonly, wording
+    from relay.cli import outcomes
+    from relay.ledger import open_readonly
 
     with Home(root) as home:
         stopped = "" if lock_holder(home) else ", and the relay has stopped"
@@ -168,11 +169,11 @@ def _describe_progress(root: str, message_id: str) -> str:
         found = db.execute(query.format("deliveries"), (message_id,)).fetchall()
     finally:
         db.close()
-    deliveries = [wording.delivery_fields(one) for one in found]
+    deliveries = [outcomes.delivery_fields(one) for one in found]
     if row is None:
         return f"the relay has not picked it up yet{stopped}"
     if len(deliveries) > MAX_NAMED:
-        return f"{wording.short(row, deliveries)}{stopped}"
+        return f"{outcomes.summary(row, deliveries)}{stopped}"
     kind, now = row["message_type"], time.time_ns()
-    known = [wording.phrase(one, kind, now) for one in deliveries]
+    known = [outcomes.describe(one, kind, now) for one in deliveries]
     return f"{', '.join(known) or 'it had no recipients'}{stopped}"

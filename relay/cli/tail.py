@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
+from relay.cli import outcomes
 from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
-from relay.ledger import wording
 from relay.ledger.deliveries import REMOVED
 
 POLL_S = 0.2
@@ -166,7 +166,7 @@ class EventCursor:
         ).fetchone()
         if found is None:
             return None
-        facts = wording.delivery_fields(found)
+        facts = outcomes.delivery_fields(found)
         if new == "read":
             return "removed, not seen in .read" if facts["read_how"] == REMOVED else None
         if new == "acked" and facts["answer_text"]:

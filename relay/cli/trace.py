@@ -21,10 +21,10 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import NotFound, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.cli import outcomes
 from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
-from relay.ledger import wording
+from relay.cli.outcomes import Outcome
 from relay.ledger.deliveries import REMOVED
-from relay.ledger.wording import Word
 
 ENDED = ("bounced", "expired", "dead", "held")
 UNRECORDED_TEXT = {
@@ -111,7 +111,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         return _rejected(db, message_id)
     identity = row["message_id"]
     query = "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient"
-    deliveries = [wording.delivery_fields(one) for one in db.execute(query, (identity,))]
+    deliveries = [outcomes.delivery_fields(one) for one in db.execute(query, (identity,))]
     log = audit_rows(db, identity, row["discovered_at"])
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
@@ -124,7 +124,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "to": row["target"],
         "kind": row["message_type"],
         "status": row["status"],
-        "outcome": wording.headline(row, deliveries, time.time_ns()),
+        "outcome": outcomes.headline(row, deliveries, time.time_ns()),
         "file": row["file_path"],
         "checksum": row["checksum"],
         "discovered_at": when(row["discovered_at"]),
@@ -150,11 +150,11 @@ def _row(db: sqlite3.Connection, message_id: str) -> sqlite3.Row | None:
     return found[0] if found else None
 
 
-def _delivery(row: wording.Fields) -> dict[str, Any]:
+def _delivery(row: outcomes.Fields) -> dict[str, Any]:
     return {
         "recipient": row["recipient"],
         "state": row["state"],
-        "outcome": wording.word_of(row),
+        "outcome": outcomes.outcome_of(row),
         "attempt": row["attempt"],
         "staged_at": when(row["staged_at"]),
         "written_at": when(row["written_at"]),
@@ -257,8 +257,8 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
         if state in ("staged", "written"):
             yield f"read by {name}"
         if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
-            yield f"acknowledged by {name}{wording.obliged(one)}"
-        elif state == "acked" and one["outcome"] == Word.IN_PROGRESS:
+            yield f"acknowledged by {name}{outcomes.reminders_text(one)}"
+        elif state == "acked" and one["outcome"] == Outcome.IN_PROGRESS:
             yield f"completed by {name}"
 
 

@@ -53,8 +53,8 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class Admin:
     """The HTTP servers. Started and stopped by the daemon, which holds the home's lock."""
 
-    def __init__(self, board: SharedStatus, log: Callable[..., object]) -> None:
-        self._board = board
+    def __init__(self, status: SharedStatus, log: Callable[..., object]) -> None:
+        self._status = status
         self._log = log
         self._servers: list[_Threads] = []
         self.trouble = ""  # why a server could not start
@@ -104,14 +104,14 @@ class Admin:
                 server.is_ended.wait(STOP_POLL_S)
 
     def _socket_path(self) -> str:
-        path = socket_path(self._board.home)
+        path = socket_path(self._status.home)
         if len(os.fsencode(path)) > MOST_PATH_BYTES:
             raise ValueError(
                 f"the path {path} is {len(os.fsencode(path))} bytes, and a socket's may have at "
                 f"most {MOST_PATH_BYTES}: set {RUNTIME_VARIABLE} to a directory of your own, set "
                 "admin.listen, or move the home to a shorter path"
             )
-        if os.path.dirname(path) != self._board.home:
+        if os.path.dirname(path) != self._status.home:
             fsio.ensure_dir(os.path.dirname(path))
         return path
 
@@ -121,7 +121,7 @@ class Admin:
         class Handler(BaseHandler):
             """Handler for this relay."""
 
-            board = admin._board
+            status = admin._status
             trouble = property(lambda _: admin.trouble)
 
         return Handler
@@ -133,7 +133,7 @@ class BaseHandler(BaseHTTPRequestHandler):
     server_version = "agent-relay"
     sys_version = ""
     timeout = REQUEST_TIMEOUT_S
-    board: SharedStatus
+    status: SharedStatus
     trouble: Any
 
     def do_GET(self) -> None:
@@ -162,11 +162,11 @@ class BaseHandler(BaseHTTPRequestHandler):
         return name in (*LOOPBACK_NAMES, self.server.server_address[0])  # type: ignore[index]
 
     def _healthz(self) -> None:
-        health = self.board.health()
+        health = self.status.health()
         self._line(health.is_healthy, "healthy", health.reasons)
 
     def _readyz(self) -> None:
-        health = self.board.health()
+        health = self.status.health()
         self._line(health.is_ready, "ready", health.reasons)
 
     def _line(self, is_well: bool, word: str, reasons: tuple[str, ...]) -> None:
@@ -174,12 +174,10 @@ class BaseHandler(BaseHTTPRequestHandler):
         self._send(200 if is_well else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def _metrics(self) -> None:
-        self._send(200, CONTENT_TYPE, metrics_page(self.board))
+        self._send(200, CONTENT_TYPE, metrics_page(self.status))
 
     def _status(self) -> None:
-        status = status_of(self.board)
-        status["admin_trouble"] = self.trouble
-        body = json_line(status).encode() + b"\n"
+        body = json_line({**status_of(self.status), "admin_trouble": self.trouble}).encode() + b"\n"
         self._send(200, "application/json", body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
@@ -302,38 +300,38 @@ class _Tcp6Server(_TcpServer):
     address_family = socket.AF_INET6
 
 
-def status_of(board: SharedStatus) -> dict[str, Any]:
+def status_of(status: SharedStatus) -> dict[str, Any]:
     """The body of ``/status``."""
-    health, snapshot, disk = board.health(), board.snapshot, board.disk
-    step, step_s = board.tally.stuck_s()
-    age = board.snapshot_age_s()
-    status: dict[str, Any] = {
-        "home": board.home,
+    health, snapshot, disk = status.health(), status.snapshot, status.disk
+    step, step_s = status.metrics.stuck_s()
+    age = status.snapshot_age_s()
+    page: dict[str, Any] = {
+        "home": status.home,
         "pid": os.getpid(),
-        "started_at": iso_time(board.started_at_ns),
-        "starts": board.epoch,
+        "started_at": iso_time(status.started_at_ns),
+        "starts": status.epoch,
         "healthy": health.is_healthy,
         "ready": health.is_ready,
         "reasons": list(health.reasons),
         "step": step,
         "step_s": round(step_s, 3),
-        "paused": board.paused,
-        "pauses": board.pauses,
-        "trouble": board.trouble,
-        "config_error": board.config_error,
-        "tiers_waiting": list(board.tiers_waiting),
-        "ledger_damage": board.ledger_damage,
+        "paused": status.paused,
+        "pauses": status.pauses,
+        "trouble": status.trouble,
+        "config_error": status.config_error,
+        "tiers_waiting": list(status.tiers_waiting),
+        "ledger_damage": status.ledger_damage,
         "rss_bytes": resident_bytes(),
-        "wal_bytes": wal_bytes(board.home),
+        "wal_bytes": wal_bytes(status.home),
         "wal_state": wal.measure_wal(
-            os.path.join(board.home, LEDGER), board.config.ledger
+            os.path.join(status.home, LEDGER), status.config.ledger
         ).state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": None if disk is None else _disk_status(disk),
     }
     if snapshot is not None:
-        status |= _session_status(snapshot, board.clock.monotonic_ns())
-    return status
+        page |= _session_status(snapshot, status.clock.monotonic_ns())
+    return page
 
 
 def _disk_status(disk: DiskUsage) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.ledger import Ledger
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
@@ -31,7 +30,7 @@ class DiskMonitor:
 
     def __init__(
         self,
-        board: SharedStatus,
+        status: SharedStatus,
         dispatcher: Dispatcher,
         publisher: StatusPublisher,
         disk: DiskWatch,
@@ -39,7 +38,7 @@ class DiskMonitor:
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
-        self._board = board
+        self._status = status
         self._dispatcher = dispatcher
         self._publisher = publisher
         self._disk = disk
@@ -66,7 +65,7 @@ class DiskMonitor:
         self._publish_pauses()  # the disk is not the only reason
         snapshot = self._publisher.step(news=True)
         if snapshot is not None:
-            self._board.snapshot = snapshot
+            self._status.snapshot = snapshot
 
     def _check_disk(self) -> DiskUsage | None:
         """The disk's usage; None before the next check is due."""
@@ -75,25 +74,24 @@ class DiskMonitor:
         change = self._disk.check()
         reading = self._disk.reading
         if reading is not None:
-            self._board.disk = reading
+            self._status.disk = reading
             self._pause(reading)
             self._log_change(change)
         return reading
 
     def _pause(self, reading: DiskUsage) -> None:
         """Pause intake below the floor, and resume above it."""
-        self._dispatcher.pauses["disk"] = pause_reason(reading)
+        self._dispatcher.pause("disk", pause_reason(reading))
         self._publish_pauses()
 
     def _publish_pauses(self) -> None:
-        pauses = self._dispatcher.pauses
-        self._board.pauses = {who: why for who, why in pauses.items() if why}
+        self._status.pauses = self._dispatcher.pauses
 
     def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):
             return
         before, now = change
-        paused = f"; {self._board.paused}" if self._board.paused else ""
+        paused = f"; {self._status.paused}" if self._status.paused else ""
         resumed = before is not None and before.state is DiskState.FLOOR and not paused
         self._log(
             f"The disk is {now.state.value}: {now.sentence()}{paused}"
@@ -130,19 +128,6 @@ class DiskMonitor:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.set_state(EPISODE, value, now)
-
-
-def make_disk_monitor(
-    board: SharedStatus,
-    dispatcher: Dispatcher,
-    publisher: StatusPublisher,
-    context: Context,
-) -> DiskMonitor:
-    """The disk monitor of a session."""
-    disk = DiskWatch(context.home.root, context.config.disk, context.clock)
-    return DiskMonitor(
-        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
-    )
 
 
 def _notice(reading: DiskUsage) -> str:

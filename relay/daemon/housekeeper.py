@@ -20,7 +20,7 @@ from relay.base.errors import LedgerDamaged, RelayError
 from relay.base.home import LEDGER, Home
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
-from relay.delivery.work import Pack, Prune
+from relay.delivery.values import Pack, Prune
 from relay.ledger import Ledger, archive_pack, open_readonly
 from relay.ledger import file as ledger_file
 from relay.ledger.archive_pack import PackedDay

@@ -14,7 +14,8 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
-from relay.daemon.opening import OpenedStore, link_base, stream_dir
+from relay.daemon.opening import link_base, stream_dir
+from relay.delivery.eventlog import EventLog
 from relay.journal import plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
@@ -22,14 +23,16 @@ from relay.journal.replay import checkpoint_offsets
 from relay.journal.tiers import Tiers
 
 
-def run_command(home: Home, opened: OpenedStore, clock: Clock, order: JournalCommand) -> None:
+def run_command(
+    home: Home, events: EventLog, tiers: Tiers, clock: Clock, order: JournalCommand
+) -> None:
     """Run a command in a running relay: a seal at once in the loop, any other in the tiers' thread.
     Errors: those of ``EventLog.seal``."""
     if order.verb == plan.SEAL:
-        opened.log.seal()
-        opened.tiers.wake()  # a segment sealed by hand is moved on at once
+        events.seal()
+        tiers.wake()  # a segment sealed by hand is moved on at once
     else:
-        opened.tiers.enqueue(carry_out(home, opened.tiers, clock, order))
+        tiers.enqueue(carry_out(home, tiers, clock, order))
 
 
 def carry_out(home: Home, tiers: Tiers, clock: Clock, order: JournalCommand) -> Iterator[JobResult]:

@@ -17,12 +17,8 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import AlreadyRunning, LedgerError
 from relay.base.home import LEDGER, LOCK, Home
-from relay.base.metrics import Metrics
-from relay.daemon import recovery
 from relay.daemon.ledger_backup import check_unused, set_aside
-from relay.daemon.opening import open_store, store_key
-from relay.daemon.session import begin_epoch
-from relay.delivery.work import Context
+from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, LedgerContent
@@ -67,43 +63,16 @@ def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]
         check_unused(path)
         ledger_file.remove(temp, "", *LEFTOVERS)
         fsio.fault("create", temp)
-        with contextlib.closing(Ledger.open(temp)) as ledger:
+        with contextlib.closing(Ledger.open(temp)) as ledger, contextlib.ExitStack() as opened:
             kept = _copy_rows(path, ledger, lost)
-            _recover(home, config, clock, ledger, log, lost)
+            begin_epoch(ledger, clock)
+            open_recovered(opened, home, config, clock, log, ledger, lost.append, make_key=False)
         content = ledger_file.verify(temp)
         if os.path.exists(path):
             lost.append("audit_log: changes before now are only in the previous ledger")
         aside = set_aside(path, BEFORE)
         ledger_file.install_copy(temp, path, replace=True)
     return Rebuilt(content, aside, kept, tuple(lost))
-
-
-def _recover(
-    home: Home,
-    config: Config,
-    clock: Clock,
-    ledger: Ledger,
-    log: Callable[..., object],
-    lost: list[str],
-) -> None:
-    """Recover as a start without a ledger does."""
-    epoch = begin_epoch(ledger, clock)
-    key = store_key(home, config, make=False)
-    opened = open_store(home, clock, config, key, lost.append, epoch=epoch)
-    try:
-        context = Context(
-            config=config,
-            home=home,
-            ledger=ledger,
-            store=opened.store,
-            events=opened.log,
-            clock=clock,
-            log=log,
-            tally=Metrics(clock),
-        )
-        recovery.recover(context, opened.projection, power_cut=opened.power_cut)
-    finally:
-        opened.log.close()
 
 
 def _copy_rows(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from relay.acomm.container import VERSION, VERSION_AT, Flag
 from relay.acomm.engine_state import JournalPosition
 from relay.acomm.store_file import PREVIOUS, lost_on_rewrite, peek_header
 from relay.base import crypto, fsio
-from relay.base.clock import Clock, boot_id
+from relay.base.clock import NS_PER_S, Clock, boot_id
 from relay.base.config import Config
 from relay.base.errors import (
     FormatError,
@@ -35,12 +35,14 @@ from relay.base.errors import (
 from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, Home
 from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
-from relay.engine.archives import Archives
-from relay.engine.commstore import CommStore
+from relay.engine.archive_files import ArchiveFiles
+from relay.engine.checkpoint import load_state
+from relay.engine.core import DeliverySettings
+from relay.engine.engine import Engine
 from relay.engine.events import Event, EventCodec, EventRecord
-from relay.engine.validation import DEFAULT_LIMITS, Limits
+from relay.engine.state import State
+from relay.engine.validation import DEFAULT_LIMITS
 from relay.journal.journal import Journal, JournalReader
-from relay.journal.manifest import Manifest
 from relay.journal.plan import TierPolicy
 from relay.journal.records import Record
 from relay.journal.replay import checkpoint_offsets, read_manifest
@@ -54,9 +56,10 @@ _base_lock = threading.Lock()  # a checkpoint and a prune may both write the bas
 class OpenedStore(NamedTuple):
     """A store opened for writing, and what its replay found."""
 
-    store: CommStore
-    log: EventLog
+    store: Engine
+    events: EventLog  # of the store: its journal
     tiers: Tiers
+    key: bytes | None  # of the store's file
     projection: Projection  # of the events after the ledger's position
     power_cut: bool  # the machine was restarted since
 
@@ -98,7 +101,7 @@ def opens(home: Home, key: bytes | None) -> bool:
         pass  # check what can be read
     try:
         if newest is not None:
-            EventCodec(key).decode(newest.payload, newest.offset)
+            EventCodec(key, folder).decode(newest.payload, newest.offset)
     except SealedStore:
         return False
     except FormatError:
@@ -121,7 +124,7 @@ def open_store_readonly(
     config: Config,
     key: bytes | None = None,
     on_event: Callable[[Event], object] = lambda _: None,
-) -> CommStore:
+) -> Engine:
     """Load the store as it is now, read-only, while a daemon may be running.
 
     ``on_event`` gets every event after the newest checkpoint.
@@ -130,73 +133,62 @@ def open_store_readonly(
     for an encrypted one that is not this key's.
     """
     store = _load(home, clock, config, key, None)
-    records = JournalReader(stream_dir(home), warn=store.warn).read(_covered_offset(store))
+    records = JournalReader(stream_dir(home), warn=store.warn).read(_covered_offset(store.state))
 
     def on_record(frame: EventRecord, _: int) -> None:
         if frame.event is not None:
             on_event(frame.event)
 
-    replay(records, EventCodec(key), store, on_record, store.warn)
+    replay(records, EventCodec(key, stream_dir(home)), store, on_record, store.warn)
     return store
 
 
 def open_store(
     home: Home,
-    clock: Clock,
     config: Config,
-    key: bytes | None,
+    clock: Clock,
     warn: Warn,
     *,
+    make_key: bool = True,
     epoch: int = 0,
     ledger_position: int = 0,
-    boot: str | None = None,
+    boot: str = "",
 ) -> OpenedStore:
     """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
 
     ``ledger_position``: offset up to which the ledger follows the journal. ``boot``: boot id of the
     machine. Errors: FormatError when neither checkpoint nor journal can be read, VersionError when
     a checkpoint would lose content of the store file, JournalPruned when records that the store
-    lacks were pruned, SealedStore (all of these change nothing); OSError.
+    lacks were pruned, SealedStore (all of these change nothing); those of ``store_key``; OSError.
     """
+    key = store_key(home, config, make=make_key)
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
     if os.path.lexists(home.path(STORE)) and (lost := lost_on_rewrite(home.path(STORE))):
         expected = f"a store file of version {VERSION} (a flush would lose {lost})"
         raise VersionError(home.path(STORE), VERSION_AT, expected, lost)
-    assert store.archives is not None
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
-    if ledger_position > _covered_offset(store) and _has_no_files(stream_dir(home)):
+    if ledger_position > _covered_offset(store.state) and _has_no_files(stream_dir(home)):
         _continue_after_lost_stream(
             home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key
         )
-    covered, codec = _covered_offset(store), EventCodec(key)
+    covered, codec = _covered_offset(store.state), EventCodec(key, stream_dir(home))
     with contextlib.ExitStack() as held:
-        journal = Journal.open(
-            stream_dir(home),
-            STREAM_ID,
-            clock,
-            journal_policy(config),
-            warn,
-            epoch=epoch,
-            at_least=max(covered, ledger_position),
-            covered=covered,
+        journal, tiers = open_journal(
+            held, home, config, clock, warn, epoch=epoch, known=ledger_position, covered=covered
         )
-        held.callback(journal.close)
-        tiers = make_tiers(home, config, journal.manifest, clock, warn)
-        journal.fetch = tiers.fetch
-
-        _check_not_pruned(home, store, journal.first, changed=True)
+        _check_not_pruned(home, store.state, journal.first, changed=True)
         past = JournalReplay(store, ledger_position)
-        past.replay(journal, codec, boot, warn)
+        past.replay(journal, tiers, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
-        for name in store.archives.rename_strays(state.archives, state.next_archive):
+        for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
-    return OpenedStore(store, log, tiers, past.projection, past.power_cut)
+    return OpenedStore(store, log, tiers, key, past.projection, past.power_cut)
 
 
 def _has_no_files(folder: str) -> bool:
@@ -212,7 +204,7 @@ def _has_no_files(folder: str) -> bool:
 
 
 def _continue_after_lost_stream(
-    home: Home, store: CommStore, position: JournalPosition, config: Config, key: bytes | None
+    home: Home, store: Engine, position: JournalPosition, config: Config, key: bytes | None
 ) -> None:
     """Continue after a stream was lost that the ledger followed further than any store file.
 
@@ -223,7 +215,7 @@ def _continue_after_lost_stream(
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
     store_file.save(home.path(STORE), snapshot, config.store.compress, key)
-    store.file_written(os.path.getsize(home.path(STORE)), store.sequence, 0)
+    store.loaded_from(home.path(STORE))
 
 
 class CheckpointWriter:
@@ -251,16 +243,18 @@ class CheckpointWriter:
 class JournalReplay:
     """Replays the journal into the store and the ledger's projection."""
 
-    def __init__(self, store: CommStore, ledger_position: int) -> None:
+    def __init__(self, store: Engine, ledger_position: int) -> None:
         self.projection = Projection()
 
         self.boot = store.state.journal.boot_id if store.state.journal else ""
         self.power_cut = False
         self._store = store
-        self._covered = _covered_offset(store)
+        self._covered = _covered_offset(store.state)
         self._ledger_position = ledger_position
 
-    def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
+    def replay(
+        self, journal: Journal, tiers: Tiers, codec: EventCodec, boot: str, warn: Warn
+    ) -> None:
         """Bring the store to the journal's end; ``boot`` is the present boot id."""
         if self._ledger_position < journal.first:
             warn(
@@ -268,10 +262,10 @@ class JournalReplay:
                 f" before {journal.first} was pruned: rows of that time are not restored"
             )
         begin = min(self._covered, self._ledger_position)
-        replay(journal.read(begin), codec, self._store, self._on_record, warn)
+        replay(journal.read(begin, tiers.fetch), codec, self._store, self._on_record, warn)
         self.power_cut = self.boot not in ("", boot)
         if self.power_cut:  # inboxes are then compared with everything delivered since
-            self._replay_all(journal.read(begin), codec)
+            self._replay_all(journal.read(begin, tiers.fetch), codec)
 
     def _on_record(self, frame: EventRecord, offset: int) -> None:
         if frame.start is not None:
@@ -297,16 +291,17 @@ def link_base(previous: str, base: str) -> None:
         fsio.sync_dir(os.path.dirname(base))
 
 
-def _covered_offset(store: CommStore) -> int:
-    return store.state.journal.offset if store.state.journal else 0
+def _covered_offset(state: State) -> int:
+    return state.journal.offset if state.journal else 0
 
 
-def tier_policy(home: Home, config: Config) -> TierPolicy:
-    """The tiers' settings; an object store in the home may be named without a path."""
+def tier_policy(home: Home, config: Config, objects: str = "") -> TierPolicy:
+    """The tiers' settings; ``objects`` replaces the configured object store, which may be a
+    path below the home."""
     settings = config.journal
-    objects = settings.objects
-    if objects and "://" not in objects:
-        objects = home.path(os.path.expanduser(objects))
+    if not objects and settings.objects:
+        is_url = "://" in settings.objects
+        objects = settings.objects if is_url else home.path(os.path.expanduser(settings.objects))
     return TierPolicy(
         settings.compress_segments,
         settings.compress_after_s,
@@ -318,20 +313,41 @@ def tier_policy(home: Home, config: Config) -> TierPolicy:
     )
 
 
-def make_tiers(home: Home, config: Config, manifest: Manifest, clock: Clock, warn: Warn) -> Tiers:
-    """The tiers of a home's stream. Errors: RelayError when S3 is asked for and not installed."""
-    return Tiers(manifest, STREAM_ID, tier_policy(home, config), clock, warn)
+def open_journal(
+    held: contextlib.ExitStack,
+    home: Home,
+    config: Config,
+    clock: Clock,
+    warn: Warn,
+    *,
+    epoch: int = 0,
+    known: int = 0,
+    covered: int = 0,
+    objects: str = "",
+) -> tuple[Journal, Tiers]:
+    """Open a home's journal for writing, with its tiers; ``held`` closes it.
 
-
-def journal_policy(config: Config) -> SegmentPolicy:
-    """When the journal's segments roll."""
+    ``known``: its length, as others know it. ``covered``: offset that the newest checkpoint covers.
+    ``objects``: the object store, if not the configured one. Errors: those of ``Journal.open``;
+    RelayError when S3 is asked for and not installed.
+    """
     settings = config.journal
-    return SegmentPolicy(settings.segment_bytes, settings.segment_age_s)
+    journal = Journal.open(
+        stream_dir(home),
+        STREAM_ID,
+        clock,
+        SegmentPolicy(settings.segment_bytes, settings.segment_age_s),
+        warn,
+        epoch=epoch,
+        at_least=known,
+        covered=covered,
+    )
+    held.callback(journal.close)
+    policy = tier_policy(home, config, objects)
+    return journal, Tiers(journal.manifest, STREAM_ID, policy, clock, warn)
 
 
-def _load(
-    home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None
-) -> CommStore:
+def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None) -> Engine:
     """The newest checkpoint, set up for a relay; an empty store if there is none."""
     path = home.path(STORE)
     if os.path.islink(path):
@@ -340,17 +356,15 @@ def _load(
     has_journal = fsio.exists(stream_dir(home))
     first = JournalReader(stream_dir(home)).first()
 
-    def accept(store: CommStore) -> None:
-        _check_not_pruned(home, store, first)
+    def accept(state: State) -> None:
+        _check_not_pruned(home, state, first)
 
     fault: FormatError | None = None
     try:
-        store = CommStore.load_path(
+        state = load_state(
             path,
-            clock,
-            limits,
-            warn,
             key,
+            warn,
             read_only=warn is None,
             accept=accept,
             outcome="the journal has the later events"
@@ -360,18 +374,24 @@ def _load(
     except FormatError as exc:
         if isinstance(exc, VersionError) or not has_journal:
             raise
-        store, fault = None, exc
-    if store is None:
-        store = _base_or_empty(home, clock, limits, key, warn)
-        accept(store)  # before anything is touched
+        state, fault = None, exc
+    if state is None:
+        path = home.path(BASE)
+        state = _base_or_empty(home, clock, key, warn)
+        accept(state)  # before anything is touched
         if warn is not None and (fault or (has_journal and _had_file(home, first))):
-            _warn_of_rebuild(path, fault, warn)
-    store.archives = Archives(home.path(ARCHIVES), key)
-    store.warn = warn or store.warn
-    store.delivers_itself = False  # a file in an inbox is what counts
-    store.ack_timeout_s = config.delivery.ack_timeout_s
-    store.command_timeout_s = config.delivery.command_timeout_s
-    store.dead_letter_after_s = config.delivery.give_up_after_s
+            _warn_of_rebuild(home.path(STORE), fault, warn)
+    settings = DeliverySettings(
+        True,
+        config.delivery.ack_timeout_s,
+        config.delivery.command_timeout_s,
+        config.delivery.give_up_after_s,
+    )
+    files = ArchiveFiles(home.path(ARCHIVES), key)
+    store = Engine(
+        clock, state, limits, settings, archive_files=files, warn=warn, keeps_events=True
+    )
+    store.loaded_from(path)
     return store
 
 
@@ -380,22 +400,20 @@ def _had_file(home: Home, first: int) -> bool:
     return first > 0 or bool(checkpoint_offsets(stream_dir(home)))
 
 
-def _base_or_empty(
-    home: Home, clock: Clock, limits: Limits, key: bytes | None, warn: Warn | None
-) -> CommStore:
-    """The store before the journal's first record: empty, or the base if it was pruned."""
+def _base_or_empty(home: Home, clock: Clock, key: bytes | None, warn: Warn | None) -> State:
+    """The state before the journal's first record: empty, or the base if it was pruned."""
     try:
-        base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, read_only=True)
+        base = load_state(home.path(BASE), key, warn, read_only=True)
     except FormatError as exc:
         if isinstance(exc, VersionError):
             raise
         base = None  # the check below reports what is missing
-    return base or CommStore(clock, None, limits)
+    return base or State(clock.now_ns() // NS_PER_S)
 
 
-def _check_not_pruned(home: Home, store: CommStore, first: int, *, changed: bool = False) -> None:
+def _check_not_pruned(home: Home, state: State, first: int, *, changed: bool = False) -> None:
     """Errors: JournalPruned when the journal does not reach back to the store's offset."""
-    begin = _covered_offset(store)
+    begin = _covered_offset(state)
     if begin < first:
         found = f"covers the journal before {begin}" if begin else "can be read"
         raise JournalPruned(

@@ -32,7 +32,7 @@ from relay.base.home import (
     lock_holder,
     write_trouble,
 )
-from relay.base.logs import Log, make_log
+from relay.base.logs import Log, LogCall, make_log
 from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
@@ -58,8 +58,8 @@ class Daemon:
         self._config = config
         self._previous_config: Config | None = None  # until a session runs with the current one
         self._notifier = notifier
-        self.board = SharedStatus(home.root, config, self._clock)
-        self._admin = Admin(self.board, log)
+        self.status = SharedStatus(home.root, config, self._clock)
+        self._admin = Admin(self.status, log)
         self._session: Session | None = None
         self._next_config: Config | None = None  # applied as soon as the session can end
         self._was_ready = False  # reported once
@@ -81,7 +81,7 @@ class Daemon:
                 raise self._already_running() from exc
             self._lock_fd = lock_fd
             self._set_trouble("")
-            watchdog = Watchdog(self._notifier, lambda: self.board.health().is_healthy)
+            watchdog = Watchdog(self._notifier, lambda: self.status.health().is_healthy)
             stack.callback(self._admin.end)
             stack.callback(watchdog.end)
             self._admin.begin(self._config.admin.listen)
@@ -103,7 +103,7 @@ class Daemon:
 
     def _set_trouble(self, text: str) -> None:
         """Write the reason why no session runs next to the pid; the ledger may be unavailable."""
-        trouble = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
+        trouble = self.status.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
         write_trouble(self._lock_fd, trouble)
 
     def stop(self) -> None:
@@ -188,7 +188,7 @@ class Daemon:
     def _run_session(self, ready: Callable[[], None]) -> None:
         """Open everything, recover, serve until the session must end, close everything."""
         self._home.check_place()
-        with Session(self._home, self._config, self._clock, self._log, self.board) as session:
+        with open_session(self._home, self._config, self._clock, self._log, self.status) as session:
             self._session = session
             try:
                 ready()
@@ -244,7 +244,7 @@ class Daemon:
         except (RelayError, OSError) as exc:
             self._refuse_config(str(exc))
             return None
-        self.board.config_error = ""
+        self.status.config_error = ""
         changed = configuration.changes(self._config, fresh)
         text = f"Read config.json again: {', '.join(changed) or 'nothing changed'}"
         self._log(text, action="reload", changed=changed)
@@ -253,7 +253,7 @@ class Daemon:
     def _apply_config(self, config: Config) -> None:
         """Apply a configuration to everything outside of the session."""
         listen_before = self._config.admin.listen
-        self._config = self.board.config = config
+        self._config = self.status.config = config
         self._log.set(config.log_level, config.log.max_mib, config.log.keep_files)
         if config.admin.listen != listen_before:
             self._admin.end()
@@ -267,9 +267,9 @@ class Daemon:
         self._refuse_config(f"no session starts with it: {exc}")
 
     def _refuse_config(self, why: str) -> None:
-        self.board.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
+        self.status.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
         self._log(
-            f"the new config.json is ignored, the previous one is used: {self.board.config_error}",
+            f"the new config.json is ignored, the previous one is used: {self.status.config_error}",
             action="reload",
             level="error",
         )
@@ -288,6 +288,17 @@ def remedy(exc: BaseException) -> str | None:
             return "raise the limit of open files (`ulimit -Hn`, LimitNOFILE)"
         return "the disk or its permissions do not allow the relay to write"
     return None
+
+
+def open_session(
+    home: Home, config: Config, clock: Clock, log: LogCall, status: SharedStatus | None = None
+) -> Session:
+    """Open a session; the garbage collector frees the previous one, and ignores what it loads."""
+    gc.unfreeze()
+    gc.collect()
+    session = Session(home, config, clock, log, status=status)
+    gc.freeze()
+    return session
 
 
 def tune_process() -> int:

@@ -15,7 +15,7 @@ from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.delivery import router
-from relay.delivery.work import system_message_row
+from relay.delivery.values import system_message_row
 from relay.engine import events
 from relay.engine.events import Event
 from relay.ledger import DeliveryFacts, FileFacts, ObligationFacts

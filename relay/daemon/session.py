@@ -9,12 +9,11 @@ recovery finds its unfinished work, as after a crash.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from types import TracebackType
+from typing import NamedTuple
 
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner, SystemSpawner
@@ -22,20 +21,21 @@ from relay.agents.supervisor import Supervisor
 from relay.base import directory_guard
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
+from relay.base.disk import DiskWatch, MeasureDisk, measure_disk
 from relay.base.home import LEDGER, STORE, Home
+from relay.base.logs import LogCall
 from relay.base.metrics import START, STOP, WAIT
 from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
-from relay.daemon.disk_monitor import make_disk_monitor
-from relay.daemon.housekeeper import Housekeeper
+from relay.daemon.disk_monitor import DiskMonitor
+from relay.daemon.housekeeper import PAUSE_S, Housekeeper
 from relay.daemon.journal_commands import run_command
-from relay.daemon.opening import OpenedStore, open_store, store_key
+from relay.daemon.opening import OpenedStore, open_store
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
 from relay.engine.archives import Roller, RollPolicy
-from relay.engine.checkpoint import Flusher, FlushPolicy
-from relay.engine.commstore import CommStore
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
@@ -46,251 +46,281 @@ CHECKED_AFTER_CRASH_BYTES = 32 << 20
 TIER_POLL_NS = NS_PER_S  # interval at which a running tier job is checked
 
 
+class Executors(NamedTuple):
+    """Where a session's background work runs. The session closes them."""
+
+    flush: Executor  # writes the store's file and its archives
+    tiers: Executor  # moves the journal's segments between tiers
+    keeper: Executor  # retention, packing, the ledger's WAL, logs of processes
+    pause_s: float = PAUSE_S  # of the keeper between two slices of its work
+
+    @classmethod
+    def threads(cls) -> Executors:
+        """Threads beside the loop. Three for the keeper: neither the WAL nor the log of a process
+        waits for a long run over the archive. They pause by themselves instead of being nice,
+        because a low-priority thread that holds the interpreter delays the loop."""
+        return cls(
+            ThreadPoolExecutor(1, thread_name_prefix="flush"),
+            ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=lower_priority),
+            ThreadPoolExecutor(3, thread_name_prefix="keeper"),
+        )
+
+    @classmethod
+    def inline(cls) -> Executors:
+        """No threads: the loop does all work itself, at once."""
+        return cls(InlineExecutor(), InlineExecutor(), InlineExecutor(), pause_s=0)
+
+    def close(self) -> None:
+        """Wait for running work; nothing can be submitted any more."""
+        for executor in (self.keeper, self.tiers, self.flush):
+            executor.shutdown()
+
+
 class Session:
-    """One session. Opened by ``with``; serves in the thread that opened it.
+    """One session. Used in the thread that opened it.
 
-    Errors on entering: LedgerError, FormatError, OSError when a file cannot be used.
+    Session(...)  opens everything and recovers from the previous run
+    begin()       takes the first turn; ``with`` calls it, and closes at the end
+    serve()       takes turns until the session has to end
     """
-
-    watcher: Watcher
-    epoch: int
-    _deadline: int
 
     def __init__(
         self,
         home: Home,
         config: Config,
         clock: Clock,
-        log: Callable[..., object],
-        board: SharedStatus | None = None,
+        log: LogCall,
+        *,
+        status: SharedStatus | None = None,
+        executors: Executors | None = None,
+        spawner: Spawner | None = None,
+        measure_disk: MeasureDisk = measure_disk,
+        boot: str = "",
     ) -> None:
-        self._home = home
-        self._config = config
-        self._clock = clock
-        self._log = log
-        self._board = board or SharedStatus(home.root, config, clock)
-        self._tally = self._board.tally
-        self._stack = contextlib.ExitStack()
+        """Open everything, and recover from the previous run.
+
+        ``boot``: the machine's boot id if not its real one.
+        Errors: LedgerError, FormatError, OSError when a file cannot be used.
+        """
+        self.home, self.clock, self._log = home, clock, log
+        self.status = status or SharedStatus(home.root, config, clock)
+        self.deadline = 0  # monotonic ns: when the dispatcher has something to do
         self.is_ending = False  # True: end as soon as no tier job runs
+        metrics = self.status.metrics
+        metrics.begin(START)
+        executors = executors or Executors.threads()
+        keeper = executors.keeper
+        with contextlib.ExitStack() as stack:
+            self.ledger = ledger = _open_ledger(stack, home, config, clock, log)
+            self.epoch = self.status.epoch = epoch_of(ledger)
+            self.opened, requeued = open_recovered(
+                stack, home, config, clock, log, ledger, self._warn, boot=boot
+            )
+            store = self.opened.store
+            self.watcher = _open_watcher(stack, home, config, log)
+            wake = self.watcher.wake
+            stack.callback(executors.close)
+            self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
+            roller = make_roller(store, config, clock, executors.flush, wake)
+            roster = Roster(home, self.watcher, config.lead, log)
+            self.dispatcher = Dispatcher(
+                config=config,
+                home=home,
+                ledger=ledger,
+                store=store,
+                events=self.opened.events,
+                flusher=self.flusher,
+                roller=roller,
+                roster=roster,
+                metrics=metrics,
+                clock=clock,
+                log=log,
+            )
+            self.housekeeper = Housekeeper(
+                home, ledger, config, clock, keeper, log, pause_s=executors.pause_s
+            )
+            stack.callback(self.housekeeper.stop)  # before its threads are waited for
+            self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
+            resume = self.dispatcher.notifier.send_resume_message
+            spawner = spawner or SystemSpawner()
+            self.supervisor = Supervisor(
+                config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
+            )
+            publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
+            disk = DiskWatch(home.root, config.disk, clock, measure_disk)
+            self.disk_monitor = DiskMonitor(
+                self.status, self.dispatcher, publisher, disk, ledger, clock, log
+            )
+            self.dispatcher.requeue(requeued)
+            self._stack = stack.pop_all()
+
+    def begin(self) -> None:
+        """Take the first turn: everything that waits in outboxes. Closes the session if it fails.
+
+        Errors: as those of a turn.
+        """
+        try:
+            self.disk_monitor.begin()
+            self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
+        except BaseException:
+            self.close()
+            raise
+        self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def __enter__(self) -> Session:
-        self._tally.begin(START)
-        gc.unfreeze()  # objects of the previous session are garbage now,
-        gc.collect()  # and would be frozen as well: a whole store per reload
-        with contextlib.ExitStack() as stack:
-            self._open(stack)
-            self._stack = stack.pop_all()
-        gc.freeze()  # what was loaded stays: collections need not scan it
+        self.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._board.is_serving = False
-        self._tally.begin(STOP)
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close everything as it is; work in progress is the next session's."""
+        self.status.is_serving = False
+        self.status.metrics.begin(STOP)
         self._stack.close()
-        self._tally.begin(START)
+        self.status.metrics.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """Run the loop until ``is_stopping``; then finish the current work."""
-        self._board.is_serving = True
+        self.status.is_serving = True
         while not is_stopping():
-            deadline = min(self._deadline, self._poll_background(), self._disk_monitor.due_ns())
-            processes_due = self._supervisor.due_ns()
-            if processes_due is not None:
-                deadline = min(deadline, processes_due)
-            timeout_ns = deadline - self._clock.monotonic_ns()
-            self._tally.begin(WAIT)
-            self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
-            self._run_jobs()
-            self._tally.begin("processes")
-            poll_supervisor(self._supervisor, self._dispatcher)
-            self._disk_monitor.step()
-        self._board.is_serving = False
-        self._tally.begin(STOP)
-        self._dispatcher.drain()
+            self.turn()
+        self.status.is_serving = False
+        self.status.metrics.begin(STOP)
+        self.dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
+
+    def turn(self, *, is_waiting: bool = True) -> None:
+        """One turn of the loop: wait for an event or the earliest deadline, then do all due work.
+
+        ``is_waiting`` False: do what is due now, without waiting.
+        """
+        due = self._poll_background()
+        timeout_ns = due - self.clock.monotonic_ns() if is_waiting else 0
+        self.status.metrics.begin(WAIT)
+        self.deadline = self.dispatcher.tick(self.watcher.wait(timeout_ns))
+        self._run_jobs()
+        self.status.metrics.begin("processes")
+        self.poll_supervisor()
+        self.disk_monitor.step()
 
     def wait_background(self, seconds: float) -> bool:
         """Wait for background work; False if a tier job (an upload) still runs after that time.
 
         Everything accepted is durable by then.
         """
-        return self._tiers.wait(seconds)
+        return self._tier_worker.wait(seconds)
 
-    def _open(self, stack: contextlib.ExitStack) -> None:
-        self._open_ledger(stack)
-        key = store_key(self._home, self._config, make=True)
-        opened = self._open_store(stack, key)
-        requeued = recovery.recover(self._context, opened.projection, power_cut=opened.power_cut)
-        self._start_watcher(stack)
-        self._start_dispatcher(stack, key)
-        self._start_tiers(stack)
-        executor = self._start_housekeeper(stack)
-        self._supervisor = make_supervisor(self._context, self._dispatcher, executor)
-        self._dispatcher.requeue(requeued)
-        self._start_disk_monitor()
-        self._deadline = self._dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
-        self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
-
-    def _open_ledger(self, stack: contextlib.ExitStack) -> None:
-        """Secure the home, open the ledger, and record files that others could access."""
-        incidents = directory_guard.secure(self._home)
-        for one in incidents:
-            self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
-        path = self._home.path(LEDGER)
-        was_closed = not wal.wal_bytes(path)  # else the last writer was killed
-        self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
-        stack.callback(self._ledger.close)
-        self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
-        self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
-        with self._ledger.transaction():
-            self._ledger.agents.add_incidents(incidents, self._clock.now_ns(), again=True)
-
-    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> OpenedStore:
-        opened = self._opened = open_store(
-            self._home,
-            self._clock,
-            self._config,
-            key,
-            self._warn,
-            epoch=self.epoch,
-            ledger_position=self._ledger.position(),
-        )
-        stack.callback(opened.log.close)
-        if opened.power_cut:
-            self._log("The machine was restarted since the last run", action="power_cut")
-        self._context = Context(
-            config=self._config,
-            home=self._home,
-            ledger=self._ledger,
-            store=opened.store,
-            events=opened.log,
-            clock=self._clock,
-            log=self._log,
-            tally=self._tally,
-        )
-        return opened
-
-    def _start_watcher(self, stack: contextlib.ExitStack) -> None:
-        detection = self._config.detection
-        self.watcher = make_watcher(self._home, detection.watcher, detection.poll_interval_ms)
-        stack.callback(self.watcher.close)
-        if isinstance(self.watcher, ScanWatcher) and self.watcher.why:
-            text = f"Scanning every {detection.poll_interval_ms} ms: {self.watcher.why}"
-            self._log(text, action="scan_instead", level="warning")
-
-    def _start_dispatcher(self, stack: contextlib.ExitStack, key: bytes | None) -> None:
-        config, opened, wake = self._config, self._opened, self.watcher.wake
-        executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="flush"))
-        flusher = Flusher(
-            opened.store,
-            self._home.path(STORE),
-            _flush_policy(config),
-            self._clock,
-            executor,
-            wake,
-            key,
-            opened.log,
-        )
-        roller = make_roller(opened.store, config, self._clock, executor, wake)
-        roster = Roster(self._home, self.watcher, config.lead, self._log)
-        self._dispatcher = Dispatcher(self._context, flusher, roller, roster)
-
-    def _start_disk_monitor(self) -> None:
-        store = self._opened.store
-        publisher = StatusPublisher(self._dispatcher, store, self.watcher, self._clock)
-        self._disk_monitor = make_disk_monitor(
-            self._board, self._dispatcher, publisher, self._context
-        )
-        self._disk_monitor.begin()
-
-    def _start_tiers(self, stack: contextlib.ExitStack) -> None:
-        thread = stack.enter_context(
-            ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=lower_priority)
-        )
-        self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
-
-    def _start_housekeeper(self, stack: contextlib.ExitStack) -> Executor:
-        thread = stack.enter_context(
-            # Three: neither the WAL nor the log of a process waits for a long run over the archive.
-            # Not nice: who is put off while it has the interpreter puts the loop off, too; it
-            # pauses by itself.
-            ThreadPoolExecutor(3, thread_name_prefix="keeper")
-        )
-        self._housekeeper = Housekeeper(
-            self._home, self._ledger, self._config, self._clock, thread, self._log
-        )
-        stack.callback(self._housekeeper.stop)  # before the thread is waited for
-        return thread
+    def poll_supervisor(self) -> None:
+        """Start, end and watch processes as far as due, and deliver the supervisor's notices."""
+        supervisor, dispatcher = self.supervisor, self.dispatcher
+        supervisor.poll(has_requests=dispatcher.pop_process_requests())
+        notices = supervisor.notices()
+        if notices and supervisor.can_notify:
+            supervisor.mark_sent(dispatcher.notifier.send(notices))
 
     def _poll_background(self) -> int:
-        """Poll background work; returns when to poll next (monotonic ns)."""
-        disk = self._board.disk
-        due_ns = self._housekeeper.poll(
-            idle=self._deadline > self._clock.monotonic_ns(),
-            is_low=disk is not None and disk.state.is_low,
+        """Poll background work; returns when the next turn is due (monotonic ns)."""
+        usage = self.status.disk
+        keeper_due = self.housekeeper.poll(
+            idle=self.deadline > self.clock.monotonic_ns(),
+            is_low=usage is not None and usage.state.is_low,
         )
-        self._dispatcher.pauses["wal"] = self._housekeeper.paused
-        self._board.ledger_damage = self._housekeeper.damage
-        return min(due_ns, self._poll_tiers())
-
-    def _run_jobs(self) -> None:
-        for job in self._dispatcher.pop_jobs():
-            if isinstance(job, JournalCommand):
-                run_command(self._home, self._opened, self._clock, job)
-            else:
-                self._housekeeper.enqueue(job)
-
-    def _poll_tiers(self) -> int:
-        done = self._tiers.poll(start=not self.is_ending)
-        self._board.tiers_waiting = self._tiers.waiting()
-        if done:
-            self._log(f"The journal: {done}", action="tier_step")
-        due = self._tiers.due_ns()
-        soon = self._clock.monotonic_ns() + TIER_POLL_NS
-        return soon if due is None or self.is_ending else due
+        self.dispatcher.pause("wal", self.housekeeper.paused)
+        self.status.ledger_damage = self.housekeeper.damage
+        due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
+        processes_due = self.supervisor.due_ns()
+        return min(due if processes_due is None else [*due, processes_due])
 
     def _warn(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
 
+    def _run_jobs(self) -> None:
+        for job in self.dispatcher.pop_jobs():
+            if isinstance(job, JournalCommand):
+                run_command(self.home, self.opened.events, self.opened.tiers, self.clock, job)
+            else:
+                self.housekeeper.enqueue(job)
 
-def make_supervisor(
-    context: Context,
-    dispatcher: Dispatcher,
-    executor: Executor,
-    spawner: Spawner | None = None,
-) -> Supervisor:
-    """The supervisor of a home's processes; it has adopted the running ones."""
-    return Supervisor(
-        context.config.spawn,
-        context.home,
-        context.ledger,
-        context.store,
-        spawner or SystemSpawner(),
-        executor,
-        context.clock,
-        context.log,
-        dispatcher.notifier.send_resume_message,
+    def _poll_tiers(self) -> int:
+        done = self._tier_worker.poll(start=not self.is_ending)
+        self.status.tiers_waiting = self._tier_worker.waiting()
+        if done:
+            self._log(f"The journal: {done}", action="tier_step")
+        due = self._tier_worker.due_ns()
+        soon = self.clock.monotonic_ns() + TIER_POLL_NS
+        return soon if due is None or self.is_ending else due
+
+
+def _open_ledger(
+    stack: contextlib.ExitStack, home: Home, config: Config, clock: Clock, log: LogCall
+) -> Ledger:
+    """Secure the home, open the ledger, and record files that others could access."""
+    incidents = directory_guard.secure(home)
+    for one in incidents:
+        log(one.detail, action=str(one.kind), file=one.path, level="warning")
+    path = home.path(LEDGER)
+    was_closed = not wal.wal_bytes(path)  # else the last writer was killed
+    ledger = Ledger.open(path, busy_timeout_ms=config.ledger.busy_timeout_ms)
+    stack.callback(ledger.close)
+    ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
+    begin_epoch(ledger, clock)
+    with ledger.transaction():
+        ledger.agents.add_incidents(incidents, clock.now_ns(), again=True)
+    return ledger
+
+
+def open_recovered(
+    stack: contextlib.ExitStack,
+    home: Home,
+    config: Config,
+    clock: Clock,
+    log: LogCall,
+    ledger: Ledger,
+    warn: Callable[[str], object],
+    *,
+    make_key: bool = True,
+    boot: str = "",
+) -> tuple[OpenedStore, list[tuple[str, str]]]:
+    """Open store and journal beside the ledger of a begun epoch, and recover all three.
+
+    Returns also the files to process first, (agent, file name). Errors: those of ``open_store``.
+    """
+    opened = open_store(
+        home,
+        config,
+        clock,
+        warn,
+        make_key=make_key,
+        epoch=epoch_of(ledger),
+        ledger_position=ledger.position(),
+        boot=boot,
     )
+    stack.callback(opened.events.close)
+    return opened, recovery.recover(home, config, clock, log, ledger, opened)
 
 
-def poll_supervisor(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
-    """One turn of the supervisor: do what is due, deliver its notices."""
-    supervisor.poll(has_requests=dispatcher.pop_process_requests())
-    notices = supervisor.notices()
-    if notices and supervisor.can_notify:
-        supervisor.mark_sent(dispatcher.notifier.send(notices))
+def epoch_of(ledger: Ledger) -> int:
+    """Number of the relay's starts with this ledger."""
+    return int(ledger.get_state("epoch") or 0)
 
 
-def begin_epoch(ledger: Ledger, clock: Clock) -> int:
+def _open_watcher(stack: contextlib.ExitStack, home: Home, config: Config, log: LogCall) -> Watcher:
+    detection = config.detection
+    watcher = make_watcher(home, detection.watcher, detection.poll_interval_ms)
+    stack.callback(watcher.close)
+    if isinstance(watcher, ScanWatcher) and watcher.why:
+        text = f"Scanning every {detection.poll_interval_ms} ms: {watcher.why}"
+        log(text, action="scan_instead", level="warning")
+    return watcher
+
+
+def begin_epoch(ledger: Ledger, clock: Clock) -> None:
     """Count the start, and record this process as the writer."""
     now = clock.now_ns()
     with ledger.transaction():
-        epoch = int(ledger.get_state("epoch") or 0) + 1
+        epoch = epoch_of(ledger) + 1
         if ledger.get_state("home_id") is None:  # tells a backup of another home apart
             ledger.set_state("home_id", uuid.uuid4().hex, now)
         for key, value in (
@@ -300,32 +330,40 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> int:
             ("started_at", now),
         ):
             ledger.set_state(key, str(value), now)
-    return epoch
 
 
 def make_roller(
-    store: CommStore,
+    store: Engine,
     config: Config,
     clock: Clock,
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Roller:
     """The roller, which moves final messages from a relay's store into its archives."""
-    assert store.archives is not None
     settings = config.store
     policy = RollPolicy(
         after_s=settings.roll_after_s,
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store, store.archives, policy, clock, executor, wake)
+    return Roller(store.archives, policy, clock, executor, wake)
 
 
-def _flush_policy(config: Config) -> FlushPolicy:
-    store = config.store
-    return FlushPolicy(
-        store.checkpoint_messages,
-        store.checkpoint_ms,
-        store.checkpoint_pause_factor,
-        store.compress,
+def make_flusher(
+    opened: OpenedStore,
+    home: Home,
+    config: Config,
+    clock: Clock,
+    executor: Executor,
+    wake: Callable[[], None] = lambda: None,
+) -> Flusher:
+    """The writer of checkpoints: ``store/relay.acomm``."""
+    settings, path = config.store, home.path(STORE)
+    policy = FlushPolicy(
+        settings.checkpoint_messages,
+        settings.checkpoint_ms,
+        settings.checkpoint_pause_factor,
+        settings.compress,
     )
+    store, key, events = opened.store, opened.key, opened.events
+    return Flusher(store, path, policy, clock, executor, wake, key, events)

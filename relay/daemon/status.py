@@ -32,7 +32,7 @@ from relay.base.home import LEDGER
 from relay.base.metrics import START, STOP, WAIT, Buckets, Metrics
 from relay.base.watcher import Watcher
 from relay.delivery.loop import Dispatcher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 
 EVERY_NS = NS_PER_S
 PAUSE_FACTOR = 100  # pause of this many times the last snapshot's cost: at most 1 % of the loop
@@ -73,7 +73,7 @@ class StatusPublisher:
     """Makes a snapshot when one is due. Owned by the loop."""
 
     def __init__(
-        self, dispatcher: Dispatcher, store: CommStore, watcher: Watcher, clock: Clock
+        self, dispatcher: Dispatcher, store: Engine, watcher: Watcher, clock: Clock
     ) -> None:
         self._dispatcher = dispatcher
         self._store = store
@@ -101,19 +101,19 @@ class StatusPublisher:
 
     def _make(self, now: int) -> StatusSnapshot:
         dispatcher, state = self._dispatcher, self._store.state
-        tally, roster = dispatcher.tally, dispatcher.roster
-        tally.overflows += self._watcher.overflows - self._overflows
+        metrics, roster = dispatcher.metrics, dispatcher.roster
+        metrics.overflows += self._watcher.overflows - self._overflows
         self._overflows = self._watcher.overflows
         owed, owed_acks = self._owed()
         return StatusSnapshot(
             at_ns=self._clock.now_ns(),
             monotonic_ns=now,
             watcher=self._watcher.name,
-            totals={name: getattr(tally, name) for name in TOTALS},
-            stages={name: times.read() for name, times in tally.stages.items()},
-            delivery_s=tally.delivery_s.read(),
-            commit_s=tally.commit_s.read(),
-            batch_files=tally.batch_files.read(),
+            totals={name: getattr(metrics, name) for name in TOTALS},
+            stages={name: times.read() for name, times in metrics.stages.items()},
+            delivery_s=metrics.delivery_s.read(),
+            commit_s=metrics.commit_s.read(),
+            batch_files=metrics.batch_files.read(),
             queue_files=dispatcher.backlog,
             oldest_ns=dispatcher.oldest_ns(),
             agents=len(roster.agents),
@@ -131,7 +131,7 @@ class StatusPublisher:
         state = self._store.state
         if len(state.timers) + len(state.owed) > MOST_TIMERS:
             return {}, len(state.timers) + len(state.owed)
-        current = {timer[1:] for timer in state.timers if state.is_current(timer)}
+        current = {timer[1:] for timer in state.timers.current()}
         current |= {(number, name) for number, known in state.owed.items() for name in known}
         owed: dict[str, int] = {}
         for _, recipient in current:
@@ -154,7 +154,7 @@ class SharedStatus:
         self.home = home
         self.config = config
         self.clock = clock
-        self.tally = Metrics(clock)
+        self.metrics = Metrics(clock)
         self.started_at_ns = clock.now_ns()
         self.epoch = 0  # of the session; 0: none has begun
         self.snapshot: StatusSnapshot | None = None
@@ -174,7 +174,7 @@ class SharedStatus:
     def health(self) -> Health:
         """Current health, independent of the snapshot's age."""
         reasons: list[str] = []
-        step, since_s = self.tally.stuck_s()
+        step, since_s = self.metrics.stuck_s()
         is_healthy = since_s < self.config.admin.stall_after_s
         if not is_healthy:
             reasons.append(f"the loop is stuck: in step {step} for {since_s:.0f} s")
@@ -224,21 +224,21 @@ COUNTERS = {
 }
 
 
-def metrics_page(board: SharedStatus) -> bytes:
+def metrics_page(status: SharedStatus) -> bytes:
     """The body of ``/metrics``."""
-    return generate_latest(StatusCollector(board))
+    return generate_latest(StatusCollector(status))
 
 
 class StatusCollector(Collector):
     """Exports the shared status as metrics; safe from any thread."""
 
-    def __init__(self, board: SharedStatus) -> None:
-        self._board = board
+    def __init__(self, status: SharedStatus) -> None:
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Every metric; those of the loop after a session has published its first snapshot."""
         yield from self._process()
-        snapshot = self._board.snapshot
+        snapshot = self._status.snapshot
         if snapshot is not None:
             yield from self._counters(snapshot)
             yield from self._gauges(snapshot)
@@ -247,8 +247,8 @@ class StatusCollector(Collector):
     def _process(self) -> Iterator[Metric]:
         from relay import __version__
 
-        board = self._board
-        health, (_, stuck_s) = board.health(), board.tally.stuck_s()
+        status = self._status
+        health, (_, stuck_s) = status.health(), status.metrics.stuck_s()
         info = InfoMetricFamily("relay_build", "The version that runs.")
         info.add_metric([], {"version": __version__})
         yield info
@@ -258,26 +258,26 @@ class StatusCollector(Collector):
         yield _gauge(
             "relay_ready", "1 while a session serves and takes messages in.", health.is_ready
         )
-        yield _gauge("relay_intake_paused", "1 while nothing is taken in.", bool(board.pauses))
+        yield _gauge("relay_intake_paused", "1 while nothing is taken in.", bool(status.pauses))
         yield self._pauses()
         text = "Steps of the journal's tiers that failed and wait."
-        yield _gauge("relay_tiers_waiting", text, len(board.tiers_waiting))
-        yield _gauge("relay_sessions_begun", "Starts of this home's relay so far.", board.epoch)
-        started = board.started_at_ns / NS_PER_S
+        yield _gauge("relay_tiers_waiting", text, len(status.tiers_waiting))
+        yield _gauge("relay_sessions_begun", "Starts of this home's relay so far.", status.epoch)
+        started = status.started_at_ns / NS_PER_S
         yield _gauge("relay_start_time_seconds", "When the process started, Unix time.", started)
         text = "Time that the loop has been in its present step; 0 while it waits."
         yield _gauge("relay_step_duration_seconds", text, stuck_s)
-        age = board.snapshot_age_s()
+        age = status.snapshot_age_s()
         if age is not None:
             yield _gauge("relay_snapshot_age_seconds", "Age of what the loop published.", age)
         memory = resident_bytes()
         if memory is not None:
             yield _gauge("relay_resident_memory_bytes", "Memory of the process.", memory)
-        wal = wal_bytes(board.home)
+        wal = wal_bytes(status.home)
         if wal is not None:
             yield _gauge("relay_ledger_wal_bytes", "Size of the ledger's WAL.", wal)
         text = "Size of the ledger's WAL at which intake pauses."
-        yield _gauge("relay_ledger_wal_limit_bytes", text, board.config.ledger.wal_most_mib << 20)
+        yield _gauge("relay_ledger_wal_limit_bytes", text, status.config.ledger.wal_most_mib << 20)
         yield from self._disk()
 
     def _pauses(self) -> Metric:
@@ -285,13 +285,13 @@ class StatusCollector(Collector):
         family = GaugeMetricFamily(
             "relay_intake_paused_by", "1 while it is for this reason.", labels=["reason"]
         )
-        pauses = self._board.pauses
+        pauses = self._status.pauses
         for who in sorted({"disk", "wal"} | pauses.keys()):
             family.add_metric([who], float(who in pauses))
         return family
 
     def _disk(self) -> Iterator[Metric]:
-        disk = self._board.disk
+        disk = self._status.disk
         if disk is None:
             return
         yield _gauge("relay_disk_size_bytes", "Size of the home's file system.", disk.size_bytes)
@@ -305,7 +305,7 @@ class StatusCollector(Collector):
             yield CounterMetricFamily(name, text, value=snapshot.totals[field])
 
     def _gauges(self, snapshot: StatusSnapshot) -> Iterator[Metric]:
-        oldest, now = snapshot.oldest_ns, self._board.clock.monotonic_ns()
+        oldest, now = snapshot.oldest_ns, self._status.clock.monotonic_ns()
         waits_s = 0.0 if oldest is None else (now - oldest) / NS_PER_S
         text = "Files seen in outboxes, not yet taken."
         yield _gauge("relay_queue_files", text, snapshot.queue_files)

@@ -2,43 +2,81 @@
 
 Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. A ``command`` is executed
 by ``relay.delivery.actions``, ``continuity`` by ``relay.delivery.saved_state``; ``spawn`` and
-``release`` by the supervisor. Source: relay-file-system.txt 4.1, FORMATS 1.
+``release`` by the supervisor, once they are accepted. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from relay.acomm.model import Channel, ChannelType, MessageFilter
-from relay.agents.status import StatusChange
+from relay.agents.requests import Requester, read_request
+from relay.agents.roster import Roster
+from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
+from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
-from relay.delivery import actions
+from relay.delivery import actions, saved_state
 from relay.delivery.filters import filter_of, where
-from relay.delivery.work import KeyRegistration, Pack, Prune
+from relay.delivery.saved_state import StateStore
+from relay.delivery.values import ControlReply, Effects, Subject
 from relay.engine import topics
-from relay.engine.commstore import CommStore
-from relay.journal.plan import JournalCommand
+from relay.engine.engine import Engine
 
+PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
+MAX_NOTE = 500  # characters of a status that the agents table keeps
 EVERYTHING = "#"  # the pattern of a subscription without a topic
-JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
-JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 
 
-class ControlReply(NamedTuple):
-    """The reply of the orchestrator. ``ok`` None: no reply, the message was a statement."""
+class Orchestrator:
+    """Carries out the messages that are addressed to the orchestrator. Owned by the loop."""
 
-    ok: bool | None
-    text: str = ""
-    job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
-    key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
-    status_change: StatusChange | None = None  # of an agent: noted with the answer
-    attached: bytes = b""  # appended to the text
+    def __init__(
+        self,
+        store: Engine,
+        roster: Roster,
+        statuses: AgentStatusTracker,
+        states: StateStore,
+        spawn: SpawnSettings,
+    ) -> None:
+        self._store = store
+        self._roster = roster
+        self._statuses = statuses
+        self._states = states
+        self._spawn = spawn
+
+    def carry_out(self, message: MessageFile, subject: Subject) -> ControlReply:
+        """Carry out a message. Errors: DiskFull, which is transient."""
+        lead = self._roster.trusted_lead()
+        sender, message_id = subject.agent, subject.message_id
+        if message.kind in PROCESS_KINDS:
+            requester = Requester(sender, message_id, subject.at_ns, lead)
+            request = read_request(message, requester, self._spawn)
+            if isinstance(request, str):
+                return ControlReply(False, request)
+            return ControlReply(None, effects=Effects(requests=(request,)))
+        if message.kind is Kind.CONTINUITY:
+            return saved_state.handle(message, message_id, sender, lead, self._states)
+        if message.kind is Kind.STATUS:
+            note = message.content.decode()[:MAX_NOTE]
+            return ControlReply(None, effects=Effects(status_note=note))
+        reply = handle(message, sender, self._store, lead)
+        change = reply.effects.status_change
+        if change is None or self._exists(change):
+            return reply
+        return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
+
+    def _exists(self, change: StatusChange) -> bool:
+        """True if the status may change; an agent without a mailbox may be retired.
+
+        What vanished with that mailbox goes back to its senders.
+        """
+        if change.name in self._roster.agents:
+            return True
+        return change.status == AgentStatus.RETIRED and self._statuses.is_away(change.name)
 
 
 def handle(
-    message: MessageFile, sender: str, store: CommStore, lead: str | None = None
+    message: MessageFile, sender: str, store: Engine, lead: str | None = None
 ) -> ControlReply:
     """Execute a control message, once; repeating it changes nothing.
 
@@ -81,44 +119,24 @@ def handle(
         return ControlReply(False, str(exc))
 
 
-def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRegistration | None:
-    """The key registered by a message executed before a crash; None if it registers none."""
-    if message.kind is not Kind.COMMAND:
-        return None
-    fields = command_fields(message)
-    if fields.get("ACTION", "").lower() != "agent.key":
-        return None
-    done = actions.execute(fields, sender, sender, store)  # permission was checked before
-    return done if isinstance(done, KeyRegistration) else None
-
-
-def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
+def _command(message: MessageFile, sender: str, store: Engine, lead: str | None) -> ControlReply:
     try:
-        fields = command_fields(message)
-        done = actions.execute(fields, sender, lead, store)
+        done = actions.execute(command_fields(message), sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
         return ControlReply(False, str(exc))
-    if isinstance(done, JournalCommand):
-        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), done)
-    if isinstance(done, KeyRegistration):
-        return ControlReply(True, str(done), key=done)
-    if isinstance(done, StatusChange):
-        return ControlReply(True, f"{done.name} is {done.status}", status_change=done)
-    if isinstance(done, Prune | Pack):
-        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), done)
-    return ControlReply(True, done)
+    return ControlReply(True, done) if isinstance(done, str) else done
 
 
 def _change_channel(
-    kind: Kind, name: str, fields: dict[str, str], sender: str, store: CommStore
+    kind: Kind, name: str, fields: dict[str, str], sender: str, store: Engine
 ) -> ControlReply:
     pattern = fields.get("PATTERN", "")
-    channel = store.get_channel_by_name(name)
+    channel = store.channels.get_by_name(name)
     if kind is Kind.JOIN:
         if channel is None:
-            store.create_channel(name, ChannelType.GROUP, sender)
+            store.channels.create(name, ChannelType.GROUP, sender)
             return ControlReply(True, f"created the group {name}, you are its owner")
-        store.join_channel(channel.id, sender)
+        store.channels.join(channel.id, sender)
         return ControlReply(
             True, f"you are a member of {name}, a {channel.channel_type.label} channel"
         )
@@ -128,11 +146,13 @@ def _change_channel(
     if channel is None:
         return ControlReply(False, f"channel {name} does not exist")
     if kind is Kind.LEAVE:
-        if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
+        if not store.channels.is_participant(
+            channel.id, sender
+        ):  # it may be obeyed again after a crash
             return ControlReply(True, f"you are not a member of {name}")
-        store.leave_channel(channel.id, sender)
+        store.channels.leave(channel.id, sender)
         return ControlReply(True, f"you are no longer a member of {name}")
-    ended = store.unsubscribe(channel.id, sender, pattern or None)
+    ended = store.channels.unsubscribe(channel.id, sender, pattern or None)
     return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
 
@@ -142,7 +162,7 @@ def _subscribe(
     pattern: str,
     wanted: MessageFilter | None,
     sender: str,
-    store: CommStore,
+    store: Engine,
 ) -> ControlReply:
     if not pattern:
         return ControlReply(
@@ -151,7 +171,7 @@ def _subscribe(
     made = channel is None
     if channel is None:
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
-        channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
-    store.subscribe(channel.id, sender, pattern, wanted)
+        channel = store.channels.create(name, ChannelType.PUB_SUB, sender)
+    store.channels.subscribe(channel.id, sender, pattern, wanted)
     also = f"created the channel {name}; " if made else ""
     return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

@@ -11,76 +11,85 @@ import contextlib
 from collections.abc import Mapping
 
 from relay.acomm.model import Obligation
-from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import LedgerError
-from relay.delivery.work import Context
-from relay.engine.commstore import CommStore
-from relay.ledger import ObligationFacts
+from relay.base.logs import LogCall
+from relay.delivery.eventlog import EventLog
+from relay.engine.engine import Engine
+from relay.ledger import Ledger, ObligationFacts
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
 
 
-class DowntimeTracker:
-    """Detects downtime while running, and moves the deadlines. Owned by the loop."""
+class Deadlines:
+    """The deadlines of store and ledger. Owned by the loop."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Engine,
+        events: EventLog,
+        most_pause_s: int,
+        clock: Clock,
+        log: LogCall,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._events = events
+        self._most_pause_s = most_pause_s
+        self._clock = clock
+        self._log = log
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
 
     def check(self) -> None:
-        """Compare both clocks with their last values."""
-        clock = self._context.clock
-        now = clock.now_ns(), clock.monotonic_ns()
+        """Detect downtime while running: compare both clocks with their last values."""
+        now = self._clock.now_ns(), self._clock.monotonic_ns()
         last, self._last = self._last, now
         if last is not None:
             lost_ns = (now[0] - last[0]) - (now[1] - last[1])
             if abs(lost_ns) >= LEAST_NS:
-                self._context.log(_describe(lost_ns), action="clock_skew", level="warning")
-                move_deadlines(self._context, lost_ns)
+                self._log(_describe(lost_ns), action="clock_skew", level="warning")
+                self._move(lost_ns)
 
-    def record(self) -> None:
-        """Record that the relay ran until now."""
-        record_alive(self._context)
+    def extend(self) -> None:
+        """Move them at a start by the time no relay ran, as far as ledger and store tell."""
+        now, lost = self._clock.now_ns(), self._store.state.downtimes
+        seen_at = self._ledger.alive_at() or self._store.state.modified_at * NS_PER_S
+        if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
+            seen_at = lost[-1].at * NS_PER_S
+        if abs(now - seen_at) >= LEAST_NS:
+            self._move(now - seen_at)
 
+    def record_alive(self) -> None:
+        """Record that the relay is running, for the next start.
 
-def extend_deadlines(context: Context) -> None:
-    """Move the deadlines at a start by the time no relay ran, as far as ledger and store tell."""
-    store, now = context.store, context.clock.now_ns()
-    seen_at = context.ledger.alive_at() or store.modified_at * NS_PER_S
-    lost = store.state.downtimes
-    if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
-        seen_at = lost[-1].at * NS_PER_S
-    if abs(now - seen_at) >= LEAST_NS:
-        move_deadlines(context, now - seen_at)
+        A failed write is ignored: deadlines would only be later by it.
+        """
+        with contextlib.suppress(LedgerError):
+            with self._ledger.transaction():
+                self._set_alive(self._clock.now_ns())
 
+    def _move(self, lost_ns: int) -> None:
+        """Move all of them, durably first: after a crash the next start does not repeat it."""
+        ledger, now = self._ledger, self._clock.now_ns()
+        self._store.deliveries.add_downtime(lost_ns // NS_PER_MS)
+        self._events.commit()
+        with ledger.transaction():
+            ledger.deliveries.restore_obligations(open_obligations(self._store))
+            ledger.deliveries.cap_due_times(now + self._most_pause_s * NS_PER_S)
+            self._set_alive(now)
 
-def record_alive(context: Context) -> None:
-    """Record that the relay is running, for the next start.
-
-    A failed write is ignored: deadlines would only be later by it.
-    """
-    with contextlib.suppress(LedgerError):
-        with context.ledger.transaction():
-            context.ledger.set_alive(context.clock.now_ns())
-
-
-def move_deadlines(context: Context, lost_ns: int) -> None:
-    """Move all deadlines, durably first: after a crash the next start does not move them twice."""
-    store, ledger, now = context.store, context.ledger, context.clock.now_ns()
-    store.add_downtime(lost_ns // NS_PER_MS)
-    context.events.commit()
-    with ledger.transaction():
-        ledger.deliveries.restore_obligations(open_obligations(store))
-        ledger.deliveries.cap_due_times(now + context.config.retry.most_s * NS_PER_S)
-        ledger.set_alive(now)
+    def _set_alive(self, now: int) -> None:
+        """Record the time from which the next start measures the downtime."""
+        self._ledger.set_state("alive_at", str(now), now)
 
 
-def open_obligations(store: CommStore) -> list[ObligationFacts]:
+def open_obligations(store: Engine) -> list[ObligationFacts]:
     """Every owed answer in the store."""
     return [
         duty
         for number, owed in store.state.owed.items()
-        if (message := store.get_message(number)) is not None and message.relay_id is not None
+        if (message := store.messages.get(number)) is not None and message.relay_id is not None
         for duty in obligations_of(message.relay_id, owed)
     ]
 

@@ -13,17 +13,20 @@ from collections.abc import Iterable
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatusTracker
 from relay.base import directory_guard
-from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.config import DetectionSettings
 from relay.base.errors import FormatError, UnsafePath
-from relay.base.home import READ
+from relay.base.home import READ, Home
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
+from relay.base.logs import LogCall
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.watcher import WatchEvents
-from relay.delivery import downtime
+from relay.delivery.downtime import Deadlines
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
 from relay.delivery.reads import GRACE_NS, ReadDetector
-from relay.delivery.work import Context
+from relay.delivery.view import StoreView
+from relay.ledger import Ledger
 
 
 class EventSource:
@@ -31,24 +34,32 @@ class EventSource:
 
     def __init__(
         self,
-        context: Context,
+        *,
+        home: Home,
+        ledger: Ledger,
+        view: StoreView,
+        detection: DetectionSettings,
+        reads: ReadDetector,
+        deadlines: Deadlines,
         intake: Intake,
         roster: Roster,
         statuses: AgentStatusTracker,
         notifier: Notifier,
+        clock: Clock,
+        log: LogCall,
     ) -> None:
-        self._context = context
-        self._detection = context.config.detection
-        self._home = context.home
-        self._ledger = context.ledger
-        self._store = context.store
-        self._reads = ReadDetector(context)
+        self._home = home
+        self._ledger = ledger
+        self._view = view
+        self._detection = detection
+        self._reads = reads
+        self._deadlines = deadlines
         self._intake = intake
         self._roster = roster
         self._statuses = statuses
         self._notifier = notifier
-        self._clock = context.clock
-        self._log = context.log
+        self._clock = clock
+        self._log = log
         self._told = IncidentDedup()
         self._next_scan_ns = 0
         self._next_poll_ns = 0
@@ -72,7 +83,7 @@ class EventSource:
         self._reads.on_removed(wake.left)
         if scan:
             self._ledger.check_file()
-            downtime.record_alive(self._context)
+            self._deadlines.record_alive()
             self._intake.rate_limit.sweep()
             self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
@@ -172,15 +183,15 @@ class EventSource:
     def _was_sent(self, message_id: str, agent: str) -> bool:
         """True if the store knows the delivery, although the ledger does not."""
         with contextlib.suppress(OSError, FormatError):
-            stored = self._store.find_by_relay_id(message_id, include_archived=True)
-            return stored is not None and agent in self._store.recipients(stored.id)
+            stored = self._view.find(message_id, include_archived=True)
+            return stored is not None and agent in self._view.recipients(stored.id)
         return False
 
     def flush_reads(self) -> None:
         """Record reads in the ledger, once the journal has them."""
         read: dict[str, int] = {}
         for message_id, agent, *_ in self._reads.flush():
-            if agent in self._statuses.unavailable or agent in self._statuses.inactive:
+            if self._statuses.is_away(agent):
                 read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
         if read:
             self._statuses.mark_seen(read, by_reading=True)

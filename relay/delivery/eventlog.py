@@ -18,8 +18,8 @@ import msgspec
 from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
-from relay.engine import events
-from relay.engine.commstore import CommStore
+from relay.engine import events, transitions
+from relay.engine.engine import Engine
 from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal
@@ -44,7 +44,7 @@ class EventLog:
         self,
         journal: Journal,
         codec: EventCodec,
-        store: CommStore,
+        store: Engine,
         clock: Clock,
         boot_id: str,
         checkpoints: CheckpointListener,
@@ -58,8 +58,7 @@ class EventLog:
         self._epoch = 0
         self._recorded_boot_id = boot_id  # as recorded in the journal
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
-        self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
-        store.fresh_events = []
+        self._commit_s = Histogram(SECONDS)  # its writes and syncs
 
     def begin(self, epoch: int, boot_id: str = "") -> None:
         """Record that a writer begins; the events before may lack their end.
@@ -77,6 +76,10 @@ class EventLog:
         if self._recorded_boot_id != self._boot_id:
             self.begin(self._epoch)
 
+    def measure(self, commit_s: Histogram) -> None:
+        """Observe the seconds of each commit in this histogram from now on."""
+        self._commit_s = commit_s
+
     @property
     def is_behind(self) -> bool:
         """True while events, or a checkpoint record, wait for their commit."""
@@ -90,12 +93,12 @@ class EventLog:
         fresh = self._store.fresh_events
         if fresh:
             self._append(fresh)
-            self._store.fresh_events = []
+            self._store.clear_events()
         self._since = None
         if self.journal.end > self.journal.durable:
             began = self._clock.monotonic_ns()
             self.journal.commit()
-            self.commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
+            self._commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
         for event in fresh or ():
             if type(event) is events.Rolled:
                 self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))
@@ -157,14 +160,14 @@ class EventLog:
 
     def close(self) -> None:
         """Close the files; uncommitted events are lost."""
-        self._store.fresh_events = None
+        self._store.clear_events()
         self.journal.close()
 
 
 def replay(
     records: Iterator[Record],
     codec: EventCodec,
-    store: CommStore,
+    store: Engine,
     heard: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:
@@ -182,12 +185,10 @@ def replay(
         if frame.seq > store.state.sequence:
             missing = frame.seq - store.state.sequence
             warn(f"{missing} events before offset {record.offset} of the journal are missing")
-            store.state.sequence = frame.seq
         try:
-            store.state.apply(frame.event)
+            transitions.replay(store.state, frame.event, frame.seq)
         except (LookupError, ValueError):
             unfit += 1
-        store.state.sequence = frame.seq + 1
     if unfit:
         warn(f"{unfit} events of the journal speak of what is not there, and were passed over")
 

@@ -36,8 +36,8 @@ from relay.base.message import (
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.base.redaction import redact
 from relay.delivery import router
-from relay.delivery.intake import OUTBOX, OutboxFile, is_same
-from relay.engine.commstore import CommStore
+from relay.delivery.values import OUTBOX, OutboxFile, is_same
+from relay.delivery.view import StoreView
 from relay.ledger import MessageRow, archive_pack
 
 DUPLICATES = "duplicates"
@@ -217,12 +217,12 @@ def inbox_files(dirs: Dirs, agent: str) -> set[str]:
     }
 
 
-def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) -> bytes:
+def render_retry(dirs: Dirs, view: StoreView, row: MessageRow, attempt: int) -> bytes:
     """The delivered file of a message, for its ``attempt``.
 
     Errors: MessageError when neither a file nor the store has it.
     """
-    stored = store.find_by_relay_id(row.message_id)
+    stored = view.find(row.message_id)
     message = load_original(dirs, row)
     if message is None and stored is None:
         message = _packed(dirs, row)  # last: it is found by reading a whole day
@@ -237,7 +237,7 @@ def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) ->
         row.agent_name,
         row.discovered_at,
         row.checksum or "",
-        None if stored is None else store.channel_label(stored),
+        None if stored is None else view.channel_label(stored),
         attempt,
     )
 

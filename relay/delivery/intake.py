@@ -21,7 +21,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Container, Iterator
-from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
@@ -31,43 +30,16 @@ from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, 
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
-from relay.base.names import MSG_SUFFIX, message_id_of, shown
+from relay.base.names import MSG_SUFFIX, shown
 from relay.base.redaction import redact
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
 from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
+from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, found_of
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
     ForeignOwner: IncidentKind.FOREIGN_OWNER,
 }
-
-
-class Parsed(NamedTuple):
-    """A complete, valid message."""
-
-    file: OutboxFile
-    message: MessageFile
-    checksum: str  # SHA-256 of the content, hex
-    # Where it has secrets: as it was sent. ``message`` and ``checksum`` are without them.
-    original: MessageFile | None = None
-    redacted: bytes | None = None  # what goes to the archive in the place of the file
-
-
-class Malformed(NamedTuple):
-    """A file that is not a valid message, and the reason."""
-
-    file: OutboxFile
-    reason: str
-    incident: IncidentKind | None = None  # the kind of a file that is unsafe
-    redacted: bytes | None = None  # as of Accepted
-
-    @property
-    def unsafe(self) -> bool:
-        """True for anything but a regular file that the agent alone owns."""
-        return self.incident is not None
-
-
-ParseResult = Parsed | Malformed
 
 
 class Intake:
@@ -150,14 +122,12 @@ class Intake:
         ]
         return begun + self._quota.pop_new_alerts()
 
-    def read_batch(
-        self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()
-    ) -> list[ParseResult]:
+    def read_batch(self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()) -> list[Inbound]:
         """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped.
 
         A file ``in_hand`` is being processed already, and is skipped.
         """
-        looks: list[ParseResult] = []
+        batch: list[Inbound] = []
         settling: set[str] = set()  # agents that are still writing one
         for hint in self._queue.pop_batch(limit):
             if hint.key in in_hand:
@@ -166,13 +136,12 @@ class Intake:
             if hint.agent in settling:
                 self._queue.requeue(hint)
                 continue
-            look: ParseResult | Hint
             try:
-                look = self._read_file(dirs, hint)
+                read = self._read_file(dirs, hint)
             except FileNotFoundError:
                 continue  # taken back by its writer, or its agent is gone
             except (OSError, UnsafePath) as exc:  # the outbox is broken, or no descriptor is left
-                look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
+                read = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
                 self._log(
                     f"Cannot look at a file, trying again in 1 s: {exc}",
                     action="read_failed",
@@ -180,25 +149,26 @@ class Intake:
                     agent=hint.agent,
                     file=hint.file_name,
                 )
-            if isinstance(look, Hint):
-                known_ns = self._clock.monotonic_ns() - hint.found_ns
-                if look.settling and known_ns < self._malformed_ns:
-                    self._queue.block_agent(look._replace(counted=True, settling=False))
-                    settling.add(look.agent)
-                else:
-                    self._queue.defer(look._replace(counted=True, settling=False))
+            if isinstance(read, Inbound):
+                batch.append(read)
+                continue
+            later = read._replace(counted=True, settling=False)
+            known_ns = self._clock.monotonic_ns() - hint.found_ns
+            if read.settling and known_ns < self._malformed_ns:
+                self._queue.block_agent(later)
+                settling.add(hint.agent)
             else:
-                looks.append(look)
+                self._queue.defer(later)
         self._rescan(dirs)
-        looks = sort_within_agents(looks, lambda look: look.file.agent, _rank)
-        left = self._pending_files.pop_overdue(dirs, limit - len(looks), self._max_file, in_hand)
-        return looks + [self._refuse_pending(found, data) for found, data in left]
+        batch = sort_within_agents(batch, lambda one: one.file.agent, _rank)
+        left = self._pending_files.pop_overdue(dirs, limit - len(batch), self._max_file, in_hand)
+        return batch + [self._refuse_pending(found, data) for found, data in left]
 
-    def _refuse_pending(self, found: OutboxFile, data: bytes) -> Malformed:
+    def _refuse_pending(self, found: OutboxFile, data: bytes) -> Inbound:
         """Refuse a message abandoned in ``.pending``."""
         clean = redact(data, loose=True)
         reason = self._pending_files.reason(found.agent)
-        return Malformed(found, reason, redacted=clean.data if clean else None)
+        return Inbound(found, None, reason, redacted=clean.data if clean else None)
 
     def oldest_ns(self) -> int | None:
         """Time at which the longest waiting file was seen (monotonic); None if none waits."""
@@ -214,7 +184,7 @@ class Intake:
         """Time at which the next file is due (monotonic); 0: now."""
         return 0 if self._pending_files.is_busy else self._queue.due_ns()
 
-    def _read_file(self, dirs: Dirs, hint: Hint) -> ParseResult | Hint:
+    def _read_file(self, dirs: Dirs, hint: Hint) -> Inbound | Hint:
         agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
@@ -222,7 +192,9 @@ class Intake:
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
             kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
-            return Malformed(found_of(agent, name, status), shown(str(exc)), kind)
+            found, reason = found_of(agent, name, status), shown(str(exc))
+            incident = Incident(kind, agent, found.path, reason)
+            return Inbound(found, None, reason, incidents=(incident,))
         found = found_of(agent, name, status)
         now = self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
@@ -237,8 +209,8 @@ class Intake:
         was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
         if changing or (is_moving and not was_renamed) or _is_pending(dirs, agent, name):
             return again
-        look = self._parse(found, data)
-        if isinstance(look, Malformed) and (is_moving or still_ns < self._malformed_ns):
+        inbound = self._parse(found, data)
+        if inbound.message is None and (is_moving or still_ns < self._malformed_ns):
             return again._replace(settling=is_moving)
         # Only now its mode is narrowed: that changes its ctime, which would look like a rename.
         data, status = fsio.read_regular(name, outbox, self._max_file)
@@ -246,25 +218,25 @@ class Intake:
             return again
         return self._parse(found_of(agent, name, status), data)
 
-    def _parse(self, found: OutboxFile, data: bytes) -> ParseResult:
+    def _parse(self, found: OutboxFile, data: bytes) -> Inbound:
         """Parse file content; the reason names each violated rule."""
         reason, message = self._classify(found, data)
-        if reason or message is None:
+        if message is None:
             clean = redact(data, loose=True)
             if clean is None:
-                return Malformed(found, reason)
+                return Inbound(found, None, reason)
             # The same words of the text that may be kept: a reason quotes what is wrong.
             reason = self._classify(found, clean.data)[0] or clean.clean(reason)
-            return Malformed(found, reason, redacted=clean.data)
+            return Inbound(found, None, reason, redacted=clean.data)
         clean = redact(data) if message.kind is Kind.SPAWN else None
         if clean is not None:
             original, message = message, parse(clean.data)
             checksum = sha256_hex(message.content)
-            return Parsed(found, message, checksum, original, clean.data)
+            return Inbound(found, message, "", checksum, original, clean.data)
         declared = message.headers.get("CHECKSUM")
         if declared and message.body:  # parse has compared it with the body's
-            return Parsed(found, message, declared.removeprefix(SHA256_PREFIX))
-        return Parsed(found, message, sha256_hex(message.content))
+            return Inbound(found, message, "", declared.removeprefix(SHA256_PREFIX))
+        return Inbound(found, message, "", sha256_hex(message.content))
 
     def _classify(self, found: OutboxFile, data: bytes) -> tuple[str, MessageFile | None]:
         """(the reason why it is invalid, None) or ("", the message)."""
@@ -284,10 +256,10 @@ class Intake:
             return str(exc), None
 
 
-def _rank(look: ParseResult) -> tuple[int, str]:
+def _rank(inbound: Inbound) -> tuple[int, str]:
     """Sort key of one agent's files: priority, then name."""
-    priority = look.message.priority if isinstance(look, Parsed) else 2
-    return priority, look.file.file_name
+    priority = 2 if inbound.message is None else inbound.message.priority
+    return priority, inbound.file.file_name
 
 
 def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
@@ -296,71 +268,6 @@ def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
         return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
     except FileNotFoundError:  # no such directory: nothing is pending there
         return False
-
-
-OUTBOX = ("outbox",)
-IN_PENDING = ("outbox", PENDING)  # where a writer left it
-MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
-LATEST_NS = 9 * 10**18  # the year 2255
-
-
-class OutboxFile(NamedTuple):
-    """A file in an outbox, and its facts from fstat."""
-
-    agent: str
-    file_name: str
-    message_id: str | None  # None: the name is not that of a message
-    size: int
-    mtime_ns: int
-    inode: int
-    ctime_ns: int = 0  # last changed or renamed: no writer can set it; 0: it has other names
-    place: tuple[str, ...] = OUTBOX  # below the agent's directory
-
-    @property
-    def path(self) -> str:
-        """Relative to the home."""
-        return "/".join(("agents", self.agent, *self.place, self.file_name))
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The key of the file while it waits or is processed."""
-        return (self.agent, "/".join((*self.place[1:], self.file_name)))
-
-
-def found_of(
-    agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
-) -> OutboxFile:
-    """The facts of a file; its writer may set any mtime, SQLite takes 63 bits."""
-    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
-    return OutboxFile(
-        agent,
-        name,
-        message_id_of(name),
-        status.st_size,
-        mtime_ns,
-        status.st_ino,
-        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
-        place,
-    )
-
-
-def is_same(found: OutboxFile, status: os.stat_result) -> bool:
-    """True if the file is unchanged and in its place."""
-    now = found_of(found.agent, found.file_name, status, found.place)
-    if 0 in (found.ctime_ns, now.ctime_ns):
-        now = now._replace(ctime_ns=found.ctime_ns)
-    return now == found
-
-
-def sent_at(found: OutboxFile, discovered_at: int) -> int:
-    """Time at which a file was sent (Unix ns), no later than its discovery.
-
-    That is the earlier of the time in its name and its mtime. A time in the name more than a day
-    before the mtime is ignored: the name was copied from an example, or is not a time.
-    """
-    at = min(found.mtime_ns, discovered_at)
-    named = int((found.message_id or "0").partition("-")[0])
-    return named if at - MOST_DRAFTED_NS <= named < at else at
 
 
 def untouched_since(status: os.stat_result, now_ns: int) -> int:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import SecuritySettings
 from relay.base.incidents import Incident, IncidentKind
-from relay.base.message import MessageFile
 from relay.base.names import MSG_SUFFIX
-from relay.engine.commstore import CommStore
+from relay.delivery.values import Inbound
+from relay.delivery.view import StoreView
 
 # An agent over its limit is looked at this often: a sync of the journal for each single message
 # would cost more than the messages do.
@@ -178,22 +178,23 @@ class ReplyLoop(NamedTuple):
 class ReplyLoops:
     """Detects reply loops. Owned by the loop."""
 
-    def __init__(self, store: CommStore, most: int, clock: Clock) -> None:
-        self._store = store
+    def __init__(self, view: StoreView, most: int, clock: Clock) -> None:
+        self._view = view
         self._most = most
         self._clock = clock
         self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
         self._begun: list[ReplyLoop] = []
 
-    def check(self, agent: str, message_id: str, discovered_at: int, message: MessageFile) -> str:
+    def check(self, inbound: Inbound) -> str:
         """The reason to hold a message; empty if there is none. May begin a loop."""
-        answers = message.headers.get("RE")
-        if answers is None:
+        answers = inbound.message.headers.get("RE") if inbound.message else None
+        if answers is None or inbound.reason:
             return ""
+        agent, message_id = inbound.file.agent, inbound.message_id
         since = self._clock.now_ns() - LOOP_WINDOW_NS
         agents = {agent}
         for _ in range(self._most + 1):
-            stored = self._store.find_by_relay_id(answers) if answers else None
+            stored = self._view.find(answers) if answers else None
             metadata = (stored.metadata or {}) if stored is not None else {}
             if stored is None or int(metadata.get("created_ns") or 0) < since:
                 return ""
@@ -206,7 +207,7 @@ class ReplyLoops:
             detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"
             path = f"agents/{agent}/outbox"
             incident = Incident(IncidentKind.REPLY_LOOP, agent, path, detail)
-            self._begun.append(ReplyLoop(message_id, discovered_at, incident))
+            self._begun.append(ReplyLoop(message_id, inbound.discovered_at, incident))
         return f"{why} (limits.reply_depth): it waits until they are fewer"
 
     def pop_new(self) -> list[ReplyLoop]:

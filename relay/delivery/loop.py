@@ -9,96 +9,153 @@ docs/states.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatusTracker
 from relay.base import directory_guard
-from relay.base.clock import NS_PER_S
-from relay.base.errors import StoreCapacity, StoreFull
-from relay.base.home import Dirs
-from relay.base.logs import where
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import Config
+from relay.base.home import Dirs, Home
+from relay.base.logs import LogCall
+from relay.base.metrics import Metrics
+from relay.base.names import LEAD
 from relay.base.watcher import WatchEvents
-from relay.delivery import file_ops
-from relay.delivery.downtime import DowntimeTracker
+from relay.delivery.apply import StoreWriter, refuse_fault
+from relay.delivery.control import Orchestrator
+from relay.delivery.downtime import Deadlines
 from relay.delivery.event_source import EventSource
-from relay.delivery.execute import Archiver, BatchWriter
-from relay.delivery.intake import OUTBOX, Intake, Parsed, ParseResult
+from relay.delivery.eventlog import EventLog
+from relay.delivery.execute import Executor
+from relay.delivery.intake import Intake
 from relay.delivery.limits import ReplyLoops, ThrottleStatus
 from relay.delivery.notifications import Notifier, Reminders
-from relay.delivery.plan import Planner
-from relay.delivery.retry import DeferredQueue, FailedDeferral, RetryQueue
+from relay.delivery.plan import plan
+from relay.delivery.reads import ReadDetector
+from relay.delivery.record import Archiver, LedgerWriter
+from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
-from relay.delivery.validate import RECHECK_NS, Recorder, SigningKeys, Validator
-from relay.delivery.work import Context, EndedDelivery, Pack, Prune, WorkItem
+from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
+from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row
+from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
-from relay.journal.plan import JournalCommand
+from relay.engine.engine import Engine
+from relay.ledger import Ledger
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 EVENTS_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
-TRANSIENT_ERRORS = (StoreFull, StoreCapacity, file_ops.DiskFull)  # its file waits in the outbox
 
 
 class Dispatcher:
     """Does all due work when ``tick`` is called. Used from one thread."""
 
-    def __init__(self, context: Context, flusher: Flusher, roller: Roller, roster: Roster) -> None:
-        self.tally = context.tally
-        self.pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
-        self._config = context.config
-        self._home = context.home
-        self._ledger = context.ledger
-        self._store = context.store
-        self._events = context.events
-        self._events.commit_s = self.tally.commit_s
+    def __init__(
+        self,
+        *,
+        config: Config,
+        home: Home,
+        ledger: Ledger,
+        store: Engine,
+        events: EventLog,
+        flusher: Flusher,
+        roller: Roller,
+        roster: Roster,
+        metrics: Metrics,
+        clock: Clock,
+        log: LogCall,
+    ) -> None:
+        self.metrics = metrics
+        self._config = config
+        self._home = home
+        self._ledger = ledger
+        self._view = StoreView(store)
+        self._events = events
         self._flusher = flusher
         self._roller = roller
         self._roster = roster
-        self._clock = context.clock
-        self._log = context.log
-        self._build_parts(context)
-        self._last_roll_error = ""
-        self._last_flush_error = ""
-        self._jobs: list[JournalCommand | Prune | Pack] = []
+        self._clock = clock
+        self._log = log
+        self._build_intake(store)
+        self._build_execution(store)
+        self._build_sources(store)
+        events.measure(metrics.commit_s)
+        self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
+        self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
+        self._jobs: list[Job] = []
         self._has_process_requests = False  # for processes to be started or ended
 
-    def _build_parts(self, context: Context) -> None:
-        """Build the stages of the pipeline, each with its dependencies."""
-        config, home, ledger, store, _, clock, log, _ = context
-        roster = self._roster
+    def _build_intake(self, store: Engine) -> None:
+        """Build what a file passes before it is planned."""
+        config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
-        self._validator = Validator(keys, roster, config.limits, clock, log)
-        self._guard = directory_guard.DirectoryGuard(home)
-        self._recorder = Recorder(ledger, clock, log)
-        states = StateStore(home, config.continuity)
-        statuses = self._statuses = AgentStatusTracker(ledger, roster, config.agents, clock, log)
-        self._planner = Planner(
-            store,
-            roster.lead,
-            statuses.unavailable,
-            statuses.inactive,
-            states,
-            config.spawn,
-            roster.trusted_lead,
+        self._validator = Validator(keys, self._roster, config.limits, log)
+        self._guard = directory_guard.DirectoryGuard(self._home)
+        self._claimer = Claimer(ledger, clock, log)
+        self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
+        self._reply_loops = ReplyLoops(self._view, config.limits.reply_depth, clock)
+
+    def _build_execution(self, store: Engine) -> None:
+        """Build what executes plans."""
+        config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
+        events, roster = self._events, self._roster
+        states = StateStore(self._home, config.continuity)
+        self._archiver = Archiver(ledger, log)
+        self._ledger_writer = LedgerWriter(
+            ledger, lambda: events.journal.durable, self._archiver, config.retry.first_s, clock
         )
-        self._archiver = Archiver(ledger, clock, log)
-        self._writer = BatchWriter(context, self._archiver)
-        self._deferred = DeferredQueue(ledger, store, config, clock, statuses.unavailable)
-        self._retries = RetryQueue(context, self._planner, self._writer, statuses.unavailable)
-        self._reply_loops = ReplyLoops(store, config.limits.reply_depth, clock)
-        self._downtime = DowntimeTracker(context)
-        self._reminders = Reminders(
-            context, self._planner, self._writer, statuses.unavailable, statuses.process_endings
+        orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
+        self._executor = Executor(
+            store=store,
+            events=events,
+            store_writer=StoreWriter(store, orchestrator, clock, log),
+            ledger_writer=self._ledger_writer,
+            metrics=self.metrics,
+            batch_deliveries=config.limits.batch_deliveries,
+            clock=clock,
+            log=log,
+            is_verbose=config.log_level == "debug",
         )
-        self.notifier = Notifier(context, roster, self._planner, self._writer, states)
-        self._event_source = EventSource(context, self._intake, roster, statuses, self.notifier)
+        self.notifier = Notifier(self._home, roster, self._executor, states, clock, log)
+
+    def _build_sources(self, store: Engine) -> None:
+        """Build what finds files, and what makes plans without one."""
+        config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
+        self._deadlines = Deadlines(ledger, store, self._events, config.retry.most_s, clock, log)
+        self._sources: tuple[PlanSource, ...] = (
+            DeferredQueue(ledger, store, config, clock, log),
+            RetryQueue(ledger, store, config.retry, clock, log),
+            Reminders(store, self._statuses.process_endings, config.retry, clock, log),
+        )
+        self._event_source = EventSource(
+            home=self._home,
+            ledger=ledger,
+            view=self._view,
+            detection=config.detection,
+            reads=ReadDetector(self._home, ledger, store, self._events, self.metrics, clock, log),
+            deadlines=self._deadlines,
+            intake=self._intake,
+            roster=self._roster,
+            statuses=self._statuses,
+            notifier=self.notifier,
+            clock=clock,
+            log=log,
+        )
+
+    def pause(self, source: str, reason: str) -> None:
+        """Pause intake for a reason; an empty one ends this source's pause."""
+        self._pauses[source] = reason
+
+    @property
+    def pauses(self) -> dict[str, str]:
+        """The reasons why intake is paused, by source."""
+        return {source: reason for source, reason in self._pauses.items() if reason}
 
     @property
     def paused(self) -> str:
         """The reason why intake is paused; empty if it is not."""
-        return "; ".join(why for why in self.pauses.values() if why)
+        return "; ".join(self.pauses.values()) if self._pauses else ""
 
     @property
     def backlog(self) -> int:
@@ -131,8 +188,8 @@ class Dispatcher:
 
     def tick(self, wake: WatchEvents) -> int:
         """Do all due work; returns the next due time (monotonic ns, 0 for at once)."""
-        self._downtime.check()
-        begin = self.tally.begin
+        self._deadlines.check()
+        begin = self.metrics.begin
         self._guard.check()
         self._statuses.refresh()
         with self._home.dirs() as dirs:
@@ -140,31 +197,29 @@ class Dispatcher:
             self._event_source.poll(wake)
             begin("read")
             limit = 0 if self.paused else self._config.limits.batch_files
-            looks = self._validate(
-                dirs, self._intake.read_batch(dirs, limit, self._archiver.in_progress)
-            )
-            if looks:
-                self._process(dirs, looks)
+            batch = self._intake.read_batch(dirs, limit, self._archiver)
+            if batch:
+                self._process(dirs, self._screen(dirs, batch))
             begin("retry")
             self._reply_loops.requeue(self.notifier.report_loops(self._reply_loops.pop_new()))
-            self.notifier.report_limits(dirs, self._intake.pop_new_alerts())
-            self._retry_deferred(dirs)
-            self._retries.retry_due(dirs, self._roster.agents)
-            self._reminders.remind_due(dirs, self._roster.agents)
+            self.notifier.report_limits(self._intake.pop_new_alerts())
+            self._execute_due(dirs)
             begin("archive")
             self._archive(dirs)
             begin("maintain")
             self._event_source.flush_reads()
-            self._writer.record_counts()
-            self._roll()
-            self._checkpoint()
+            self._ledger_writer.record_counts()
+            self._roller.step()
+            self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
+            self._flusher.commit()
+            self._log_change("The store", self._flusher.error, "is written again", "flush_failed")
             self._events.commit_if_due()
         return self._next_due()
 
-    def pop_jobs(self) -> list[JournalCommand | Prune | Pack]:
+    def pop_jobs(self) -> list[Job]:
         """Journal commands and jobs requested since the last call; lost in a crash."""
-        orders, self._jobs = self._jobs, []
-        return orders
+        jobs, self._jobs = self._jobs, []
+        return jobs
 
     def pop_process_requests(self) -> bool:
         """True if a process was requested to start or end since the last call; see the ledger."""
@@ -178,87 +233,87 @@ class Dispatcher:
                 self._archiver.archive(dirs, self._config.limits.batch_files)
                 self._archiver.flush()
         self._event_source.flush_reads()
-        self._writer.record_counts(include_recent=True)
+        self._ledger_writer.record_counts(include_recent=True)
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
-        self._downtime.record()
+        self._deadlines.record_alive()
 
-    # -- 2-4 look, record, claim -------------------------------------------------------
+    # -- a batch of files --------------------------------------------------------------
 
-    def _validate(self, dirs: Dirs, looks: list[ParseResult]) -> list[ParseResult]:
+    def _screen(self, dirs: Dirs, batch: list[Inbound]) -> list[Inbound]:
         """Files that can be planned now; those whose attachments are being read are deferred."""
-        if not looks:
-            return looks
-        let_in = self._validator.validate(dirs, looks)
+        ready, waiting = self._validator.screen(dirs, batch)
         due = self._clock.monotonic_ns() + RECHECK_NS
-        for look in let_in.waiting:
-            self._intake.retry(look.file.agent, look.file.file_name, due)
-        return let_in.ready
+        for one in waiting:
+            self._intake.retry(one.file.agent, one.file.file_name, due)
+        return ready
 
-    def _process(self, dirs: Dirs, looks: list[ParseResult]) -> None:
-        """Take a batch of files through every stage, a limited number of bytes at a time."""
-        self.tally.begin("record")
-        admitted = self._recorder.claim(dirs, looks)
-        self._mark_senders_active(admitted)
-        part: list[tuple[WorkItem, ParseResult]] = []
+    def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
+        """Take files through every stage, a limited number of journal bytes at a time."""
+        self.metrics.begin("record")
+        claimed = self._claimer.claim(dirs, batch)
+        self._mark_senders_active(claimed)
+        part: list[Inbound] = []
         part_bytes = 0
-        for one in admitted:
-            needed = _journal_bytes(one[1])
+        for one in claimed:
+            needed = _journal_bytes(one)
             if part and part_bytes + needed > PART_BYTES:
-                self._process_part(dirs, part, part_bytes)
+                self._execute_part(dirs, part, part_bytes)
                 part, part_bytes = [], 0
             part.append(one)
             part_bytes += needed
-        self._process_part(dirs, part, part_bytes)
+        self._execute_part(dirs, part, part_bytes)
 
-    def _process_part(
-        self, dirs: Dirs, part: list[tuple[WorkItem, ParseResult]], part_bytes: int
-    ) -> None:
-        """Plan and execute a part of a batch, if the journal has room for it."""
-        self.tally.begin("route")
+    def _execute_part(self, dirs: Dirs, part: list[Inbound], part_bytes: int) -> None:
+        """Plan and execute files, if the journal has room for them."""
+        self.metrics.begin("route")
         room = self._room_for(part_bytes)
-        batch: list[WorkItem] = []
-        deliveries = 0
-        for work, look in part:
-            if room:
-                self._postpone(work, room)
-                continue
-            if isinstance(look, Parsed) and not (work.is_repeat and self._is_known(work)):
-                if not work.failure:
-                    self._validator.refuse_invalid(work, look)
-            if isinstance(look, Parsed) and not work.failure:
-                work.attachments = look.message.attachments
-                why = self._reply_loops.check(
-                    work.agent, work.message_id, work.discovered_at, look.message
-                )
-                if why and not self._is_known(work):
-                    self._postpone(work, why)
-                    continue
-            try:
-                self._plan(work, look)
-            except TRANSIENT_ERRORS as exc:
-                self._postpone(work, str(exc))
-                continue
-            batch.append(work)
-            deliveries += work.deliveries()
-            if deliveries >= self._config.limits.batch_deliveries:
-                self._execute(dirs, batch)
-                self.tally.begin("route")
-                batch, deliveries = [], 0
-        if batch:
-            self._execute(dirs, batch)
+        if room:
+            for one in part:
+                self._postpone(one, room)
+            return
+        result = self._executor.execute(dirs, self._plans(part))
+        for planned, cause in result.postponed:
+            if planned.inbound is not None:
+                self._postpone(planned.inbound, str(cause))
+        self._statuses.refresh()
+        self._jobs += result.jobs
+        effects = [one.effects for one in result.executed]
+        self._validator.after_commit(dirs, keys_changed=any(one.key for one in effects))
+        if any(one.requests for one in effects):
+            self._has_process_requests = True
 
-    def _mark_senders_active(self, admitted: list[tuple[WorkItem, ParseResult]]) -> None:
+    def _plans(self, part: list[Inbound]) -> Iterator[Plan]:
+        """Plan one file after the other, each when the previous one is in the store."""
+        for inbound in part:
+            if inbound.row is not Row.REPEATED or not self._is_known(inbound):
+                inbound = self._validator.validate(inbound)
+            why = self._reply_loops.check(inbound)
+            if why and not self._is_known(inbound):
+                self._postpone(inbound, why)
+                continue
+            message = inbound.message
+            is_to_lead = message is not None and message.to.lower() == LEAD
+            directory = self._statuses.directory(self._roster.lead() if is_to_lead else None)
+            try:
+                planned = plan(inbound, directory, self._view)
+            except Exception as exc:
+                planned = refuse_fault(inbound, exc, self._log)
+            yield planned
+
+    def _mark_senders_active(self, claimed: list[Inbound]) -> None:
         """Mark senders active; check again unavailable recipients that now have mail."""
         written: dict[str, int] = {}
-        for work, look in admitted:
-            if not work.is_repeat and look.file.place == OUTBOX:
-                written[work.agent] = max(written.get(work.agent, 0), look.file.ctime_ns)
+        for one in claimed:
+            file = one.file
+            if one.row is not Row.REPEATED and file.place == OUTBOX:
+                written[file.agent] = max(written.get(file.agent, 0), file.ctime_ns)
         self._statuses.mark_seen(written)
-        wanted = {look.message.to for _, look in admitted if isinstance(look, Parsed)}
-        if wanted & self._statuses.unavailable.keys():
-            self._event_source.check_liveness(wanted & self._statuses.unavailable.keys())
+        unavailable = self._statuses.directory().unavailable
+        wanted = {one.message.to for one in claimed if one.message} & unavailable.keys()
+        if wanted:
+            self._event_source.check_liveness(wanted)
 
     def _room_for(self, n_bytes: int) -> str:
         """The reason why the journal has no room for ``n_bytes``; empty if it has."""
@@ -268,64 +323,38 @@ class Dispatcher:
             return f"journal: {exc.strerror or exc}"
         return ""
 
-    def _is_known(self, work: WorkItem) -> bool:
+    def _is_known(self, inbound: Inbound) -> bool:
         """True if the store has accepted it before; it then stays accepted."""
-        return self._store.find_by_relay_id(work.message_id, include_archived=True) is not None
+        return self._view.find(inbound.message_id, include_archived=True) is not None
 
-    def _plan(self, work: WorkItem, look: ParseResult) -> None:
-        """Plan one file; a bug in the relay refuses this file and stops no other."""
-        try:
-            if isinstance(look, Parsed) and not work.failure:
-                now = self._clock.now_ns()
-                self._planner.plan(work, look, self._roster.agents, now)
-            else:
-                self._planner.refuse(work, work.failure)
-        except TRANSIENT_ERRORS:
-            raise
-        except Exception as exc:
-            fault = type(exc).__name__  # its text may quote what it choked on
-            self._log(
-                f"Refused {work.file.path}: internal error: {fault}",
-                action="fault",
-                level="error",
-                where=where(exc),
-            )
-            work.outgoing.clear()
-            work.requests.clear()
-            self._planner.refuse(work, f"internal error of the relay: {fault}")
-
-    def _execute(self, dirs: Dirs, batch: list[WorkItem]) -> None:
-        for work, reason in self._writer.execute(dirs, batch):
-            self._postpone(work, reason)
-        self._statuses.refresh()
-        # One that was put off is not decided again: its answer is known by then.
-        self._jobs += [order for work in batch for order in work.jobs]
-        self._validator.after_commit(dirs, batch)
-        self._has_process_requests = self._has_process_requests or any(
-            work.requests for work in batch
-        )
-
-    def _postpone(self, work: WorkItem, reason: str) -> None:
+    def _postpone(self, inbound: Inbound, reason: str) -> None:
         """Leave a file in its outbox after a transient error, to be tried again."""
-        self.tally.postponed += 1
-        attempts = 1
-        if work.has_row:
+        self.metrics.postponed += 1
+        attempts, file = 1, inbound.file
+        if inbound.has_row:
             with self._ledger.transaction():
-                attempts = self._ledger.postpone(work.message_id, reason)
+                attempts = self._ledger.postpone(inbound.message_id, reason)
         pause_s = self._config.retry.pause_s(attempts)
         due = self._clock.monotonic_ns() + pause_s * NS_PER_S
-        waited_ns = max(0, self._clock.now_ns() - work.discovered_at)
-        if work.file.place == OUTBOX:  # else the next scan finds it
-            self._intake.retry(work.agent, work.file.file_name, due, waited_ns)
+        waited_ns = max(0, self._clock.now_ns() - inbound.discovered_at)
+        if file.place == OUTBOX:  # else the next scan finds it
+            self._intake.retry(file.agent, file.file_name, due, waited_ns)
         self._log(
             f"Left a message in its outbox, to be tried again in {pause_s} s: {reason}",
             action="postpone",
             level="warning",
-            message_id=work.message_id,
-            agent=work.agent,
+            message_id=inbound.message_id,
+            agent=file.agent,
         )
 
-    # -- 11 archive, 12 due work --------------------------------------------------------
+    # -- due work ----------------------------------------------------------------------
+
+    def _execute_due(self, dirs: Dirs) -> None:
+        """Execute the plans of each source that are due."""
+        for source in self._sources:
+            plans = source.plans_due(dirs, self._statuses.directory())
+            if plans:
+                source.settle(self._executor.execute(dirs, plans))
 
     def _archive(self, dirs: Dirs) -> None:
         for found in self._archiver.archive(dirs, self._config.limits.batch_files):
@@ -333,70 +362,25 @@ class Dispatcher:
         if self.paused or not self._intake.is_busy:  # else the next batch takes it along
             self._archiver.flush()
 
-    def _checkpoint(self) -> None:
-        """Write the store's file if due; log once when that fails and when it works again."""
-        self._flusher.commit()
-        error = self._flusher.error
-        if error != self._last_flush_error:
-            self._last_flush_error = error
-            text = f"cannot be written, trying again: {error}" if error else "is written again"
-            level = "error" if error else "info"
-            self._log(f"The store {text}", action="flush_failed", level=level)
-
-    def _roll(self) -> None:
-        self._roller.step()
-        error = self._roller.error
-        if error != self._last_roll_error:
-            self._last_roll_error = error
-            text = f"cannot be written, trying again: {error}" if error else "are written again"
-            level = "error" if error else "info"
-            self._log(f"Archives {text}", action="roll_failed", level=level)
-
-    def _retry_deferred(self, dirs: Dirs) -> None:
-        """Retry deferred deliveries; of those given up the sender is notified first."""
-        agents = self._roster.agents
-        works, ended = self._deferred.due(dirs, agents, self._config.limits.batch_files)
-        if not works and not ended:
-            return
-        endings: list[WorkItem] = []
-        try:
-            endings = [
-                self._retries.failure_notice(self._ended_delivery(one), one.row, agents)
-                for one in ended
-            ]
-        except (StoreFull, StoreCapacity) as exc:
-            self._log(f"Cannot tell a sender now: {exc}", action="postpone", level="warning")
-        put_off = {id(one.work) for one in self._writer.execute(dirs, works + endings)}
-        done = [one for one, work in zip(ended, endings, strict=False) if id(work) not in put_off]
-        self._deferred.postpone([one for one in ended if one not in done])
-        self._deferred.retry_later([work for work in works if id(work) in put_off])
-
-    def _ended_delivery(self, one: FailedDeferral) -> EndedDelivery:
-        """A deferred delivery that is given up, for the notice to its sender."""
-        stored = self._store.find_by_relay_id(one.row.message_id)
-        number = stored.id if stored else 0
-        message_id, attempt = one.row.message_id, one.delivery.attempt
-        return EndedDelivery(number, message_id, one.recipient, one.state, attempt, one.reason)
+    def _log_change(self, what: str, error: str, again: str, action: str) -> None:
+        """Log once when something cannot be written, and when it can be again."""
+        if error != self._errors.get(what, ""):
+            self._errors[what] = error
+            text = f"cannot be written, trying again: {error}" if error else again
+            self._log(f"{what} {text}", action=action, level="error" if error else "info")
 
     def _next_due(self) -> int:
         due = [self._event_source.due_ns()]
-        parts = (
-            self._intake,
-            self._events,
-            self._flusher,
-            self._deferred,
-            self._retries,
-            self._roller,
-        )
-        for part in (*parts, self._reminders):
-            at = None if part is self._intake and self.paused else part.due_ns()
-            if at is not None:
-                due.append(at)
+        times = [self._events.due_ns(), self._flusher.due_ns(), self._roller.due_ns()]
+        times += [source.due_ns() for source in self._sources]
+        if not self.paused:
+            times.append(self._intake.due_ns())
+        due += [at for at in times if at is not None]
         if not self._archiver.is_idle:
             due.append(0)
         return min(due)
 
 
-def _journal_bytes(look: ParseResult) -> int:
+def _journal_bytes(inbound: Inbound) -> int:
     """Journal bytes that a file may need; the content of a refused file is not kept."""
-    return EVENTS_BYTES + (2 * look.file.size if isinstance(look, Parsed) else 0)
+    return EVENTS_BYTES + (2 * inbound.file.size if inbound.message is not None else 0)

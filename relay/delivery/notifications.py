@@ -8,25 +8,31 @@ that a crash sends none twice. Source: DESIGN, "Attempts"; docs/states.md, "An a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 
 from relay.acomm.model import DeliveryState, Message, MessageType, Obligation
 from relay.agents.processes import ProcessNotice
 from relay.agents.roster import Roster
-from relay.base.clock import NS_PER_MS, NS_PER_S, elapsed
-from relay.base.errors import CommError, StoreCapacity, StoreFull, UnsafePath
-from relay.base.home import Dirs
+from relay.agents.status import NO_AGENT, Directory
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, elapsed
+from relay.base.config import RetrySettings
+from relay.base.errors import UnsafePath
+from relay.base.home import Dirs, Home
 from relay.base.incidents import Incident
+from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.base.names import OPERATOR
+from relay.delivery import plan as planning
 from relay.delivery import saved_state
-from relay.delivery.execute import BatchWriter
+from relay.delivery.execute import ExecutionResult, Executor
+from relay.delivery.file_ops import DiskFull
 from relay.delivery.limits import ReplyLoop
-from relay.delivery.plan import Planner
-from relay.delivery.retry import GONE
+from relay.delivery.retry import RetryPause
 from relay.delivery.saved_state import StateStore
-from relay.delivery.work import Context, Reminder, WorkItem, system_work_about
+from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
+from relay.delivery.view import StoreView
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
+from relay.engine.engine import Engine
 
 
 class Notifier:
@@ -34,20 +40,19 @@ class Notifier:
 
     def __init__(
         self,
-        context: Context,
+        home: Home,
         roster: Roster,
-        planner: Planner,
-        writer: BatchWriter,
+        executor: Executor,
         states: StateStore,
+        clock: Clock,
+        log: LogCall,
     ) -> None:
-        self._home = context.home
-        self._store = context.store
+        self._home = home
         self._roster = roster
-        self._planner = planner
-        self._writer = writer
+        self._executor = executor
         self._states = states
-        self._clock = context.clock
-        self._log = context.log
+        self._clock = clock
+        self._log = log
         self._pending: list[Incident] = []  # limits whose agents the disk kept us from telling
 
     def announce(
@@ -64,37 +69,33 @@ class Notifier:
         them exists: call again later.
         """
         names = sorted(self._roster.agents.intersection(agents))
-        try:
-            works = [self._planner.notify(name, at_ns, key, text) for name in names]
-        except (StoreFull, StoreCapacity):
-            return False
-        for work in works[:1] if incident is not None else ():
-            assert incident is not None
-            work.incidents, work.is_repeat = [incident], True
-        with self._home.dirs() as dirs:
-            return bool(works) and not self._writer.execute(dirs, works)
+        plans = [planning.notice(name, at_ns, key, text) for name in names]
+        if incident is not None:
+            effects = Effects((incident,), may_repeat=True)
+            plans[:1] = [plan._replace(effects=effects) for plan in plans[:1]]
+        return bool(plans) and not self._execute(plans).postponed
 
     def send(self, notices: Sequence[ProcessNotice]) -> set[int]:
         """Send notices about processes and update the ledger; returns the indexes of those sent.
 
         The others are to be sent later: the disk or the store refuses them now.
         """
-        works: list[WorkItem] = []
+        plans: list[Plan] = []
         for one in notices:
-            agent = one.agent if one.agent in self._roster.agents else ""
-            try:
-                work = self._planner.reply(
-                    agent, one.request_id, one.at, one.key, one.text, one.kind
-                )
-            except (StoreFull, StoreCapacity) as exc:
-                self._log(f"Cannot tell {agent} now: {exc}", action="postpone", level="warning")
-                break
-            work.process, work.closed_intents = one.process, one.closed_intents
-            work.status_change = one.status_change
-            works.append(work)
-        with self._home.dirs() as dirs:
-            put_off = {id(one.work) for one in self._writer.execute(dirs, works)}
-        return {place for place, work in enumerate(works) if id(work) not in put_off}
+            subject = Subject(one.request_id, one.agent, one.at)
+            to = one.agent if one.agent in self._roster.agents else ""
+            effects = Effects(
+                status_change=one.status_change,
+                process=one.process,
+                closed_intents=one.closed_intents,
+            )
+            told = planning.outcome(subject, one.text, one.key, one.kind, to)
+            plans.append(told._replace(effects=effects))
+        result = self._execute(plans)
+        if result.postponed:
+            reason = result.postponed[0].reason
+            self._log(f"Cannot notify now: {reason}", action="postpone", level="warning")
+        return {place for place, plan in enumerate(plans) if result.is_done(plan)}
 
     def send_resume_message(self, name: str, key: str) -> bool:
         """Put the first message of a new run into an agent's inbox.
@@ -103,14 +104,16 @@ class Notifier:
         or the store refuses it now; nothing was done.
         """
         try:
-            work = saved_state.resume_message(
-                self._states, self._store, name, key, self._clock.now_ns()
-            )
-            with self._home.dirs() as dirs:
-                return not (work and self._writer.execute(dirs, [work]))
-        except (CommError, OSError, UnsafePath) as exc:
-            self._log(f"Cannot greet {name} now: {exc}", action="postpone", level="warning")
-            return False
+            plan = saved_state.resume_plan(self._states, name, key, self._clock.now_ns())
+            result = self._execute([plan] if plan else [])
+        except (OSError, UnsafePath) as exc:
+            reason = str(exc)
+        else:
+            if not result.postponed:
+                return True
+            reason = result.postponed[0].reason
+        self._log(f"Cannot greet {name} now: {reason}", action="postpone", level="warning")
+        return False
 
     def report_loops(self, begun: list[ReplyLoop]) -> list[ReplyLoop]:
         """Report loops to lead and operator, once each; returns those to report later."""
@@ -125,26 +128,32 @@ class Notifier:
                 untold.append(one)
         return untold
 
-    def report_limits(self, dirs: Dirs, begun: list[Incident]) -> None:
+    def report_limits(self, begun: list[Incident]) -> None:
         """Notify agents that exceeded a limit, once an episode, and record the incidents."""
         now = self._clock.now_ns()
-        works: list[WorkItem] = []
+        plans: list[Plan] = []
         for one in self._pending + begun:
             agent = one.agent or ""
-            try:
-                work = self._planner.notify(agent, now, f"{one.kind} {now}", one.detail)
-            except (StoreFull, StoreCapacity):  # it is kept all the same
-                work = system_work_about("", agent, now, str(one.kind))
-            work.incidents.append(one)
-            works.append(work)
+            told = planning.notice(agent, now, f"{one.kind} {now}", one.detail)
+            plans.append(told._replace(effects=Effects((one,))))
             self._log(one.detail, action=str(one.kind), level="warning", agent=agent)
-        put_off = self._writer.execute(dirs, works) if works else []
-        self._pending = [incident for one in put_off for incident in one.work.incidents]
+        postponed = self._execute(plans).postponed
+        full = [one.plan for one in postponed if isinstance(one.cause, DiskFull)]
+        self._pending = [incident for plan in full for incident in plan.effects.incidents]
+        # Where the store is full, the incidents are recorded all the same.
+        untold = [one.plan for one in postponed if not isinstance(one.cause, DiskFull)]
+        self._execute([plan._replace(messages=()) for plan in untold])
+
+    def _execute(self, plans: list[Plan]) -> ExecutionResult:
+        if not plans:
+            return ExecutionResult([], [], [])
+        with self._home.dirs() as dirs:
+            return self._executor.execute(dirs, plans)
 
 
 BATCH = 256  # answers in one turn
 MOST_QUOTED = 4096  # bytes of the message that a reminder repeats
-LOOK_NS = 5 * NS_PER_S  # between two looks for processes that ended
+CHECK_NS = 5 * NS_PER_S  # between two checks for processes that ended
 BEGUN = {"received": "acknowledged it as received", "in_progress": "began it"}
 
 
@@ -156,196 +165,163 @@ class Reminders:
 
     def __init__(
         self,
-        context: Context,
-        planner: Planner,
-        writer: BatchWriter,
-        unavailable: Mapping[str, str],
+        store: Engine,
         endings: Callable[[], Callable[[str, int], str]],
+        retry: RetrySettings,
+        clock: Clock,
+        log: LogCall,
     ) -> None:
-        self._store = context.store
-        self._planner = planner
-        self._writer = writer
-        self._unavailable = unavailable
+        self._store = store
+        self._view = StoreView(store)
         self._endings = endings
-        self._retry = context.config.retry
-        self._clock = context.clock
-        self._log = context.log
-        self._not_before_ns = 0  # monotonic: the disk, or the store, took nothing
-        self._next_look_ns = 0  # monotonic
+        self._clock = clock
+        self._log = log
+        self._pause = RetryPause("reminders", retry, clock, log)
+        self._next_check_ns = 0  # monotonic
         self._told: set[tuple[int, str, int]] = set()  # ended processes reported to the sender
 
     def due_ns(self) -> int | None:
         """Time of the next reminder or check (monotonic)."""
-        due_ms = self._store.next_reminder_ms()
+        due_ms = self._store.obligations.next_due_ms()
         if due_ms is None:
             return None
-        now_ns = self._clock.monotonic_ns()
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
-        return min(
-            max(now_ns + wait_ns, self._not_before_ns),
-            max(self._next_look_ns, self._not_before_ns),
-        )
+        due_ns = min(self._clock.monotonic_ns() + wait_ns, self._next_check_ns)
+        return max(due_ns, self._pause.until_ns)
 
-    def remind_due(self, dirs: Dirs, agents: Set[str]) -> None:
-        """Send a batch of due reminders."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns < self._not_before_ns:
-            return
-        works: list[WorkItem] = []
-        try:
-            self._add_overdue(works, agents)
-            if now_ns >= self._next_look_ns:
-                self._add_ended(works, agents)
-                self._next_look_ns = now_ns + LOOK_NS
-        except (StoreFull, StoreCapacity) as exc:
-            self._pause(str(exc))
-        put_off = self._writer.execute(dirs, works) if works else []
-        if put_off:
-            self._pause(put_off[0].reason)
-        waits = {id(one.work) for one in put_off}
-        for work in works:
-            if id(work) not in waits:
-                self._log_done(work)
-
-    def _add_overdue(self, works: list[WorkItem], agents: Set[str]) -> None:
+    def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
+        """Plans for a batch of overdue answers, and for processes that ended."""
+        if not self._pause.is_over:
+            return []
+        now = self._clock.now_ns()
         groups: dict[int, list[OverdueAnswer]] = {}
-        for one in self._store.overdue_answers(BATCH):
+        for one in self._store.obligations.overdue(BATCH):
             groups.setdefault(one.message.id, []).append(one)
-        for group in groups.values():
-            works.append(self._overdue_work(group, agents))
+        plans = [remind(group, directory, self._view, now) for group in groups.values()]
+        if self._clock.monotonic_ns() >= self._next_check_ns:
+            plans += self._plans_of_ended(directory, now)
+            self._next_check_ns = self._clock.monotonic_ns() + CHECK_NS
+        return plans
 
-    def _overdue_work(self, group: list[OverdueAnswer], agents: Set[str]) -> WorkItem:
-        """The notices about one message: to its recipients, and to its sender."""
-        message = group[0].message
-        work = _work_about(message, "overdue")
-        lines: list[str] = []
-        for one in group:
-            name, owed = one.recipient, one.obligation
-            gone = self._unavailable.get(name, "" if name in agents else f"{name} is {GONE}")
-            count = owed.reminders + 1
-            if gone or one.is_exhausted:
-                due_ms, count = 0, owed.reminders
-                lines.append(self._given_up(message, one, gone))
-            else:
-                due_ms = one.next_due_ms
-                key = f"reminder {count} {owed.since}"
-                text = self._reminder(message, one)
-                self._planner.add_message(work, name, Kind.REMINDER, text, key, count)
-                lines.append(self._overdue(message, one))
-            mine = Reminder(message.id, work.message_id, name, count, due_ms)
-            work.reminders.append(mine)
-        if message.sender in agents:
-            rounds = [
-                (one.recipient, one.obligation.since, one.obligation.reminders) for one in group
-            ]
-            count = max(one.obligation.reminders for one in group) + 1
-            text, key = "\n".join(lines), f"overdue {rounds}"
-            self._planner.add_message(work, message.sender, Kind.NOTIFICATION, text, key, count)
-        return work
+    def settle(self, result: ExecutionResult) -> None:
+        """Log the reminders; pause after a refusal."""
+        self._pause.settle(result.postponed)
+        for executed in result.executed:
+            for one in executed.plan.changes.reminders:
+                word = "Reminded {} of" if one.due_ms else "Gave up on {} for"
+                self._log(
+                    f"{word.format(one.recipient)} an answer that is overdue",
+                    action="remind" if one.due_ms else "give_up_answer",
+                    message_id=one.message_id,
+                    recipient=one.recipient,
+                    reminders=one.reminders,
+                )
 
-    def _reminder(self, message: Message, one: OverdueAnswer) -> str:
-        """The body of a reminder: the owed answer, to whom, and the message quoted."""
-        owed, asked = one.obligation, _word(message)
-        count = owed.reminders + 1
-        what = f"you have not answered the {asked}"
-        if owed.said:
-            what = (
-                f"you said {owed.said} {self._ago(owed.since)}, and have not answered the {asked}"
-            )
-        sent = f"sent {self._ago(message.created_at)}"
-        return (
-            f"reminder {count} of {MAX_REMINDERS}: {what} from {message.sender}, {sent}; "
-            f"answer with {_how(message)}\n\n{_quoted(message)}"
-        )
-
-    def _overdue(self, message: Message, one: OverdueAnswer) -> str:
-        count = one.obligation.reminders + 1
-        last = "" if count < MAX_REMINDERS else ", the last one"
-        return (
-            f"{self._unanswered(message, one.recipient, one.obligation)}; "
-            f"it is reminded, {count} of {MAX_REMINDERS}{last}"
-        )
-
-    def _given_up(self, message: Message, one: OverdueAnswer, gone: str) -> str:
-        why = gone or f"it was reminded {one.obligation.reminders} times"
-        return (
-            f"{self._unanswered(message, one.recipient, one.obligation)}; "
-            f"its answer is no longer awaited: {why}"
-        )
-
-    def _unanswered(self, message: Message, name: str, owed: Obligation) -> str:
-        """The sender's line about a recipient: not read, read, or begun."""
-        delivery = self._store.state.deliveries.get(message.id, {}).get(name)
-        if owed.said:
-            known = f"it {BEGUN.get(owed.said, f'said {owed.said}')} {self._ago(owed.since)}"
-        elif delivery is not None and delivery.state is DeliveryState.RECEIVED:
-            known = "it has read it"
-        else:
-            known = "it has not read it"
-        return (
-            f"{name} has not answered the {_word(message)} sent "
-            f"{self._ago(message.created_at)}: {known}"
-        )
-
-    def _add_ended(self, works: list[WorkItem], agents: Set[str]) -> None:
+    def _plans_of_ended(self, directory: Directory, now_ns: int) -> list[Plan]:
         """Tell senders once if the process of a recipient ended with its work begun."""
         begun = {
             (number, name, owed.since)
-            for number, known in self._store.state.owed.items()
+            for number, known in self._view.all_owed().items()
             for name, owed in known.items()
             if owed.said
         }
         self._told &= begun
         fresh = sorted(begun - self._told)
-        if not fresh:
-            return
-        ended = self._endings()
+        plans: list[Plan] = []
+        ended = self._endings() if fresh else None
         for number, name, since in fresh:
-            message = self._store.state.messages.get(number)
-            how = ended(name, since * NS_PER_S)
+            message = self._view.message(number)
+            how = ended(name, since * NS_PER_S) if ended else ""
             if message is None or not how:
                 continue
             self._told.add((number, name, since))
-            if message.sender not in agents:
-                continue
-            owed = self._store.state.owed[number][name]
-            text = f"{how}; {self._unanswered(message, name, owed)}"
-            work = _work_about(message, f"ended {name}")
-            self._planner.add_message(
-                work, message.sender, Kind.NOTIFICATION, text, f"ended {name} {since}"
-            )
-            works.append(work)
-
-    def _ago(self, at_s: int) -> str:
-        return f"{elapsed(self._clock.now_ns() - at_s * NS_PER_S)} ago"
-
-    def _log_done(self, work: WorkItem) -> None:
-        for one in work.reminders:
-            word = (
-                f"Reminded {one.recipient} of" if one.due_ms else f"Gave up on {one.recipient} for"
-            )
-            self._log(
-                f"{word} an answer that is overdue",
-                action="remind" if one.due_ms else "give_up_answer",
-                message_id=work.message_id,
-                recipient=one.recipient,
-                reminders=one.reminders,
-            )
-
-    def _pause(self, reason: str) -> None:
-        """Pause after the disk or the store refused a write."""
-        self._not_before_ns = self._clock.monotonic_ns() + self._retry.first_s * NS_PER_S
-        self._log(
-            f"Paused reminders for {self._retry.first_s} s: {reason}",
-            action="postpone",
-            level="warning",
-        )
+            if message.sender in directory.agents:
+                unanswered = _unanswered(message, name, self._view, now_ns)
+                text, key = f"{how}; {unanswered}", f"ended {name} {since}"
+                subject = _subject(message)
+                one = _notice(subject, message.sender, Kind.NOTIFICATION, text, key)
+                plans.append(Plan(subject, messages=(one,)))
+        return plans
 
 
-def _work_about(message: Message, key: str) -> WorkItem:
-    metadata = message.metadata or {}
-    at_ns = int(metadata.get("created_ns") or 0)
-    return system_work_about(message.relay_id or "", message.sender, at_ns, key)
+def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, now_ns: int) -> Plan:
+    """The notices about one message's overdue answers: to its recipients, and to its sender."""
+    message = group[0].message
+    subject = _subject(message)
+    lines: list[str] = []
+    messages: list[SystemMessage] = []
+    reminders: list[Reminder] = []
+    for one in group:
+        name, owed = one.recipient, one.obligation
+        unanswered = _unanswered(message, name, view, now_ns)
+        gone, due_ms, count = directory.absence(name), one.next_due_ms, owed.reminders + 1
+        if gone or one.is_exhausted:
+            due_ms, count = 0, owed.reminders
+            why = _gone_text(name, gone) or f"it was reminded {owed.reminders} times"
+            lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
+        else:
+            key, text = f"reminder {count} {owed.since}", _reminder(message, owed, now_ns)
+            messages.append(_notice(subject, name, Kind.REMINDER, text, key, count))
+            last = "" if count < MAX_REMINDERS else ", the last one"
+            lines.append(f"{unanswered}; it is reminded, {count} of {MAX_REMINDERS}{last}")
+        reminders.append(Reminder(message.id, subject.message_id, name, count, due_ms))
+    if message.sender in directory.agents:
+        rounds = [(one.recipient, one.obligation.since, one.obligation.reminders) for one in group]
+        count = max(one.obligation.reminders for one in group) + 1
+        text, key = "\n".join(lines), f"overdue {rounds}"
+        messages.append(_notice(subject, message.sender, Kind.NOTIFICATION, text, key, count))
+    changes = DeliveryChanges(reminders=tuple(reminders))
+    return Plan(subject, messages=tuple(messages), changes=changes)
+
+
+def _notice(
+    subject: Subject, to: str, kind: Kind, text: str, key: str, order: int = 0
+) -> SystemMessage:
+    return planning.system_message(subject, to, kind, f"{text}\n".encode(), key, order=order)
+
+
+def _gone_text(name: str, gone: str) -> str:
+    """The reason why an agent is gone, with its name."""
+    return f"{name} is {gone}" if gone == NO_AGENT else gone
+
+
+def _reminder(message: Message, owed: Obligation, now_ns: int) -> str:
+    """The body of a reminder: the owed answer, to whom, and the message quoted."""
+    asked = _word(message)
+    what = f"you have not answered the {asked}"
+    if owed.said:
+        said = f"you said {owed.said} {_ago(owed.since, now_ns)}"
+        what = f"{said}, and have not answered the {asked}"
+    sent = f"sent {_ago(message.created_at, now_ns)}"
+    return (
+        f"reminder {owed.reminders + 1} of {MAX_REMINDERS}: {what} from {message.sender}, {sent}; "
+        f"answer with {_how(message)}\n\n{_quoted(message)}"
+    )
+
+
+def _unanswered(message: Message, name: str, view: StoreView, now_ns: int) -> str:
+    """The sender's line about a recipient: not read, read, or begun."""
+    owed, delivery = view.owed(message.id)[name], view.deliveries(message.id).get(name)
+    if owed.said:
+        begun = BEGUN.get(owed.said, f"said {owed.said}")
+        known = f"it {begun} {_ago(owed.since, now_ns)}"
+    elif delivery is not None and delivery.state is DeliveryState.RECEIVED:
+        known = "it has read it"
+    else:
+        known = "it has not read it"
+    return (
+        f"{name} has not answered the {_word(message)} sent "
+        f"{_ago(message.created_at, now_ns)}: {known}"
+    )
+
+
+def _ago(at_s: int, now_ns: int) -> str:
+    return f"{elapsed(now_ns - at_s * NS_PER_S)} ago"
+
+
+def _subject(message: Message) -> Subject:
+    at_ns = int((message.metadata or {}).get("created_ns") or 0)
+    return Subject(message.relay_id or "", message.sender, at_ns)
 
 
 def _word(message: Message) -> str:

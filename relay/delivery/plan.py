@@ -1,478 +1,267 @@
-"""Planning: the recipients of a message, and the replies of the orchestrator.
+"""Planning: what one message, or one event of the relay's own, causes. Pure.
 
-Fills a WorkItem with outgoing files. The id of a reply is derived from the message it answers, so
-planning again after a crash gives the same files. Writes nothing but the states saved by agents
-(``relay.delivery.saved_state``): they are durable before the ack is committed.
+A plan depends on the message, the directory of agents and the store as it is; nothing is written
+here. The id of a reply is derived from the message it answers, so planning again after a crash
+gives the same files. A message already in the store goes to the recipients it was accepted for.
 Source: DESIGN, "How a message flows", steps 5 and 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 
-from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Metadata
-from relay.agents.requests import Requester, read_request
-from relay.agents.status import AgentStatus, StatusChange, parse_status_command
-from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.config import SpawnSettings
-from relay.base.errors import CommError, StoreCapacity, StoreFull
-from relay.base.incidents import Incident, IncidentKind
+from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
+from relay.agents.status import NO_AGENT, Directory
+from relay.base.clock import NS_PER_S
 from relay.base.message import Kind, MessageFile, command_fields
-from relay.base.names import (
-    EVERYONE_CHANNEL,
-    ORCHESTRATOR,
-    answer_id,
-    derived_id,
-    direct_channel_name,
-    shown,
-)
-from relay.delivery import control, router, saved_state
-from relay.delivery.control import ControlReply
+from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
+from relay.delivery import router
+from relay.delivery.actions import recorded_effects
 from relay.delivery.file_ops import render_delivered
-from relay.delivery.intake import Parsed, sent_at
-from relay.delivery.router import Bounce, Directory, Route
-from relay.delivery.saved_state import StateStore
-from relay.delivery.work import (
-    Acknowledged,
-    DeferredDelivery,
-    KeyRegistration,
-    ObligationState,
+from relay.delivery.router import Bounce
+from relay.delivery.values import (
+    Answer,
+    Command,
+    DeliveryChanges,
+    Draft,
+    Effects,
+    EndedDelivery,
+    Inbound,
     OutgoingFile,
-    WorkItem,
-    system_message_row,
-    system_work_about,
+    Plan,
+    Route,
+    Row,
+    Subject,
+    SystemMessage,
 )
+from relay.delivery.view import StoreView
 from relay.engine import ack_rules
-from relay.engine.commstore import CommStore
 from relay.engine.deliveries import SYSTEM
 from relay.engine.retries import DEAD_LETTER_TOPIC
+from relay.ledger import MessageRow
 
-THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
-THROTTLED_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows; checked this often
-PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
-NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
-STICKY = "sent before it joined"
-MAX_NOTE = 500  # characters of a status that the agents table keeps
-NO_AGENT = "no longer an agent"
-ALL_AVAILABLE: Mapping[str, str] = {}
-DEFAULT_SPAWN = SpawnSettings()
+DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
 
-class Planner:
-    """Plans accepted messages. Owned by the loop."""
+def plan(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
+    """Plan one file. Errors: FormatError, OSError if an archive has to be read and cannot be."""
+    message = inbound.message
+    if message is None or inbound.reason:
+        return refuse(inbound, inbound.reason)
+    sender, stored = inbound.file.agent, _find_stored(inbound, view)
+    ttl_s = message.ttl_s
+    if ttl_s and stored is None and inbound.seen_at > inbound.sent_at + ttl_s * NS_PER_S:
+        return refuse(inbound, f"its TTL of {ttl_s} s passed before it could be delivered")
+    route = router.route(message, sender, directory, view)
+    if isinstance(route, Bounce) and stored is not None:
+        route = router.route_again(sender, sorted(view.recipients(stored.id)))
+    answer = None if route.answers is None else _answer(message, route.answers)
+    if isinstance(route, Bounce):  # the answer counts, even without its sender
+        return refuse(inbound, route.reason, answer)
+    draft = _draft(inbound, message, route, view) if stored is None else None
+    plan = Plan(
+        inbound.subject,
+        inbound,
+        draft=draft,
+        answer=answer,
+        effects=Effects(may_repeat=inbound.row is Row.REPEATED),
+    )
+    if stored is None or view.is_live(stored.id):  # else it is long done, and rolled out
+        return _plan_deliveries(plan, message, stored, route, directory, view)
+    return plan
 
-    def __init__(
-        self,
-        store: CommStore,
-        lead: Callable[[], str | None],
-        unavailable: Mapping[str, str] = ALL_AVAILABLE,
-        inactive: Set[str] = frozenset(),
-        states: StateStore | None = None,
-        spawn: SpawnSettings = DEFAULT_SPAWN,
-        trusted_lead: Callable[[], str | None] | None = None,
-    ) -> None:
-        self._store = store
-        self._lead = lead
-        self._trusted_lead = trusted_lead or lead  # the agent with the lead's permissions
-        self._unavailable = (
-            unavailable  # terminated or retired agents -> the nack for their senders
+
+def refuse(inbound: Inbound, reason: str, answer: Answer | None = None) -> Plan:
+    """Refuse a file: its sender gets a nack with the reason."""
+    name = shown(inbound.file.file_name)
+    text = reason if name in reason else f"{name}: {reason}"
+    nack = reply(inbound.subject, Kind.NACK, f"not delivered: {text}")
+    return Plan(
+        inbound.subject,
+        inbound,
+        refusal=reason,
+        answer=answer,
+        messages=(nack._replace(is_answer=False),),
+        effects=Effects(inbound.incidents, may_repeat=inbound.row is Row.REPEATED),
+    )
+
+
+def reply(subject: Subject, kind: Kind, text: str, attached: bytes = b"") -> SystemMessage:
+    """The reply of the relay to a message: what became of it, or of the command in it."""
+    body = f"{text}\n".encode() + attached
+    return system_message(subject, subject.agent, kind, body, str(kind), is_answer=True)
+
+
+def outcome(
+    subject: Subject, text: str, key: str, kind: Kind = Kind.NACK, to: str | None = None
+) -> Plan:
+    """Send an agent the outcome of its message, once for each ``key``.
+
+    Without a key it is the answer to a control message that was not answered at once.
+    Nothing is sent if ``to`` is empty; None: the sender.
+    """
+    to = subject.agent if to is None else to
+    body = f"{text}\n".encode()
+    reply = system_message(subject, to, kind, body, key or str(kind), is_answer=True)
+    return Plan(subject, messages=(reply,) if to else ())
+
+
+def notice(agent: str, at_ns: int, key: str, text: str) -> Plan:
+    """Send an agent a notice about no message, once for each ``at_ns`` and ``key``."""
+    subject = Subject(agent=agent, at_ns=at_ns)
+    body = f"{text}\n".encode()
+    return Plan(subject, messages=(system_message(subject, agent, Kind.NOTIFICATION, body, key),))
+
+
+def end_delivery(
+    one: EndedDelivery, row: MessageRow | None, directory: Directory, view: StoreView
+) -> Plan:
+    """End a delivery; its sender is told, and the system topic of a dead letter."""
+    changes = DeliveryChanges(ended=(one,))
+    if row is None:
+        return Plan(Subject(one.message_id), changes=changes)
+    verb = "acknowledged by" if _was_delivered(one, view) else "delivered to"
+    text = f"not {verb} {one.recipient}: {one.reason}"
+    if one.state is DeliveryState.DEAD:
+        text += f"; {DEAD_LETTER_HINT.format(id=row.message_id)}"
+    subject = Subject(row.message_id, row.agent_name, row.discovered_at)
+    key = f"{one.state.name} {one.recipient} {one.attempt}"
+    to = row.agent_name if row.agent_name in directory.agents else ""
+    told = outcome(subject, text, key, to=to)
+    messages = told.messages
+    if one.state is DeliveryState.DEAD:
+        about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
+        messages += _dead_letter_notice(subject, f"{about}: {one.reason}", key, directory, view)
+    return told._replace(messages=messages, changes=changes)
+
+
+def system_message(
+    subject: Subject,
+    to: str,
+    kind: Kind,
+    body: bytes,
+    key: str,
+    *,
+    order: int = 0,
+    is_answer: bool = False,
+) -> SystemMessage:
+    """A message of the relay about a message, once for each ``key``."""
+    headers = {"RE": subject.message_id} if subject.message_id else {}
+    message = MessageFile(to, kind, headers, body)
+    message_id = subject.reply_id(to, key, order)
+    return SystemMessage(message_id, message, subject.at_ns, (to,), is_answer)
+
+
+def _find_stored(inbound: Inbound, view: StoreView) -> Message | None:
+    """The message as stored before a crash or a transient error."""
+    stored = view.find(inbound.message_id)
+    if stored is None and inbound.row is Row.REPEATED:  # a crash came before its row was completed
+        stored = view.find(inbound.message_id, include_archived=True)
+    return stored
+
+
+def _answer(message: MessageFile, original: Message) -> Answer:
+    """The effect of an answer on the delivery that it answers."""
+    status, text = router.answer_status(message)
+    ends = ack_rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
+    return Answer(original, status, text, ends)
+
+
+def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
+    """The message as the engine gets it."""
+    at_ns = inbound.discovered_at
+    new = router.new_message(message, inbound.message_id, at_ns, route.answers, inbound.sent_at)
+    if route.recipients is None:
+        channel = view.channel(route.channel)
+        assert channel is not None  # the route was made from it
+        recipients = view.route(channel, inbound.file.agent, new)
+        route = route._replace(recipients=recipients)
+    return Draft(route, new)
+
+
+def _plan_deliveries(
+    plan: Plan,
+    message: MessageFile,
+    stored: Message | None,
+    route: Route,
+    directory: Directory,
+    view: StoreView,
+) -> Plan:
+    """Plan files for recipients with an inbox; the others bounce. One may be the orchestrator."""
+    inbound = plan.inbound
+    assert inbound is not None
+    recipients: tuple[str, ...] = plan.draft.route.recipients or () if plan.draft else ()
+    known: Mapping[str, Delivery] = {}
+    if stored is not None:
+        recipients, known = view.recipients(stored.id), view.deliveries(stored.id)
+    messages: list[SystemMessage] = []
+    if not recipients and (reason := _no_recipients(message, route, view)):
+        messages.append(reply(plan.subject, Kind.NACK, reason))
+    targets: list[str] = []
+    gone: dict[str, str] = {}
+    for name in recipients:
+        why = "" if name == ORCHESTRATOR else directory.absence(name)
+        if not why and name != ORCHESTRATOR:
+            targets.append(name)
+        elif why and (stored is None or known[name].state is DeliveryState.SENT):
+            gone[name] = why
+    if ORCHESTRATOR in recipients:
+        plan = _plan_command(plan, inbound.original or message, view)
+    if gone:
+        text = _bounced_text(gone, inbound.file.file_name)
+        messages.append(reply(plan.subject, Kind.NACK, text))
+    files: tuple[OutgoingFile, ...] = ()
+    if targets:
+        data = render_delivered(
+            message,
+            inbound.message_id,
+            inbound.file.agent,
+            inbound.discovered_at,
+            inbound.checksum or "",
+            route.shown_channel,
         )
-        self._inactive = inactive  # agents that get no broadcasts
-        self._states = states
-        self._spawn = spawn
+        number = stored.id if stored else 0
+        files = (OutgoingFile(inbound.message_id, number, data, tuple(targets)),)
+    return plan._replace(
+        files=files,
+        messages=(*plan.messages, *messages),
+        changes=DeliveryChanges(bounced=gone),
+    )
 
-    def plan(self, work: WorkItem, accepted: Parsed, agents: Set[str], now_ns: int) -> None:
-        """Plan a message that has a row; planning it again after a crash gives the same.
 
-        A message already in the store goes to the recipients it was accepted for.
-        """
-        message = accepted.message
-        stored = self._find_stored(work)
-        work.is_stored = stored is not None
-        ttl_s = message.ttl_s
-        sent = sent_at(work.file, work.discovered_at)
-        if ttl_s and stored is None and now_ns > sent + ttl_s * NS_PER_S:
-            self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
-            return
-        route = self._route(message, work.agent, stored, agents)
-        if isinstance(route, Bounce):
-            if route.answers is not None:  # the answer counts, even without its sender
-                work.acknowledged = self._acknowledge(message, work, route.answers)
-            self.refuse(work, route.reason)
-            return
-        try:
-            stored = stored or self._send(work, message, route)
-        except (StoreFull, StoreCapacity):
-            raise
-        except CommError as exc:
-            self.refuse(work, str(exc))
-            return
-        if route.answers is not None:
-            work.acknowledged = self._acknowledge(message, work, route.answers)
-        if stored.id in self._store.state.deliveries:  # else it is long done, and rolled out
-            self._plan_deliveries(work, accepted, stored, route, agents)
-
-    def refuse(self, work: WorkItem, reason: str) -> None:
-        """Refuse a file: the sender gets a nack with the reason."""
-        work.failure = reason
-        name = shown(work.file.file_name)
-        text = reason if name in reason else f"{name}: {reason}"
-        self._answer(work, Kind.NACK, f"not delivered: {text}", None)
-
-    def reply(
-        self, agent: str, message_id: str, at_ns: int, key: str, text: str, kind: Kind = Kind.NACK
-    ) -> WorkItem:
-        """Work that sends an agent the outcome of its message, once for each ``key``.
-
-        Without a key it is the answer to a control message that was not answered at once.
-        Nothing is sent if ``agent`` is empty.
-        """
-        work = system_work_about(message_id, agent, at_ns, f"{message_id} {key}")
-        reply_id = "" if key else answer_id(at_ns, agent, message_id, kind)
-        if agent:
-            stored = self._store.find_by_relay_id(message_id)
-            self._answer(work, kind, text, stored, reply_id)
-        return work
-
-    def notify(self, agent: str, at_ns: int, key: str, text: str) -> WorkItem:
-        """Work that sends an agent an unrequested notice, once for each ``at_ns`` and ``key``.
-
-        Errors: StoreFull, StoreCapacity.
-        """
-        work = system_work_about("", agent, at_ns, key)
-        self._answer(work, Kind.NOTIFICATION, text, None)
-        return work
-
-    def publish_dead_letter(self, work: WorkItem, text: str, agents: Set[str]) -> None:
-        """Publish a dead letter on the system topic, if the system channel exists.
-
-        Source: message-engine.txt, "Retry Semantics", step 3c.
-        """
-        channel = self._store.get_channel_by_name(SYSTEM)
-        if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
-            return
-        notice_id = derived_id(work.discovered_at, "dead", work.message_id, work.notice_key)
-        stored = self._store.find_by_relay_id(notice_id)
-        body = f"{text}\n".encode()
-        to = f"#{SYSTEM}"
-        if stored is None:
-            metadata: Metadata = {
-                "relay_id": notice_id,
-                "to": to,
-                "created_ns": max(work.discovered_at, self._store.now_ns()),
-                "re": work.message_id,
-            }
-            self._store.join_channel(channel.id, ORCHESTRATOR)
-            try:
-                stored = self._store.accept(
-                    channel.id,
-                    ORCHESTRATOR,
-                    MessageType.NOTIFICATION,
-                    body,
-                    topic=DEAD_LETTER_TOPIC,
-                    metadata=metadata,
-                )
-            except CommError:  # paused or closed: no notices wanted
-                return
-        targets = tuple(name for name in self._store.recipients(stored.id) if name in agents)
-        if targets:
-            headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": work.message_id}
-            notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
-            self._add_system_message(work, notice, notice_id, stored, targets, SYSTEM)
-
-    def add_message(
-        self, work: WorkItem, to: str, kind: Kind, text: str, key: str, order: int = 0
-    ) -> None:
-        """Add a message of the orchestrator about the work's message to that work.
-
-        Sent once for each ``key``: when repeated it is the same message. Messages about one message
-        sort by ``order`` in an inbox. Errors: StoreFull, StoreCapacity.
-        """
-        own_id = answer_id(work.discovered_at + order, to, work.message_id, key)
-        said = self._store.find_by_relay_id(own_id)
-        body = said.content if said else f"{text}\n".encode()
-        message = MessageFile(to, kind, {"RE": work.message_id}, body)
-        kept = said or self._store_reply(work, message, own_id, None)
-        self._add_system_message(work, message, own_id, kept, (to,))
-
-    def _find_stored(self, work: WorkItem) -> Message | None:
-        """The message as stored before a crash or a transient error."""
-        stored = self._store.find_by_relay_id(work.message_id)
-        if stored is None and work.is_repeat:  # a crash came before its row was completed
-            stored = self._store.find_by_relay_id(work.message_id, include_archived=True)
-        return stored
-
-    def _route(
-        self, message: MessageFile, sender: str, stored: Message | None, agents: Set[str]
-    ) -> Route | Bounce:
-        is_lead = message.to.lower() == "lead"
-        directory = Directory(
-            agents, self._lead() if is_lead else None, self._unavailable, self._inactive
+def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
+    """Have the orchestrator carry the message out; if it has before a crash, reply as then."""
+    for kind in (Kind.ACK, Kind.NACK):
+        said = view.find(plan.subject.reply_id(plan.subject.agent, str(kind)))
+        if said is None:
+            continue
+        effects = plan.effects
+        if kind is Kind.ACK and message.kind is Kind.COMMAND:
+            # what goes into the ledger with it may not have got there
+            effects = recorded_effects(command_fields(message), plan.subject.agent)
+            effects = effects._replace(may_repeat=plan.effects.may_repeat)
+        return plan._replace(
+            command=Command(message, is_done=True),
+            messages=(reply(plan.subject, kind, ""),),  # it says what it said then
+            effects=effects,
         )
-        route = router.route(message, sender, directory, self._store)
-        if isinstance(route, Bounce) and stored is not None:
-            return router.route_again(sender, sorted(self._store.recipients(stored.id)))
-        return route
-
-    def _send(self, work: WorkItem, message: MessageFile, route: Route) -> Message:
-        channel = self._channel(route)
-        fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
-        if fields.ttl:
-            fields.metadata["sent_ns"] = sent_at(work.file, work.discovered_at)
-        return self._store.accept(
-            channel.id,
-            work.agent,
-            fields.message_type,
-            message.content,
-            recipients=route.recipients,
-            topic=fields.topic,
-            correlation_id=fields.correlation_id,
-            priority=fields.priority,
-            metadata=fields.metadata,
-            ttl=fields.ttl,
-            signature=fields.signature,
-            origin=work.origin,
-        )
-
-    def _channel(self, route: Route) -> Channel:
-        """The channel of a route, created or joined if the route requires it."""
-        channel = self._store.get_channel_by_name(route.channel)
-        if channel is None:
-            owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
-            channel = self._store.create_channel(route.channel, route.channel_type, owner)
-        for member in route.members:
-            if not self._store.is_participant(channel.id, member):
-                self._store.join_channel(channel.id, member)
-        return channel
-
-    def _plan_deliveries(
-        self, work: WorkItem, accepted: Parsed, stored: Message, route: Route, agents: Set[str]
-    ) -> None:
-        """Plan the deliveries of a stored message; the orchestrator may be a recipient."""
-        recipients = self._store.recipients(stored.id)
-        if not recipients:
-            reason = self._no_recipients_reason(stored, route)
-            if reason:
-                self._answer(work, Kind.NACK, reason, stored)
-        if ORCHESTRATOR in recipients:
-            work.is_control = True
-            self._execute_control(work, accepted.original or accepted.message, stored, agents)
-        self._add_deliveries(work, accepted, stored, route, recipients, agents)
-
-    def _no_recipients_reason(self, stored: Message, route: Route) -> str:
-        """The nack for a message without recipients; empty if a sticky channel keeps it."""
-        if route.channel_type is not ChannelType.PUB_SUB:
-            if route.channel == EVERYONE_CHANNEL:
-                return "no recipients: there are no other active agents"
-            return f"no recipients: {route.channel} has no other members"
-        if self._store.get_channel(stored.channel_id).config.sticky_messages:
-            return ""  # later subscribers get it
-        return (
-            "no recipients: there are no other subscribers to "
-            f"topic {stored.topic} of #{route.channel}: "
-            f"`relay channel show {route.channel}` lists subscriptions"
-        )
-
-    def _acknowledge(self, message: MessageFile, work: WorkItem, original: Message) -> Acknowledged:
-        """Apply an answer to the delivery that it answers."""
-        status, text = router.answer_status(message)
-        sender, answer = work.agent, (work.message_id, text)
-        ends = ack_rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
-        store = self._store
-        store.record_answer(original, sender, status, ends=ends, answer=answer)
-        owed = store.state.owed.get(original.id, {}).get(sender)
-        duty = ObligationState("open", owed.due_ms * NS_PER_MS or None) if owed else None
-        if ends and store.tracks_answer(original):
-            duty = ObligationState("answered")
-        return Acknowledged(original.relay_id or "", sender, status, *answer, duty)
-
-    def _execute_control(
-        self, work: WorkItem, message: MessageFile, stored: Message, agents: Set[str]
-    ) -> None:
-        """Execute a message addressed to the orchestrator, once, and answer it."""
-        for kind in (Kind.ACK, Kind.NACK):
-            said = self._store.find_by_relay_id(_answer_id(work, kind))
-            if said is not None:  # before a crash: done with it, and this is what came of it
-                if kind is Kind.ACK and message.kind is Kind.COMMAND:
-                    # what went with it into the ledger may not have got there
-                    work.status_change = _status_change(message, work.agent)
-                    self._register_key(
-                        work, control.registered_key(message, work.agent, self._store)
-                    )
-                self._reply(work, kind, said.content, stored)
-                return
-        answer = self._control_reply(work, message, agents)
-        if answer.job is not None:
-            work.jobs.append(answer.job)
-        self._register_key(work, answer.key)
-        for number, recipient in self._store.pop_sticky():
-            copied = self._store.get_message(number)
-            relay_id = copied.relay_id if copied else None
-            if relay_id is not None:
-                work.deferred.append(DeferredDelivery(relay_id, recipient, STICKY, work.seen_at))
-        self._store.deliver(stored.id, [ORCHESTRATOR])
-        if self._store.expects_ack(stored):
-            self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
-        if work.requests:  # the supervisor will answer
-            return
-        if answer.ok is None:
-            work.status_note = message.content.decode()[:MAX_NOTE]
-            return
-        if answer.ok:
-            work.status_change = answer.status_change
-            text = f"completed {answer.text}\n".encode()
-            self._reply(work, Kind.ACK, text + answer.attached, stored)
-        else:
-            self._answer(work, Kind.NACK, answer.text, stored)
-
-    def _register_key(self, work: WorkItem, key: KeyRegistration | None) -> None:
-        if key is not None:
-            work.key = key
-            path = f"agents/{key.name}/meta.json"
-            detail = f"{work.agent} says: {key}"
-            work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, key.name, path, detail))
-
-    def _control_reply(
-        self, work: WorkItem, message: MessageFile, agents: Set[str]
-    ) -> ControlReply:
-        lead = self._trusted_lead()
-        if message.kind in PROCESS_KINDS:
-            return self._request_process(work, message)
-        if message.kind is Kind.CONTINUITY and self._states is not None:
-            return saved_state.handle(message, work.message_id, work.agent, lead, self._states)
-        answer = control.handle(message, work.agent, self._store, lead)
-        change = answer.status_change
-        if change is None or change.name in agents:
-            return answer
-        # whose mailbox is gone may be retired: what vanished with it goes back to its senders
-        if (
-            change.status == AgentStatus.RETIRED
-            and change.name in self._inactive | self._unavailable.keys()
-        ):
-            return answer
-        return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
-
-    def _request_process(self, work: WorkItem, message: MessageFile) -> ControlReply:
-        """Request that a process is started or ended once the message is accepted."""
-        requester = Requester(work.agent, work.message_id, work.discovered_at, self._trusted_lead())
-        request = read_request(message, requester, self._spawn)
-        if isinstance(request, str):
-            return ControlReply(False, request)
-        work.requests.append(request)
-        return ControlReply(None)
-
-    def _add_deliveries(
-        self,
-        work: WorkItem,
-        accepted: Parsed,
-        stored: Message,
-        route: Route,
-        recipients: tuple[str, ...],
-        agents: Set[str],
-    ) -> None:
-        """Add deliveries to recipients with an inbox; the others bounce, with a nack."""
-        states = self._store.state.deliveries[stored.id]
-        away = self._unavailable
-        targets = tuple([r for r in recipients if r in agents and r not in away])
-        gone = {
-            r: away.get(r, NO_AGENT)
-            for r in recipients
-            if (r not in agents or r in away)
-            and r != ORCHESTRATOR
-            and states[r].state is DeliveryState.SENT
-        }
-        if gone:
-            work.bounced = gone
-            self._answer(work, Kind.NACK, _bounced_text(gone, work.file.file_name), stored)
-        if self._store.is_held(stored.id):
-            due = throttled_until(stored, work.seen_at)
-            work.deferred += [
-                DeferredDelivery(work.message_id, name, THROTTLED, due) for name in targets
-            ]
-        elif targets:
-            data = render_delivered(
-                accepted.message,
-                work.message_id,
-                work.agent,
-                work.discovered_at,
-                accepted.checksum,
-                route.shown_channel,
-            )
-            work.outgoing.append(OutgoingFile(work.message_id, stored.id, data, targets))
-
-    def _answer(
-        self, work: WorkItem, kind: Kind, text: str, stored: Message | None, reply_id: str = ""
-    ) -> None:
-        self._reply(work, kind, f"{text}\n".encode(), stored, reply_id)
-
-    def _reply(
-        self, work: WorkItem, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
-    ) -> None:
-        """Reply to the sender; the id is derived from the message answered."""
-        reply_id, to = reply_id or _answer_id(work, kind), work.agent
-        headers = {"RE": work.message_id} if work.message_id else {}
-        reply = MessageFile(to, kind, headers, body)
-        kept = self._store.find_by_relay_id(reply_id) or self._store_reply(
-            work, reply, reply_id, stored
-        )
-        self._add_system_message(work, reply, reply_id, kept, (to,))
-
-    def _add_system_message(
-        self,
-        work: WorkItem,
-        message: MessageFile,
-        message_id: str,
-        kept: Message,
-        targets: tuple[str, ...],
-        channel: str | None = None,
-    ) -> None:
-        """Add a message of the orchestrator, with a row of its own.
-
-        Its time is when it was first stored, possibly a day after the event it describes.
-        """
-        at = int((kept.metadata or {}).get("created_ns") or work.discovered_at)
-        facts = system_message_row(message_id, message.body, str(message.kind), message.to, at)
-        checksum = facts.checksum or ""
-        data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
-        work.outgoing.append(OutgoingFile(message_id, kept.id, data, targets, facts))
-
-    def _store_reply(
-        self, work: WorkItem, reply: MessageFile, reply_id: str, stored: Message | None
-    ) -> Message:
-        """Store the reply, as an acknowledgment if one is expected."""
-        store = self._store
-        name = direct_channel_name(reply.to, ORCHESTRATOR)
-        channel = self._channel(Route(name, ChannelType.DIRECT, (reply.to, ORCHESTRATOR)))
-        is_notice = reply.kind in NOTICES
-        acknowledges = stored is not None and store.expects_ack(stored) and not is_notice
-        metadata: Metadata = {
-            "relay_id": reply_id,
-            "to": reply.to,
-            "created_ns": max(work.discovered_at, self._store.now_ns()),
-            "kind": str(reply.kind),
-        }
-        metadata.update({"re": work.message_id} if work.message_id else {})
-        return store.accept(
-            channel.id,
-            ORCHESTRATOR,
-            _type_of(reply.kind, acknowledges=acknowledges),
-            reply.body,
-            recipients=(reply.to,),
-            correlation_id=stored.correlation_id if stored and acknowledges else None,
-            metadata=metadata,
-        )
+    return plan._replace(command=Command(message))
 
 
-def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
-    if kind in NOTICES:
-        return MessageType.NOTIFICATION
-    return MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR
-
-
-def _status_change(message: MessageFile, sender: str) -> StatusChange | None:
-    """The status change requested by a command executed before a crash."""
-    fields = command_fields(message)
-    return parse_status_command(fields.get("ACTION", "").lower(), fields, sender)
+def _no_recipients(message: MessageFile, route: Route, view: StoreView) -> str:
+    """The nack for a message without recipients; empty if a sticky channel keeps it."""
+    if route.channel_type is not ChannelType.PUB_SUB:
+        if route.channel == EVERYONE_CHANNEL:
+            return "no recipients: there are no other active agents"
+        return f"no recipients: {route.channel} has no other members"
+    channel = view.channel(route.channel)
+    if channel is not None and channel.config.sticky_messages:
+        return ""  # later subscribers get it
+    return (
+        "no recipients: there are no other subscribers to "
+        f"topic {message.headers.get('TOPIC')} of #{route.channel}: "
+        f"`relay channel show {route.channel}` lists subscriptions"
+    )
 
 
 def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
@@ -487,14 +276,28 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def throttled_until(stored: Message, now_ns: int) -> int:
-    """Next check of a throttled message: at most 60 s from now, and no later than its TTL."""
-    due = now_ns + THROTTLED_RECHECK_NS
-    if stored.ttl_over_ns is not None:
-        due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
-    return due
+def _was_delivered(one: EndedDelivery, view: StoreView) -> bool:
+    """True if only the acknowledgment is missing."""
+    message, known = view.message(one.number), view.deliveries(one.number).get(one.recipient)
+    if message is None or known is None or not view.expects_ack(message):
+        return False
+    return one.attempt > 1 or known.state is not DeliveryState.SENT
 
 
-def _answer_id(work: WorkItem, kind: Kind) -> str:
-    about = work.message_id if work.has_row else work.file
-    return answer_id(work.discovered_at, work.agent, about, work.notice_key or kind)
+def _dead_letter_notice(
+    subject: Subject, text: str, key: str, directory: Directory, view: StoreView
+) -> tuple[SystemMessage, ...]:
+    """The notice on the system topic, if the system channel exists and somebody gets it.
+
+    Source: message-engine.txt, "Retry Semantics", step 3c.
+    """
+    channel = view.channel(SYSTEM)
+    if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
+        return ()
+    headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": subject.message_id}
+    message = MessageFile(f"#{SYSTEM}", Kind.NOTIFICATION, headers, f"{text}\n".encode())
+    new = router.new_message(message, "", subject.at_ns, None)
+    reached = view.route(channel, ORCHESTRATOR, new)
+    targets = tuple(name for name in reached if name in directory.agents)
+    message_id = derived_id(subject.at_ns, "dead", subject.message_id, key)
+    return (SystemMessage(message_id, message, subject.at_ns, targets),)

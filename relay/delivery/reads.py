@@ -26,13 +26,17 @@ from contextlib import suppress
 from enum import Enum, auto
 
 from relay.base import fsio
-from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
-from relay.base.home import PENDING, READ, Dirs
+from relay.base.home import PENDING, READ, Dirs, Home
+from relay.base.logs import LogCall
+from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.delivery import file_ops
-from relay.delivery.work import Context
-from relay.ledger import ReadDelivery
+from relay.delivery.eventlog import EventLog
+from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
+from relay.ledger import Ledger, ReadDelivery
 from relay.ledger.deliveries import REMOVED, TAKEN
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
@@ -43,14 +47,24 @@ _NOT_KNOWN = 1 << 31  # above any attempt
 class ReadDetector:
     """Detects reads. Owned by the loop."""
 
-    def __init__(self, context: Context) -> None:
-        self._home = context.home
-        self._ledger = context.ledger
-        self._store = context.store
-        self._events = context.events
-        self._tally = context.tally
-        self._clock = context.clock
-        self._log = context.log
+    def __init__(
+        self,
+        home: Home,
+        ledger: Ledger,
+        store: Engine,
+        events: EventLog,
+        metrics: Metrics,
+        clock: Clock,
+        log: LogCall,
+    ) -> None:
+        self._home = home
+        self._ledger = ledger
+        self._store = store
+        self._view = StoreView(store)
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
         self._mailboxes = self._ledger.agents.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
         self._read: dict[tuple[str, str], ReadDelivery] = {}  # not yet in the ledger,
@@ -143,11 +157,11 @@ class ReadDetector:
         self._missing.pop((agent, message_id), None)
         if (agent, message_id) in self._read:
             return
-        stored = self._store.find_by_relay_id(message_id)
-        known = self._store.state.deliveries.get(stored.id, {}) if stored else {}
+        stored = self._view.find(message_id)
+        known = self._view.deliveries(stored.id) if stored else {}
         attempt = known[agent].attempt if agent in known else _NOT_KNOWN
         if stored is not None:
-            self._store.receive(stored.id, agent, how)
+            self._store.deliveries.receive(stored.id, agent, how)
         self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
@@ -162,11 +176,11 @@ class ReadDetector:
             if row is None or row.state != "written" or (agent, message_id) in self._vanished:
                 continue
             attempt = row.attempt + 1
-            stored = self._store.find_by_relay_id(message_id)
+            stored = self._view.find(message_id)
             if stored is not None:
-                known = self._store.state.deliveries.get(stored.id, {}).get(agent)
+                known = self._view.deliveries(stored.id).get(agent)
                 attempt = max(attempt, known.attempt + 1 if known else 0)
-                self._store.postpone(stored.id, agent, attempt)
+                self._store.deliveries.postpone(stored.id, agent, attempt)
             self._vanished[agent, message_id] = attempt
 
     def flush(self) -> list[ReadDelivery]:
@@ -177,7 +191,7 @@ class ReadDetector:
         read, self._read = [*self._read.values()], {}
         vanished, self._vanished = self._vanished, {}
         seen, self._seen = self._seen, {}
-        self._tally.read += len(read)
+        self._metrics.read += len(read)
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.deliveries.mark_read(read, now)

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
+from relay.agents.status import Directory
 from relay.base.checksums import uuid4_of
 from relay.base.errors import FormatError
 from relay.base.message import (
@@ -40,7 +41,9 @@ from relay.base.names import (
     is_agent_name,
     lead_by_name,
 )
-from relay.engine.commstore import CommStore
+from relay.delivery.values import Route
+from relay.delivery.view import StoreView
+from relay.engine.messages import NewMessage
 
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
@@ -74,26 +77,6 @@ _KNOWN_HEADERS = frozenset(
 )
 
 
-class Directory(NamedTuple):
-    """The agents that can be recipients."""
-
-    agents: Set[str]  # those that have a mailbox, `operator` among them
-    lead: str | None = None
-    unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
-    inactive: Set[str] = frozenset()  # inactive: they get no broadcasts
-
-
-class Route(NamedTuple):
-    """A channel, and the recipients if the channel does not determine them."""
-
-    channel: str
-    channel_type: ChannelType
-    members: tuple[str, ...] = ()  # to be members before it is sent
-    recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
-    answers: Message | None = None
-    shown_channel: str | None = None  # the CHANNEL header of the delivered file
-
-
 class Bounce(NamedTuple):
     """A message without recipients: the reason and a hint."""
 
@@ -102,11 +85,11 @@ class Bounce(NamedTuple):
 
 
 def route(
-    message: MessageFile, sender: str, directory: Directory, store: CommStore
+    message: MessageFile, sender: str, directory: Directory, view: StoreView
 ) -> Route | Bounce:
     """Choose the recipients of one message."""
     if message.kind in ANSWERS:
-        return _route_answer(message, sender, directory, store)
+        return _route_answer(message, sender, directory, view)
     if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
         return _route_control(message, sender)
     if message.to == EVERYONE:
@@ -121,7 +104,7 @@ def route(
             shown_channel=EVERYONE_CHANNEL,
         )
     if message.to.startswith("#"):
-        return _route_channel(message.to[1:], store)
+        return _route_channel(message.to[1:], view)
     return _route_direct(message.to, sender, directory)
 
 
@@ -171,12 +154,12 @@ def _direct(sender: str, other: str) -> Route:
     return Route(direct_channel_name(sender, other), ChannelType.DIRECT, (sender, other), (other,))
 
 
-def _route_channel(name: str, store: CommStore) -> Route | Bounce:
+def _route_channel(name: str, view: StoreView) -> Route | Bounce:
     if name.startswith(DIRECT_PREFIX):
         return Bounce(f"#{name} is a direct channel: write to the agent by its name")
     if name == EVERYONE_CHANNEL:
         return Bounce(f"#{name} means every agent: write TO: {EVERYONE}")
-    channel = store.get_channel_by_name(name)
+    channel = view.channel(name)
     if channel is None:
         return Bounce(
             f"channel {name} does not exist: KIND join, TO: #{name} "
@@ -186,20 +169,20 @@ def _route_channel(name: str, store: CommStore) -> Route | Bounce:
 
 
 def _route_answer(
-    message: MessageFile, sender: str, directory: Directory, store: CommStore
+    message: MessageFile, sender: str, directory: Directory, view: StoreView
 ) -> Route | Bounce:
     """Route an answer through the channel of its original, to the original's sender alone."""
-    original = find_original(message, sender, store)
+    original = find_original(message, sender, view)
     if isinstance(original, Bounce):
         return original
-    channel = store.get_channel(original.channel_id)
+    channel = view.channel_of(original)
     if message.kind is Kind.RESPONSE:
         if original.message_type is not MessageType.QUERY:
             return Bounce(
                 f"a response answers a query, and {_relay_id(original)} is not a query: "
                 "send it as KIND message with RE"
             )
-    elif not store.expects_ack(original):
+    elif not view.expects_ack(original):
         why = "only a command, a query or a message sent with DELIVERY at-least-once does"
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
@@ -214,7 +197,7 @@ def _route_answer(
             f"its sender {original.sender} is no longer an agent; it is recorded as answered",
             original,
         )
-    if not store.is_participant(channel.id, sender):  # it has left; answering does not join again
+    if not view.is_participant(channel, sender):  # it has left; answering does not join again
         return _direct(sender, original.sender)._replace(answers=original)
     return Route(
         channel.name,
@@ -226,28 +209,27 @@ def _route_answer(
     )
 
 
-def find_original(message: MessageFile, sender: str, store: CommStore) -> Message | Bounce:
+def find_original(message: MessageFile, sender: str, view: StoreView) -> Message | Bounce:
     """The message that an answer answers: named by RE, or the only one in THREAD awaiting it."""
     relay_id = message.headers.get("RE")
     if relay_id is not None:
         try:
-            original = store.find_by_relay_id(relay_id, include_archived=True)
+            original = view.find(relay_id, include_archived=True)
         except (OSError, FormatError) as exc:
             return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
             return Bounce(f"RE {relay_id} does not name a message known to the relay")
-        if sender not in store.recipients(original.id):
+        if sender not in view.recipients(original.id):
             return Bounce(f"RE {relay_id} was not sent to {sender}")
         return original
     thread = message.headers["THREAD"]
     asked = [
         candidate
-        for candidate in store.thread_in_store(uuid4_of(thread))
-        or store.get_thread(uuid4_of(thread))
-        if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
+        for candidate in view.thread(uuid4_of(thread))
+        if sender in view.recipients(candidate.id) and view.expects_ack(candidate)
     ]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.
-    waiting = [one for one in asked if not store.is_answered(one.id, sender)] or asked
+    waiting = [one for one in asked if not view.is_answered(one.id, sender)] or asked
     if len(waiting) != 1:
         return Bounce(
             f"THREAD {thread} has {len(waiting)} messages that await an answer from {sender}: "
@@ -260,22 +242,17 @@ def _relay_id(message: Message) -> str:
     return message.relay_id or str(message.id)
 
 
-class EngineFields(NamedTuple):
-    """Arguments for the engine's ``accept``."""
+def new_message(
+    message: MessageFile,
+    message_id: str,
+    discovered_at: int,
+    answers: Message | None,
+    sent_ns: int | None = None,
+) -> NewMessage:
+    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata".
 
-    message_type: MessageType
-    topic: str | None
-    correlation_id: str | None
-    priority: Priority
-    metadata: Metadata
-    ttl: int | None
-    signature: bytes | None
-
-
-def engine_fields(
-    message: MessageFile, message_id: str, discovered_at: int, answers: Message | None
-) -> EngineFields:
-    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata"."""
+    ``sent_ns``: when its TTL began; None: when it was discovered.
+    """
     headers = message.headers
     metadata: Metadata = {"relay_id": message_id, "to": message.to, "created_ns": discovered_at}
     message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
@@ -285,7 +262,7 @@ def engine_fields(
         metadata["kind"] = str(message.kind)
     if not headers and not message.attachments and message.kind is Kind.MESSAGE:
         # the common case: a text to one agent
-        return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)
+        return NewMessage(message_type, message.content, metadata=metadata)
     for name, value in headers.items():
         if name not in _KNOWN_HEADERS:
             metadata[f"h.{name}"] = value
@@ -300,9 +277,12 @@ def engine_fields(
             metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)
+    if message.ttl_s and sent_ns is not None:
+        metadata["sent_ns"] = sent_ns
     signature = headers.get("SIGNATURE")
-    return EngineFields(
+    return NewMessage(
         message_type,
+        message.content,
         headers.get("TOPIC"),
         _correlation_id(message, message_id, message_type, metadata, answers),
         Priority(message.priority),

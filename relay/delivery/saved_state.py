@@ -19,7 +19,7 @@ import os
 import re
 from typing import NamedTuple
 
-from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
+from relay.acomm.model import Priority
 from relay.base import fsio
 from relay.base.clock import iso_time
 from relay.base.config import ContinuitySettings
@@ -33,11 +33,9 @@ from relay.base.message import (
     parse_delivered,
     split,
 )
-from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, direct_channel_name, is_agent_name
-from relay.delivery.control import ControlReply
-from relay.delivery.file_ops import DiskFull, inbox_files, render_delivered
-from relay.delivery.work import OutgoingFile, WorkItem, system_message_row, system_work_about
-from relay.engine.commstore import CommStore
+from relay.base.names import MSG_SUFFIX, OPERATOR, is_agent_name
+from relay.delivery.file_ops import DiskFull, inbox_files
+from relay.delivery.values import ControlReply, Plan, Subject, SystemMessage
 
 NAME = re.compile(r"([0-9]{8,12})-([0-9]{10,20}-[0-9a-f]{0,32})\.state")
 LEFT_OVER = ".tmp"  # a write that a crash cut short
@@ -240,16 +238,13 @@ _ANSWERS = {SAVE: _save, LOAD: _load, LIST: _list}
 # -- the first message of a new life -------------------------------------------------------------
 
 
-def resume_message(
-    states: StateStore, store: CommStore, name: str, key: str, now_ns: int
-) -> WorkItem | None:
+def resume_plan(states: StateStore, name: str, key: str, now_ns: int) -> Plan | None:
     """The first message of an agent that starts again: its last state and its unread messages.
 
     None if there is neither, or if it has this message already. ``key`` is unique to this start.
     The message has the highest priority, and its name sorts before every other in the inbox. To be
     executed before the agent's process starts, or as soon as that is found; the same call after a
-    crash gives the same message. Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the
-    home cannot be read.
+    crash gives the same message. Errors: OSError, UnsafePath when the home cannot be read.
     """
     versions = states.versions(name)
     mark = hashlib.sha256(f"welcome\0{name}\0{key}".encode()).hexdigest()[:32]
@@ -266,14 +261,7 @@ def resume_message(
     if versions:
         headers["VERSION"] = str(versions[-1].version)
     message = MessageFile(name, Kind.NOTIFICATION, headers, body)
-    stored = store.find_by_relay_id(message_id) or _store_message(
-        store, name, message_id, body, now_ns
-    )
-    facts = system_message_row(message_id, body, str(message.kind), name, now_ns)
-    data = render_delivered(message, message_id, ORCHESTRATOR, now_ns, facts.checksum or "", None)
-    work = system_work_about(message_id, "", now_ns, f"welcome {key}")
-    work.outgoing.append(OutgoingFile(message_id, stored.id, data, (name,), facts))
-    return work
+    return Plan(Subject(), messages=(SystemMessage(message_id, message, now_ns, (name,)),))
 
 
 def _before(message_id: str) -> str:
@@ -316,25 +304,3 @@ def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
         words = text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
         said = f"from {message.headers.get('FROM', '?')}, {message.kind}: {words}"
     return f"- {message_id} {said}"
-
-
-def _store_message(
-    store: CommStore, name: str, message_id: str, body: bytes, now_ns: int
-) -> Message:
-    channel_name = direct_channel_name(name, ORCHESTRATOR)
-    channel = store.get_channel_by_name(channel_name)
-    if channel is None:
-        channel = store.create_channel(channel_name, ChannelType.DIRECT, name)
-    for member in (name, ORCHESTRATOR):
-        if not store.is_participant(channel.id, member):
-            store.join_channel(channel.id, member)
-    metadata: Metadata = {"relay_id": message_id, "to": name, "created_ns": now_ns}
-    return store.accept(
-        channel.id,
-        ORCHESTRATOR,
-        MessageType.NOTIFICATION,
-        body,
-        recipients=(name,),
-        priority=Priority.CRITICAL,
-        metadata=metadata,
-    )

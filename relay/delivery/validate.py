@@ -25,7 +25,6 @@ import base64
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from relay.acomm.model import Origin
 from relay.agents.roster import Roster
 from relay.base.checksums import SHA256_PREFIX
 from relay.base.clock import NS_PER_MS, Clock
@@ -35,23 +34,14 @@ from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
-from relay.base.names import shown
 from relay.delivery import file_ops
-from relay.delivery.intake import OUTBOX, Malformed, Parsed, ParseResult
 from relay.delivery.intake_queue import FileKey
-from relay.delivery.work import PUBLIC_KEY, WorkItem
-from relay.engine.commstore import CommStore
+from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
+from relay.engine.engine import Engine
 from relay.ledger import FileFacts, Ledger, MessageRow
 from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
 
 RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
-
-
-class Screened(NamedTuple):
-    """Files ready to be planned, and those whose attachments are being read."""
-
-    ready: list[ParseResult]
-    waiting: list[ParseResult]
 
 
 class Validator:
@@ -62,75 +52,72 @@ class Validator:
         keys: SigningKeys,
         roster: Roster,
         limits: LimitSettings,
-        clock: Clock,
         log: Callable[..., object],
     ) -> None:
         self._keys = keys
         self._roster = roster
-        self._clock = clock
         self._log = log
         self._verifier = AttachmentVerifier(limits)
-        self._invalid: dict[
-            FileKey, tuple[str, AttachmentProblem]
-        ] = {}  # of this batch: reference, what it is
+        # of this batch: file -> reference, what it is
+        self._invalid: dict[FileKey, tuple[str, AttachmentProblem]] = {}
         self._to_set_aside: list[str] = []  # once their senders are notified
 
-    def validate(self, dirs: Dirs, looks: list[ParseResult]) -> Screened:
-        """Register new keys of the senders, and separate files that wait for their attachments."""
-        senders = dict.fromkeys(look.file.agent for look in looks)
+    def screen(self, dirs: Dirs, batch: list[Inbound]) -> tuple[list[Inbound], list[Inbound]]:
+        """Register new keys of the senders; (files ready, files whose attachments are read)."""
+        senders = dict.fromkeys(one.file.agent for one in batch)
         self._keys.register_new(
             (name, self._roster.meta(dirs, name).public_key) for name in senders
         )
         self._invalid.clear()
-        waiting = [look for look in looks if not self._is_read(dirs, look)]
-        if not waiting:
-            return Screened(looks, waiting)
-        return Screened([look for look in looks if look not in waiting], waiting)
+        ready: list[Inbound] = []
+        waiting: list[Inbound] = []
+        for one in batch:
+            (ready if self._is_read(dirs, one) else waiting).append(one)
+        return ready, waiting
 
-    def _is_read(self, dirs: Dirs, look: ParseResult) -> bool:
+    def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool:
         """False while an attachment is being read; an invalid one is remembered."""
-        if not isinstance(look, Parsed) or not look.message.attachments:
+        file, message = inbound.file, inbound.message
+        if message is None or not message.attachments:
             return True
         try:
-            for reference in dict.fromkeys(look.message.attachments):
-                found = self._verifier.check(dirs, reference, look.file.agent)
+            for reference in dict.fromkeys(message.attachments):
+                found = self._verifier.check(dirs, reference, file.agent)
                 if isinstance(found, AttachmentProblem):
-                    self._invalid[look.file.key] = (reference, found)
+                    self._invalid[file.key] = (reference, found)
                     return True
                 if not found:
                     return False
         except OSError as exc:
             self._log(
-                f"Cannot read an attachment of {look.file.path}, trying again: {exc}",
+                f"Cannot read an attachment of {file.path}, trying again: {exc}",
                 action="read_failed",
                 level="warning",
-                agent=look.file.agent,
+                agent=file.agent,
             )
             return False
         return True
 
-    def refuse_invalid(self, work: WorkItem, look: Parsed) -> None:
-        """Refuse the work if its signature or an attachment is invalid."""
+    def validate(self, inbound: Inbound) -> Inbound:
+        """Refuse it if its signature or an attachment is invalid."""
         # A message whose ENV values were taken out was signed with them in it.
-        signed = look.original or look.message
-        fault = self._keys.check(work.agent, work.message_id, signed)
+        signed = inbound.original or inbound.message
+        if signed is None or inbound.reason:
+            return inbound
+        file = inbound.file
+        fault = self._keys.check(file.agent, inbound.message_id, signed)
         if fault is not None:
-            self._fail(work, fault.kind, work.file.path, fault.reason)
-            return
-        if work.file.key in self._invalid:
-            reference, wrong = self._invalid[work.file.key]
-            self._fail(work, wrong.kind, _path(reference), wrong.reason)
-            if wrong.kind is not None:
-                self._to_set_aside.append(reference)
+            return _refused(inbound, fault.kind, file.path, fault.reason)
+        if file.key not in self._invalid:
+            return inbound
+        reference, wrong = self._invalid[file.key]
+        if wrong.kind is not None:
+            self._to_set_aside.append(reference)
+        return _refused(inbound, wrong.kind, _path(reference), wrong.reason)
 
-    def _fail(self, work: WorkItem, kind: IncidentKind | None, path: str, reason: str) -> None:
-        work.failure = reason
-        if kind is not None:
-            work.incidents.append(Incident(kind, work.agent, path, reason))
-
-    def after_commit(self, dirs: Dirs, batch: Iterable[WorkItem]) -> None:
+    def after_commit(self, dirs: Dirs, *, keys_changed: bool) -> None:
         """Set invalid attachments aside and reload changed keys, after notifying the senders."""
-        if any(work.key is not None for work in batch):
+        if keys_changed:
             self._keys.load()
         aside, self._to_set_aside = self._to_set_aside, []
         for reference in dict.fromkeys(aside):
@@ -144,12 +131,19 @@ class Validator:
                 )
 
 
+def _refused(inbound: Inbound, kind: IncidentKind | None, path: str, reason: str) -> Inbound:
+    incidents = inbound.incidents
+    if kind is not None:
+        incidents = (*incidents, Incident(kind, inbound.file.agent, path, reason))
+    return inbound._replace(reason=reason, incidents=incidents)
+
+
 def _path(reference: str) -> str:
     digest = reference.removeprefix(SHA256_PREFIX)
     return f"attachments/{digest[:2]}/{digest}"
 
 
-class Recorder:
+class Claimer:
     """Inserts and claims ledger rows. Owned by the loop."""
 
     def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
@@ -157,112 +151,77 @@ class Recorder:
         self._clock = clock
         self._log = log
 
-    def claim(self, dirs: Dirs, looks: list[ParseResult]) -> list[tuple[WorkItem, ParseResult]]:
-        """Insert rows for new files and claim them; returns work items in order of discovery.
+    def claim(self, dirs: Dirs, batch: list[Inbound]) -> list[Inbound]:
+        """Insert rows for new files and claim them; returns the files in order of discovery.
 
-        Every item that has a row is claimed when this returns.
+        Every file that has a row is claimed when this returns. Duplicates are archived.
         """
         now = self._clock.now_ns()
-        ids = [look.file.message_id for look in looks if look.file.message_id]
-        admitted: list[tuple[WorkItem, ParseResult]] = []
+        ids = [one.message_id for one in batch if one.message_id]
+        admitted: list[Inbound] = []
         fresh: dict[str, FileFacts] = {}
         changed: list[FileFacts] = []
         with self._ledger.transaction():
             rows = self._ledger.rows(ids)
-            for order, look in enumerate(looks):  # a nanosecond apart: in order of discovery
-                work, facts = self._classify(dirs, look, rows, fresh, now + order)
-                if work is None:
+            for order, one in enumerate(batch):  # a nanosecond apart: in order of discovery
+                row = rows.get(one.message_id)
+                is_taken = one.message_id in fresh
+                found = self._classify(dirs, one._replace(seen_at=now + order), row, is_taken)
+                if found is None:
                     continue
-                admitted.append((work, look))
-                if facts is not None and work.is_repeat:
-                    changed.append(facts)
-                elif facts is not None:
-                    fresh[facts.message_id] = facts
+                admitted.append(found)
+                if found.row is Row.NEW:
+                    fresh[found.message_id] = found.facts()
+                elif row is not None and row.status == "pending" and found.has_row:
+                    changed.append(found.facts())
             self._ledger.add(list(fresh.values()))
             self._ledger.update_facts(changed)
-            mine = self._ledger.claim(work.message_id for work, _ in admitted if work.has_row)
-        return [
-            (work, look)
-            for work, look in admitted
-            if work.message_id in mine or not work.has_row or work.failure
-        ]
+            mine = self._ledger.claim(one.message_id for one in admitted if one.has_row)
+        return [one for one in admitted if one.message_id in mine or not one.has_row or one.reason]
 
     def _classify(
-        self,
-        dirs: Dirs,
-        look: ParseResult,
-        rows: dict[str, MessageRow],
-        fresh: dict[str, FileFacts],
-        now: int,
-    ) -> tuple[WorkItem | None, FileFacts | None]:
-        """Classify one parsed file against the ledger row with the same id."""
-        found = look.file
-        message_id = found.message_id or ""
-        work = WorkItem(found, message_id, now)
-        work.redacted = look.redacted
-        if isinstance(look, Malformed):
-            work.failure, work.is_unsafe = look.reason, look.unsafe
-            if look.incident is not None:
-                one = Incident(look.incident, found.agent, found.path, look.reason)
-                work.incidents.append(one)
-        row = rows.get(message_id)
-        facts = _facts(look, message_id, row.discovered_at if row else now)
-        # A file name may be invalid text; events are valid text.
-        path = found.path if message_id else shown(found.path)
-        work.origin = Origin(facts.agent_name, path, *facts[3:])
-        if found.place != OUTBOX:  # never sent: its id stays free
-            work.has_row = False
-            work.discovered_at = found.mtime_ns
-            return work, None
-        if not message_id or message_id in fresh or (row and row.agent_name != found.agent):
-            work.has_row = False
-            work.failure = work.failure or "its id is taken: every message needs a unique name"
-            work.discovered_at = found.mtime_ns
-            return work, None
+        self, dirs: Dirs, inbound: Inbound, row: MessageRow | None, is_taken: bool
+    ) -> Inbound | None:
+        """Compare a file with the row of its id; None if it is not processed now."""
+        file = inbound.file
+        if file.place != OUTBOX:  # never sent: its id stays free
+            return _without_row(inbound)
+        if not inbound.message_id or is_taken or (row and row.agent_name != file.agent):
+            reason = inbound.reason or "its id is taken: every message needs a unique name"
+            return _without_row(inbound, reason)
         if row is None:
-            return work, facts
-        work.discovered_at = row.discovered_at
-        work.is_repeat = True
+            return inbound._replace(discovered_at=inbound.seen_at)
+        inbound = inbound._replace(row=Row.REPEATED, discovered_at=row.discovered_at)
         if row.status == "pending":
-            return work, facts
-        return self._classify_known(dirs, look, row, work), None
-
-    def _classify_known(
-        self, dirs: Dirs, look: ParseResult, row: MessageRow, work: WorkItem
-    ) -> WorkItem | None:
-        """Classify a file whose row is no longer pending."""
+            return inbound
         if row.status == "processing":
             return None  # another file was put in its place meanwhile: seen again once it is done
-        found = look.file
         known = (row.file_path, row.file_size, row.file_mtime_ns, row.file_inode)
-        is_its_file = known == (found.path, found.size, found.mtime_ns, found.inode)
-        if row.status == "failed" and is_its_file:
-            work.failure = row.last_error or "it failed before"  # a crash came before the nack
-            return work
-        if isinstance(look, Parsed) and row.status != "failed" and _says_the_same(look, row):
-            self._archive_duplicate(dirs, look, row)
+        is_its_file = known == (file.path, file.size, file.mtime_ns, file.inode)
+        if row.status == "failed" and is_its_file:  # a crash came before the nack
+            return inbound._replace(reason=row.last_error or "it failed before")
+        if row.status != "failed" and _says_the_same(inbound, row):
+            self._archive_duplicate(dirs, inbound, row)
             return None
-        work.has_row = False
-        work.failure = (
-            f"its id is taken by a message that is {row.status}: every message needs a unique name"
+        return _without_row(
+            inbound,
+            f"its id is taken by a message that is {row.status}: every message needs a unique name",
         )
-        work.discovered_at = look.file.mtime_ns
-        return work
 
-    def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: MessageRow) -> None:
+    def _archive_duplicate(self, dirs: Dirs, inbound: Inbound, row: MessageRow) -> None:
         """Archive a duplicate; it is not delivered again."""
-        found = look.file
+        file = inbound.file
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
-        is_late = row.status == "completed" or row.file_path == found.path
+        is_late = row.status == "completed" or row.file_path == file.path
         day_ns = row.discovered_at if is_late else self._clock.now_ns()
         kind = "" if is_late else file_ops.DUPLICATES
         try:
             path = file_ops.archive(
-                dirs, found.agent, found.file_name, day_ns, kind, redacted=look.redacted
+                dirs, file.agent, file.file_name, day_ns, kind, redacted=inbound.redacted
             )
         except (OSError, UnsafePath) as exc:
             self._log(
-                f"Could not archive {found.path}, the next scan tries again: {exc}",
+                f"Could not archive {file.path}, the next scan tries again: {exc}",
                 action="archive_failed",
                 level="warning",
                 message_id=row.message_id,
@@ -276,34 +235,25 @@ class Recorder:
             "Archived a duplicate, not delivered again",
             action="archive_duplicate",
             message_id=row.message_id,
-            agent=found.agent,
+            agent=file.agent,
         )
 
 
-def _says_the_same(look: Parsed, row: MessageRow) -> bool:
-    """True for the same content to the same recipient."""
-    message = look.message
-    return (look.checksum, str(message.kind), message.to) == (
-        row.checksum,
-        row.message_type,
-        row.target,
+def _without_row(inbound: Inbound, reason: str = "") -> Inbound:
+    return inbound._replace(
+        row=Row.NONE,
+        reason=reason or inbound.reason,
+        discovered_at=inbound.file.mtime_ns,
     )
 
 
-def _facts(look: ParseResult, message_id: str, now: int) -> FileFacts:
-    found = look.file
-    accepted = look if isinstance(look, Parsed) else None
-    return FileFacts(
-        message_id,
-        found.agent,
-        shown(found.path),
-        found.size,
-        found.mtime_ns,
-        found.inode,
-        accepted.checksum if accepted else None,
-        str(accepted.message.kind) if accepted else None,
-        accepted.message.to if accepted else None,
-        now,
+def _says_the_same(inbound: Inbound, row: MessageRow) -> bool:
+    """True for the same content to the same recipient."""
+    message = inbound.message
+    return message is not None and (inbound.checksum, str(message.kind), message.to) == (
+        row.checksum,
+        row.message_type,
+        row.target,
     )
 
 
@@ -323,7 +273,7 @@ class SigningKeys:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         required: bool,
         clock: Clock,
         log: Callable[..., object],
@@ -344,7 +294,7 @@ class SigningKeys:
         """
         self._keys = self._ledger.agents.public_keys()
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
-        self._store.set_identities(ids)
+        self._store.channels.set_identities(ids)
 
     def register_new(self, named: Iterable[tuple[str, str | None]]) -> None:
         """Register first keys and log changed ones: (agent, the key in its meta.json)."""
@@ -365,9 +315,8 @@ class SigningKeys:
                     f"meta.json names the key {key}, but {known} is registered: it is not used "
                     f"until confirmed by operator or lead, `relay key trust {agent} {key}`"
                 )
-                incidents.append(Incident(IncidentKind.KEY_CHANGED, agent, path, detail))
-        changed = [one for one in incidents if one.kind is IncidentKind.KEY_CHANGED]
-        incidents = [one for one in incidents if one not in changed] + self._told.fresh(changed)
+                one = Incident(IncidentKind.KEY_CHANGED, agent, path, detail)
+                incidents += self._told.fresh([one])
         if not incidents:
             return
         now = self._clock.now_ns()

@@ -7,7 +7,6 @@ up to a limit, which a note reports.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 import time
@@ -17,21 +16,13 @@ import msgspec
 
 from relay.agents.roster import Meta
 from relay.base.errors import FormatError, InvalidName
-from relay.base.home import AGENT_DIRS, LEDGER, META, PENDING
+from relay.base.finding import Finding, Repair, Severity
+from relay.base.home import AGENT_DIRS, META, PENDING
 from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.delivery.file_ops import REJECTED
-from relay.doctor.finding import (
-    Finding,
-    Repair,
-    Severity,
-    Target,
-    list_dir,
-    partial_check,
-    recheck,
-    summarize,
-)
-from relay.ledger import archive_pack, open_readonly
-from relay.ledger.archive_pack import DAY_NS, SUFFIX
+from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
+from relay.ledger import archive_pack
+from relay.ledger.archive_pack import SUFFIX
 
 MAX_ENTRIES = 50_000  # takes half a second
 STAGED_S = 30  # a delivery in progress takes milliseconds
@@ -58,7 +49,7 @@ def check_files(target: Target) -> Iterator[Finding]:
         )
         yield partial_check("files", scan.count, total, "entries of the home, at modes and owners")
     yield from _mailboxes(target)
-    yield from recheck(target, lambda: {f.where: f for f in _pending(target)})
+    yield from recheck(target, _pending)
     yield from _temps(target)
     if target.deep:
         yield from _packs(target)
@@ -120,37 +111,20 @@ class EntryScan:
 
     def findings(self) -> Iterator[Finding]:
         """Yield one finding per kind."""
-        if self._open:
-            yield Finding(
-                "files",
-                f"accessible to other users: {summarize(self._open)}",
-                "`relay doctor --repair` sets directories to 700, files to 600",
-                Severity.WARNING,
-                self._open[0],
-                tuple(self._repairs),
-            )
-        if self._links:
-            yield Finding(
-                "files",
-                f"symbolic links, which the relay does not follow: {summarize(self._links)}",
-                "replace them by their targets, or remove them",
-                Severity.WARNING,
-                self._links[0],
-            )
-        if self._foreign:
-            yield Finding(
-                "files",
-                f"owned by another user: {summarize(self._foreign)}",
-                "`chown` them, as root",
-                where=self._foreign[0],
-            )
-        if self.unseen:
-            yield Finding(
-                "files",
-                f"cannot be read: {summarize(self.unseen)}",
-                "fix the disk or the permissions: their content was not checked",
-                where=self.unseen[0].rpartition(" (")[0],
-            )
+        yield from listed(
+            "files",
+            "accessible to other users",
+            self._open,
+            "`relay doctor --repair` sets directories to 700, files to 600",
+            repairs=self._repairs,
+        )
+        found = "symbolic links, which the relay does not follow"
+        advice = "replace them by their targets, or remove them"
+        yield from listed("files", found, self._links, advice)
+        found, error = "owned by another user", Severity.ERROR
+        yield from listed("files", found, self._foreign, "`chown` them, as root", error)
+        advice = "fix the disk or the permissions: their content was not checked"
+        yield from listed("files", "cannot be read", self.unseen, advice, error)
 
 
 def _mailboxes(target: Target) -> Iterator[Finding]:
@@ -165,20 +139,15 @@ def _mailboxes(target: Target) -> Iterator[Finding]:
                 mode = os.lstat(target.home.path(path)).st_mode
                 if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
                     found = f"{path} is not a directory: the relay cannot use it"
-                    yield Finding(
-                        "files",
-                        found,
-                        "move it away: the next start creates it",
-                        where=path,
-                    )
+                    yield Finding("files", path, found, "move it away: the next start creates it")
         meta = f"agents/{agent}/{META}"
         if os.path.lexists(target.home.path(meta)) and not _is_meta(target, agent):
             yield Finding(
                 "files",
+                meta,
                 f"{meta} cannot be read, so {agent} has no role, process or key",
                 f"fix or remove it: the SDK and `relay register {agent} --role` write a new one",
                 Severity.WARNING,
-                meta,
             )
 
 
@@ -200,41 +169,27 @@ def _pending(target: Target) -> Iterator[Finding]:
             continue  # the next start finishes or removes staged files
         folder, age_s = f"agents/{agent}/inbox/{PENDING}", STAGED_S + 2 * detection.scan_interval_s
         staged = [f"{folder}/{name}" for name in _older(target.home.path(folder), age_s)]
-        if staged:
-            yield Finding(
-                "files",
-                f"staged for more than {age_s} s without being delivered: {summarize(staged)}",
-                "see logs/relay.log",
-                Severity.WARNING,
-                folder,
-            )
+        found = f"staged for more than {age_s} s without being delivered"
+        yield from listed("files", found, staged, "see logs/relay.log", where=folder)
 
 
 def _unsent(target: Target, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
     """Check for messages never renamed into the outbox, and orphaned temporary files."""
     path = target.home.path(folder)
-    messages = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
-    if messages:
-        yield Finding(
-            "files",
-            f"not sent, in .pending for more than {warn_s} s: "
-            f"{summarize([f'{folder}/{shown(name)}' for name in messages])}",
-            "rename it into the outbox to send it; after "
-            f"{over_s} s a relay archives it and notifies its sender",
-            Severity.WARNING,
-            folder,
-        )
-    others = [name for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
-    if others and not target.is_running:
-        left = [f"{folder}/{name}" for name in others]
-        yield Finding(
-            "files",
-            f"untouched for more than {over_s} s, writer is gone: {summarize(left)}",
-            "the next start removes it",
-            Severity.WARNING,
-            folder + "/*",
-            tuple(Repair("remove", path) for path in left),
-        )
+    old = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
+    messages = [f"{folder}/{shown(name)}" for name in old]
+    found = f"not sent, in .pending for more than {warn_s} s"
+    advice = f"rename it into the outbox to send it; after {over_s} s a relay archives it and"
+    yield from listed("files", found, messages, f"{advice} notifies its sender", where=folder)
+    if target.is_running:
+        return
+    left = [f"{folder}/{name}" for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
+    found = f"untouched for more than {over_s} s, writer is gone"
+    yield from listed("files", found, left, "the next start removes it", repairs=_removals(left))
+
+
+def _removals(paths: list[str]) -> list[Repair]:
+    return [Repair("remove", path) for path in paths]
 
 
 def _temps(target: Target) -> Iterator[Finding]:
@@ -246,15 +201,8 @@ def _temps(target: Target) -> Iterator[Finding]:
         for name in _older(target.home.path(folder), TEMP_AGE_S):
             if name.endswith((".tmp", ".tmp-journal", ".tmp-wal")) or folder == "tmp":
                 left.append(f"{folder}/{name}" if folder else name)
-    if left:
-        yield Finding(
-            "files",
-            f"left over by a crash: {summarize(left)}",
-            "`relay doctor --repair` removes them",
-            Severity.WARNING,
-            left[0],
-            tuple(Repair("remove", path) for path in left),
-        )
+    advice = "`relay doctor --repair` removes them"
+    yield from listed("files", "left over by a crash", left, advice, repairs=_removals(left))
 
 
 def _older(folder: str, age_s: int) -> Iterator[str]:
@@ -276,8 +224,8 @@ def _packs(target: Target) -> Iterator[Finding]:
             with target.home.dirs() as dirs:
                 archive_pack.read(dirs, f"archive/{name.removesuffix(SUFFIX)}/there is none")
         except FormatError as exc:
-            remedy = "restore it from a backup; the store and its archives have the messages' text"
-            yield Finding("files", str(exc), remedy, where=f"archive/{name}")
+            advice = "restore it from a backup; the store and its archives have the messages' text"
+            yield Finding("files", f"archive/{name}", str(exc), advice)
 
 
 def check_agents(target: Target) -> Iterator[Finding]:
@@ -289,10 +237,10 @@ def check_agents(target: Target) -> Iterator[Finding]:
     if lead and lead not in target.home.agent_inodes():
         yield Finding(
             "config",
+            "config.json",
             f"the lead {lead} is not an agent: mail to Lead bounces",
             f"choose an existing agent (`relay agents`), or `relay register {lead}`",
             Severity.WARNING,
-            "config.json",
         )
     for name in list_dir(target.home.path("agents")):
         folder = f"agents/{name}/outbox"
@@ -305,8 +253,8 @@ def check_agents(target: Target) -> Iterator[Finding]:
             if waiting:
                 count = f"{len(waiting)} message{'s' * (len(waiting) != 1)}"
                 found = f"{exc}: {count} in {shown(folder)} cannot be sent"
-                remedy = f"move them to the outbox of a valid name: {exc.hint}"
-                yield Finding("files", found, remedy, Severity.WARNING, shown(folder))
+                advice = f"move them to the outbox of a valid name: {exc.hint}"
+                yield Finding("files", shown(folder), found, advice, Severity.WARNING)
         else:
             yield from _ignored_files(target, folder)
 
@@ -321,84 +269,6 @@ def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(target.home.path(folder, name)).st_mtime < oldest:
                 left.append(shown(f"{folder}/{name}"))
-    if left:
-        yield Finding(
-            "files",
-            f"ignored, because their names are not message names: {summarize(left)}",
-            "to send them, rename them to {10-20 digits}-{hex}.msg, in lower case",
-            Severity.WARNING,
-            left[0],
-        )
-
-
-def check_attachments(target: Target) -> Iterator[Finding]:
-    """Check for missing, unused and (with ``deep``) damaged attachments."""
-    yield from recheck(target, lambda: {f.where: f for f in _references(target)})
-    if target.deep:
-        wrong = [path for path in _stored(target).values() if not _is_whole(target, path)]
-        if wrong:
-            yield Finding(
-                "attachments",
-                f"content does not match the checksum in the name: {summarize(wrong)}",
-                "restore them from a backup, or ask the sender for a new copy",
-                where=wrong[0],
-            )
-
-
-def _references(target: Target) -> Iterator[Finding]:
-    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
-        if db.execute("PRAGMA user_version").fetchone()[0] < 2:
-            return  # the next start creates the table
-        live: dict[str, bool] = {}
-        for digest, is_live in db.execute(_ATTACHMENT_REFS):
-            live[digest] = live.get(digest, False) or bool(is_live)
-    stored = _stored(target)
-    missing = sorted(digest for digest, is_live in live.items() if is_live and digest not in stored)
-    if missing:
-        yield Finding(
-            "attachments",
-            f"missing, but referenced by unread messages: {summarize(missing)}",
-            "ask the senders to attach them again",
-            where="attachments missing",
-        )
-    days = target.config.retention.attachments_days
-    oldest_ns = target.clock.now_ns() - 2 * max(days, 1) * DAY_NS
-    unused = [
-        path
-        for digest, path in stored.items()
-        if live and digest not in live and _written_ns(target, path) < oldest_ns
-    ]
-    if unused:
-        yield Finding(
-            "attachments",
-            f"not referenced by any message: {summarize(unused)}",
-            "`relay prune` removes them" if days else "kept: retention.attachments_days is 0",
-            Severity.NOTE,
-            "attachments unnamed",
-        )
-
-
-def _stored(target: Target) -> dict[str, str]:
-    """Map digest -> path in the home."""
-    return {
-        name: f"attachments/{folder}/{name}"
-        for folder in list_dir(target.home.path("attachments"))
-        for name in list_dir(target.home.path("attachments", folder))
-        if len(name) == 64 and name.startswith(folder)
-    }
-
-
-def _written_ns(target: Target, path: str) -> int:
-    try:
-        return os.lstat(target.home.path(path)).st_mtime_ns
-    except FileNotFoundError:
-        return target.clock.now_ns()
-
-
-def _is_whole(target: Target, path: str) -> bool:
-    try:
-        with open(target.home.path(path), "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return not os.path.lexists(target.home.path(path))  # removed meanwhile
-    return found == os.path.basename(path)
+    found = "ignored, because their names are not message names"
+    advice = "to send them, rename them to {10-20 digits}-{hex}.msg, in lower case"
+    yield from listed("files", found, left, advice)

@@ -1,30 +1,41 @@
-"""Checks of the store, the journal, its tiers, and the encryption key."""
+"""Checks of the stores of a home: each by the check of its own, then whether they agree.
+
+Adds what only the home knows: what the next start makes of damage, files set aside, the offsets
+that store, journal and ledger cover, tiers, and the encryption key.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 
-from relay.acomm import store_file
-from relay.acomm.container import Flag
+from relay.acomm import check as acomm_check
 from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
-from relay.base.errors import FormatError, KeyFileError, RelayError, SealedStore
-from relay.base.home import BASE, STORE, Home
+from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore
+from relay.base.finding import Finding, Severity
+from relay.base.home import ARCHIVES, BASE, LEDGER, STORE, Home, unclean_stop
+from relay.daemon import agreement
 from relay.daemon.journal_commands import covered_offset
-from relay.daemon.opening import opens, store_key, stream_dir
-from relay.doctor.finding import Finding, Severity, Target, describe_error, list_dir
-from relay.journal import check
-from relay.journal.catalog import Catalog, Residency
+from relay.daemon.opening import open_store_readonly, store_key, stream_dir
+from relay.doctor.report import Target, describe_error, list_dir, partial_check, recheck
+from relay.engine import check as engine_check
+from relay.engine.events import Event
+from relay.journal import check as journal_check
+from relay.journal.catalog import Catalog, Residency, SegmentEntry
 from relay.journal.format import ManifestType, Reason
 from relay.journal.journal import JournalReader
 from relay.journal.replay import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_files, segment_path
+from relay.ledger import check as ledger_check
+from relay.ledger import open_readonly
+from relay.ledger.check import RESTORE
 
+MAX_ROWS = 50_000  # the newest of each kind; takes some tenths of a second
 _DUMP = "`relay aof dump` prints its valid records; remove the file when it is not needed"
 GONE = "put it back, or continue: the relay begins a new one; events after the checkpoint are lost"
-_LOST = "are lost"  # in a line of the journal's check, after the offsets
 _ASIDE = {  # suffix in the journal -> what happened, what to do
     ".seg.bad": ("a damaged segment was set aside; its valid records were kept", _DUMP),
     ".mlog.bad": (
@@ -36,7 +47,7 @@ _ASIDE = {  # suffix in the journal -> what happened, what to do
         "no action needed; the file may be removed",
     ),
 }
-_REMEDIES = {  # for failures that need the operator
+_ADVICE = {  # for failures that need the operator
     Reason.CODEC: "damaged local copy: `relay journal hydrate {n}` replaces it from another tier",
     Reason.AUTHENTICATION: "fix the credentials of the object store, then restart the relay or"
     " `relay journal upload {n}`",
@@ -46,40 +57,78 @@ _REMEDIES = {  # for failures that need the operator
 
 
 def check_stores(target: Target) -> Iterator[Finding]:
-    """Check the store, the journal and the tiers, in this order."""
+    """Check the store, the journal, the tiers, the ledger, and that they agree, in this order."""
     home = target.home
-    covered = max(covered_offset(home.path(name)) for name in (STORE, STORE + PREVIOUS))
-    yield from _store(home)
-    if os.path.isdir(stream_dir(home)):
-        yield from _journal(home, covered)
-        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, target.config)
-    elif covered:
-        found = f"{stream_dir(home)} is missing, but the store covers it up to {covered}"
-        yield Finding("journal", found, GONE)
+    with contextlib.ExitStack() as stack:
+        position: int | Finding
+        try:
+            db = stack.enter_context(contextlib.closing(open_readonly(home.path(LEDGER))))
+            query = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
+            row = db.execute(query).fetchone()  # before the journal, which may grow meanwhile
+            position = int(row[0]) if row else 0
+        except LedgerError as exc:
+            advice = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
+            position = Finding("ledger", LEDGER, describe_error(exc), advice)
+        yield from _check_store_files(target)
+        yield from _check_journal(target, position)
+        if isinstance(position, Finding):
+            yield from _check_loaded(target, None)
+            yield position
+            return
+        yield from _check_ledger(db)
+        yield from recheck(target, lambda target: _check_loaded(target, db, position), str)
 
 
 # -- the store -------------------------------------------------------------------------------
 
 
-def _store(home: Home) -> Iterator[Finding]:
-    """Check the checkpoints and the files that were set aside."""
-    path, previous = home.path(STORE), home.path(STORE) + PREVIOUS
-    wrong, wrong_before = _damage_of(path), _damage_of(previous)
+def _check_store_files(target: Target) -> Iterator[Finding]:
+    """Check the checkpoints, the base, archives (``deep``), and files that were set aside."""
+    home = target.home
+    path, previous, base = home.path(STORE), home.path(STORE) + PREVIOUS, home.path(BASE)
+    wrong, wrong_before = _check_file(path), _check_file(previous)
     written = len(checkpoint_offsets(stream_dir(home)))
-    if wrong and (written or os.path.lexists(path)):
-        remedy = f"the next start rebuilds the store from {os.path.basename(previous)}"
-        if wrong_before:
-            remedy = _without_checkpoints(home)
-        yield Finding("store", wrong, remedy)
-    if wrong_before and (written > 1 or os.path.lexists(previous)):
-        yield Finding("store", wrong_before, "the next checkpoint replaces it")
-    base = home.path(BASE)
-    if os.path.lexists(base) and (wrong := _damage_of(base)):
-        yield Finding("store", wrong, "the next checkpoint, or `relay journal prune`, replaces it")
+    if written or os.path.lexists(path):
+        advice = f"the next start rebuilds the store from {os.path.basename(previous)}"
+        if not _opens(wrong_before):
+            advice = _without_checkpoints(home)
+        yield from _advised(wrong, advice)
+    if os.path.lexists(previous):
+        yield from _advised(wrong_before, "the next checkpoint replaces it")
+    elif written > 1:  # a backup has the newest alone
+        severity = Severity.NOTE if _opens(wrong) else Severity.ERROR
+        advice = "the next checkpoint replaces it"
+        yield from _advised([one._replace(severity=severity) for one in wrong_before], advice)
+    if os.path.lexists(base):
+        advice = "the next checkpoint, or `relay journal prune`, replaces it"
+        yield from _advised(_check_file(base), advice)
     for name in list_dir(home.path(os.path.dirname(STORE))):
         if ".bad" in name:
             found = f"{name}: a damaged file was set aside; the store was rebuilt without it"
-            yield Finding("store", found, "inspect it with `relay acomm check`, then remove it")
+            advice = "inspect it with `relay acomm check`, then remove it"
+            yield Finding("store", name, found, advice)
+    for folder, _, names in os.walk(home.path(ARCHIVES)) if target.deep else ():
+        for name in sorted(names):
+            if name.endswith(".acomm"):
+                findings = _check_file(os.path.join(folder, name))
+                yield from _advised(findings, "restore it from a backup")
+
+
+def _check_file(path: str) -> list[Finding]:
+    """Check one file; a missing one is a finding, too."""
+    if not os.path.lexists(path):
+        return [Finding("store", path, f"{path}: missing")]
+    found = acomm_check.check_file(path)
+    return [one for one in found if one.severity is Severity.ERROR]
+
+
+def _opens(findings: list[Finding]) -> bool:
+    return all(one.advice == acomm_check.OPENS for one in findings)
+
+
+def _advised(findings: list[Finding], advice: str) -> Iterator[Finding]:
+    for one in findings:
+        yield one._replace(advice=one.advice or advice)
 
 
 def _without_checkpoints(home: Home) -> str:
@@ -93,138 +142,167 @@ def _without_checkpoints(home: Home) -> str:
     return f"the next start rebuilds the store from the journal{f' and {BASE}' if first else ''}"
 
 
-def _damage_of(path: str) -> str:
-    """Describe the damage of a store file, or return ""."""
-    try:
-        store_file.read(path)
-    except FileNotFoundError:
-        return f"{path}: missing"
-    except (RelayError, OSError) as exc:
-        return describe_error(exc)
-    return ""
-
-
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _journal(home: Home, covered: int) -> Iterator[Finding]:
-    """Check the stream's files, files set aside, and the offsets that the store covers."""
-    folder = stream_dir(home)
-    for problem in check.check_stream(folder).problems:
-        yield Finding("journal", problem, _remedy_of(problem))
+def _check_journal(target: Target, position: int | Finding) -> Iterator[Finding]:
+    """Check the stream, files set aside, tiers, and that the offsets of the stores agree."""
+    folder = stream_dir(target.home)
+    begin, end = 0, None
+    if os.path.isdir(folder):
+        findings = [one for one in journal_check.check(folder) if one.severity is Severity.ERROR]
+        yield from findings
+        yield from _check_set_aside(folder)
+        view = read_manifest(folder, _ignore)
+        entries = list(view.catalog.entries.values())
+        begin = 0 if view.damaged else min((entry.base_offset for entry in entries), default=0)
+        end = _end_of(folder, entries, findings)
+        if end is not None:
+            yield from _check_surplus(folder, entries, end)
+        yield from _check_tiers(view.catalog, target.config)
+    yield from _check_offsets(target.home, position, begin, end)
+
+
+def _end_of(folder: str, entries: list[SegmentEntry], findings: list[Finding]) -> int | None:
+    """Return the stream's end, or None if damage hides it.
+
+    In the newest segment a reader cannot tell damage from a torn tail.
+    """
+    newest = [file.path for file in segment_files(folder)[-1:] if file.path]
+    damaged = [one.where for one in findings if one.advice != journal_check.TORN]
+    if any(where.startswith(path) for path in newest for where in damaged):
+        return None
+    end = entries[-1].end_offset if entries else 0
+    try:
+        for record in JournalReader(folder).read(entries[-1].base_offset if entries else 0):
+            end = record.end
+    except (RelayError, OSError):
+        return None
+    return end
+
+
+def _check_set_aside(folder: str) -> Iterator[Finding]:
     for sub in ("segments", "manifest", "warm"):
         for name in list_dir(os.path.join(folder, sub)):
-            for suffix, (what, remedy) in _ASIDE.items():
+            for suffix, (what, advice) in _ASIDE.items():
                 if suffix in name:
-                    yield Finding("journal", f"{os.path.join(folder, sub, name)}: {what}", remedy)
-    first, end = stream_range(folder)
-    yield from _surplus(folder, end)
-    base = covered_offset(home.path(BASE))
-    if max(covered, base) < first:
-        yield Finding(
-            "journal",
-            f"it begins at {first}, but no store file covers the pruned records before it",
-            f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup",
-        )
-    elif base < first:
-        yield Finding(
-            "journal",
-            f"it begins at {first}, but {BASE} does not cover the pruned part before",
-            f"keep copies of {STORE} until `relay journal prune` has written a new one",
-        )
-    if end is not None and covered > end:
-        yield Finding(
-            "journal",
-            f"it ends at {end}, but the store covers it up to {covered}: files were removed",
-            "put them back, or continue: the relay begins a new segment after the gap",
-        )
+                    path = os.path.join(folder, sub, name)
+                    yield Finding("journal", path, f"{path}: {what}", advice)
 
 
-def _surplus(folder: str, end: int | None) -> Iterator[Finding]:
-    """An active segment with more zeros ahead than a relay writes."""
-    entries = read_manifest(folder, _ignore).catalog.entries
-    active = [entry for entry in entries.values() if not entry.sealed]
-    if end is None or not active:
+def _check_surplus(folder: str, entries: list[SegmentEntry], end: int) -> Iterator[Finding]:
+    """Check for an active segment with more zeros ahead than a relay writes."""
+    active = [entry for entry in entries if not entry.sealed]
+    if not active:
         return
     newest = max(active, key=lambda entry: entry.segment_id)
     path = segment_path(folder, newest.segment_id)
     with contextlib.suppress(FileNotFoundError):  # sealed, and moved on
         ahead = os.stat(path).st_size - (end - newest.base_offset)
         if ahead > 2 * SegmentPolicy().ahead_bytes:
-            yield Finding(
-                "journal",
-                f"{path} has {ahead >> 20} MiB of zeros after its last record",
-                "restart the relay: each start truncates them",
-                Severity.WARNING,
-                path,
-            )
+            found = f"{path} has {ahead >> 20} MiB of zeros after its last record"
+            advice = "restart the relay: each start truncates them"
+            yield Finding("journal", path, found, advice, Severity.WARNING)
 
 
-def _remedy_of(problem: str) -> str:
-    if "torn tail" in problem:
-        return "the next start sets it aside; nothing in it had been accepted"
-    if f"{_LOST}; the rest was salvaged" in problem:
-        return "their events may still be in the store's files and archives"
-    return "`relay journal hydrate SEGMENT` repairs a segment from another tier; else use a backup"
-
-
-def stream_range(folder: str) -> tuple[int, int | None]:
-    """Return the stream's first offset and its end, or None if damage hides the end.
-
-    In the newest segment a reader cannot tell damage from a torn tail.
-    """
-    files = segment_files(folder)[-1:]
-    if any(
-        _LOST in problem for file in files for problem in check.check_stream(file.path).problems
-    ):
-        return JournalReader(folder).first(), None
-    reader = JournalReader(folder)
-    entries = list(read_manifest(folder, _ignore).catalog.entries.values())
-    end = entries[-1].end_offset if entries else 0
-    try:
-        for record in reader.read(entries[-1].base_offset if entries else 0):
-            end = record.end
-    except (RelayError, OSError):
-        return reader.first(), None
-    return reader.first(), end
-
-
-def _tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
+def _check_tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
     """Check for failures that need the operator, and for segments without a configured store."""
     for (number, kind), failure in catalog.failures.items():
         known = {reason.value: reason for reason in Reason}.get(failure.reason)
-        if number in catalog.entries and known in _REMEDIES:
+        if number in catalog.entries and known in _ADVICE:
             found = f"segment {number}: {ManifestType(kind).name}, {known.name.lower()}"
             found += f", {failure.times} times"
-            yield Finding("tiers", found, _REMEDIES[known].format(n=number))
+            yield Finding("tiers", f"segment {number}", found, _ADVICE[known].format(n=number))
     away = [n for n, entry in catalog.entries.items() if entry.residency == Residency.TIER2]
     if away and not config.journal.objects:
         found = f"{len(away)} segments from {away[0]} on are in Tier 2, which is not configured"
-        yield Finding("tiers", found, "set journal.objects in config.json")
+        yield Finding("tiers", f"segment {away[0]}", found, "set journal.objects in config.json")
+
+
+def _check_offsets(
+    home: Home, position: int | Finding, first: int, end: int | None
+) -> Iterator[Finding]:
+    """Check that store and ledger are covered by the journal, and the journal by the store."""
+    folder = stream_dir(home)
+    base = covered_offset(home.path(BASE))
+    covered = max(covered_offset(home.path(name)) for name in (STORE, STORE + PREVIOUS))
+    if not os.path.isdir(folder):
+        if covered:
+            found = f"{folder} is missing, but the store covers it up to {covered}"
+            yield Finding("journal", folder, found, GONE)
+        if isinstance(position, int) and position:
+            found = f"it follows the journal up to {position}, but there is no journal"
+            yield Finding("ledger", LEDGER, found, GONE)
+        return
+    if max(covered, base) < first:
+        found = f"it begins at {first}, but no store file covers the pruned records before it"
+        advice = f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup"
+        yield Finding("journal", folder, found, advice)
+    elif base < first:
+        found = f"it begins at {first}, but {BASE} does not cover the pruned part before"
+        advice = f"keep copies of {STORE} until `relay journal prune` has written a new one"
+        yield Finding("journal", folder, found, advice)
+    again = "put them back, or continue: the relay begins a new segment after the gap"
+    if end is not None and covered > end:
+        found = f"it ends at {end}, but the store covers it up to {covered}: files were removed"
+        yield Finding("journal", folder, found, again)
+    if not isinstance(position, int):
+        return
+    if end is not None and position > end:
+        found = f"it follows the journal up to {position}, but that ends at {end}: files were"
+        yield Finding("ledger", LEDGER, f"{found} removed", again)
+    if position < first:
+        found = f"it follows the journal up to {position}, but everything before {first} was pruned"
+        advice = "rows of that time cannot be rebuilt: restore ledger.db from a backup, or do"
+        yield Finding("ledger", LEDGER, found, f"{advice} without")
+
+
+# -- the ledger, and the store as a start loads it ---------------------------------------------
+
+
+def _check_ledger(db: sqlite3.Connection) -> Iterator[Finding]:
+    try:
+        yield from ledger_check.check(db, LEDGER)
+        for table, most in (("messages", MAX_ROWS), ("deliveries", 4 * MAX_ROWS)):
+            (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+            if total > most:
+                yield partial_check("ledger", most, total, f"rows of {table}, the newest")
+    except LedgerError as exc:
+        yield Finding("ledger", LEDGER, str(exc), exc.hint)
+
+
+def _check_loaded(
+    target: Target, db: sqlite3.Connection | None, position: int = 0
+) -> Iterator[Finding]:
+    """Load the store as a start does, check its tables, and compare it with the ledger."""
+    home = target.home
+    is_killed = unclean_stop(home) is not None and not target.is_running
+
+    def on_event(_: Event) -> None:
+        nonlocal is_killed  # a stop ends with a checkpoint
+        is_killed = not target.is_running
+
+    try:
+        key = store_key(home, target.config, make=False)
+        store = open_store_readonly(home, target.clock, target.config, key, on_event)
+    except (KeyFileError, SealedStore) as exc:
+        found = describe_error(exc)
+        if isinstance(exc, SealedStore):  # an event names the journal without its folder
+            found = os.path.join(home.root, found)
+        yield Finding("store", STORE, found, f"the relay does not start: {exc.hint}")
+        return
+    except (RelayError, OSError):
+        return  # reported by the checks above
+    yield from engine_check.check_archives(home.path(ARCHIVES), store.state.archives)
+    if target.deep:
+        yield from engine_check.check(store.state)
+    if db is None or not (
+        target.is_running or not agreement.is_behind(stream_dir(home), position, key)
+    ):
+        return  # the next start updates the ledger
+    with contextlib.suppress(LedgerError):  # damage was reported above
+        yield from agreement.check(db, store, most_rows=4 * MAX_ROWS, is_killed=is_killed)
 
 
 def _ignore(_: str) -> None:
     """Ignore warnings, which other checks report."""
-
-
-def check_encryption(target: Target) -> Iterator[Finding]:
-    """Check that the configured key opens store and journal; yield the first failure."""
-    home = target.home
-    try:
-        key = store_key(home, target.config, make=False)
-        for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
-            _open(path, key)
-        if not opens(home, key):
-            what = ", and no key was given" if key is None else " with another key"
-            raise SealedStore(f"{stream_dir(home)} is encrypted{what}")
-    except (KeyFileError, SealedStore) as exc:
-        yield Finding("store", describe_error(exc), f"the relay does not start: {exc.hint}")
-    except (FormatError, OSError):
-        return  # damage is reported by the other checks
-
-
-def _open(path: str, key: bytes | None) -> None:
-    """Errors: SealedStore."""
-    with contextlib.suppress(FormatError, OSError):
-        if store_file.peek_header(path).flags & Flag.ENCRYPTED:
-            store_file.decrypt(store_file.read(path, warn=_ignore), key, path)

@@ -15,9 +15,10 @@ import psutil
 
 from relay.base import disk
 from relay.base.errors import LedgerError
+from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
-from relay.doctor.finding import Finding, Repair, Severity, Target, list_dir, recheck
+from relay.doctor.report import Target, list_dir, recheck
 from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import open_readonly, wal
 
@@ -36,16 +37,16 @@ def check_process(target: Target) -> Iterator[Finding]:
     """Check that the relay serves, its socket, agents' processes, logs and service unit."""
     home = target.home
     if target.is_running and (why := running_trouble(home)):
-        remedy = "fix the cause; the relay retries on its own"
-        yield Finding("process", f"the relay is not serving: {why}", remedy, where=LOCK)
+        advice = "fix the cause; the relay retries on its own"
+        yield Finding("process", LOCK, f"the relay is not serving: {why}", advice)
     if (gone := unclean_stop(home)) is not None:
-        remedy = "logs/relay.err may say why; the next start recovers its unfinished work"
-        yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
+        advice = "logs/relay.err may say why; the next start recovers its unfinished work"
+        yield Finding("process", LOCK, f"the last relay, {gone}", advice, Severity.NOTE)
     yield from _socket(target)
     answer = ask(home) if target.is_running else StatusReply(None)
     yield from _silence(target, answer)
     yield from _check_tier_retries(answer)
-    yield from recheck(target, lambda: {f.where: f for f in _processes(target)})
+    yield from recheck(target, _processes)
     yield from _logs(target)
     yield from _units(target)
 
@@ -62,11 +63,11 @@ def _socket(target: Target) -> Iterator[Finding]:
         except OSError:
             yield Finding(
                 "process",
+                where,
                 f"{where}: left over; no relay is running",
                 "the next start replaces it",
                 Severity.WARNING,
-                where,
-                (Repair("remove", SOCKET),) if is_inside else (),
+                repairs=(Repair("remove", SOCKET),) if is_inside else (),
             )
 
 
@@ -74,8 +75,8 @@ def _silence(target: Target, answer: StatusReply) -> Iterator[Finding]:
     """Check for a relay that holds the lock but does not answer."""
     pid = lock_holder(target.home)
     if answer.is_silent and pid is not None:
-        what, remedy = silence(pid)
-        yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
+        what, advice = silence(pid)
+        yield Finding("process", LOCK, f"the relay, pid {pid}, {what}", advice)
 
 
 def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
@@ -85,8 +86,8 @@ def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
     """
     for line in (answer.status or {}).get("tiers_waiting") or ():
         if not line.startswith(FOR_OPERATOR):
-            remedy = "the relay keeps retrying; nothing is lost, but the disk fills up"
-            yield Finding("tiers", line, remedy, Severity.WARNING, "journal")
+            advice = "the relay keeps retrying; nothing is lost, but the disk fills up"
+            yield Finding("tiers", "journal", line, advice, Severity.WARNING)
 
 
 def _processes(target: Target) -> Iterator[Finding]:
@@ -98,26 +99,16 @@ def _processes(target: Target) -> Iterator[Finding]:
         return  # reported by the checks of the ledger
     for name, state, pid in rows:
         if pid is not None and not psutil.pid_exists(pid):
-            yield Finding(
-                "process",
-                f"{name} is {state} as pid {pid}, but there is no such process",
-                "restart the relay: it finds out what happened"
-                if target.is_running
-                else "the next start finds out what happened",
-                Severity.WARNING,
-                f"process {name}",
-            )
+            found = f"{name} is {state} as pid {pid}, but there is no such process"
+            advice = "restart the relay: it" if target.is_running else "the next start"
+            yield _warning(f"process {name}", found, f"{advice} finds out what happened")
     known = {row[0] for row in rows}
     for file in list_dir(target.home.path("run")):
         name = file.partition(".")[0]
         if name not in known and file.endswith((".lock", ".json")):
-            yield Finding(
-                "process",
-                f"run/{file}: belongs to a process that is not in the ledger",
-                f"`pgrep -af {shlex.quote(name)}` shows whether it is still running",
-                Severity.WARNING,
-                f"run/{file}",
-            )
+            found = f"run/{file}: belongs to a process that is not in the ledger"
+            advice = f"`pgrep -af {shlex.quote(name)}` shows whether it is still running"
+            yield _warning(f"run/{file}", found, advice)
 
 
 def _logs(target: Target) -> Iterator[Finding]:
@@ -127,21 +118,11 @@ def _logs(target: Target) -> Iterator[Finding]:
         with contextlib.suppress(FileNotFoundError):
             size = os.lstat(os.path.join(folder, name)).st_size
             if name == "relay.log" and size > most:
-                yield Finding(
-                    "process",
-                    f"logs/{name} has {size // _MIB} MiB, more than twice log.max_mib",
-                    "restart the relay, or move the file away",
-                    Severity.WARNING,
-                    f"logs/{name}",
-                )
+                found = f"logs/{name} has {size // _MIB} MiB, more than twice log.max_mib"
+                yield _warning(f"logs/{name}", found, "restart the relay, or move the file away")
             if name == "relay.err" and size:
-                yield Finding(
-                    "process",
-                    f"logs/{name} has {size} bytes: the relay met an unexpected error",
-                    "report its content, then remove it",
-                    Severity.WARNING,
-                    f"logs/{name}",
-                )
+                found = f"logs/{name} has {size} bytes: the relay met an unexpected error"
+                yield _warning(f"logs/{name}", found, "report its content, then remove it")
 
 
 def _units(target: Target) -> Iterator[Finding]:
@@ -158,13 +139,13 @@ def _units(target: Target) -> Iterator[Finding]:
                 continue
             program = shlex.split(starts[0].lstrip("-@:+!"))[0]
             if os.path.isabs(program) and not os.path.exists(program):
-                yield Finding(
-                    "process",
-                    f"{folder}/{name} starts {program}, which does not exist",
-                    "install it there again, or run `relay service install`",
-                    Severity.WARNING,
-                    name,
-                )
+                found = f"{folder}/{name} starts {program}, which does not exist"
+                advice = "install it there again, or run `relay service install`"
+                yield _warning(name, found, advice)
+
+
+def _warning(where: str, found: str, advice: str) -> Finding:
+    return Finding("process", where, found, advice, Severity.WARNING)
 
 
 def check_limits(target: Target) -> Iterator[Finding]:
@@ -173,7 +154,7 @@ def check_limits(target: Target) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         found = f"the limit of open files is {hard}, the relay needs {DESCRIPTORS}"
-        yield Finding("limits", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING, "RLIMIT")
+        yield Finding("limits", "RLIMIT", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING)
     yield from _read_only(target)
     yield from _disk(target)
     yield from _versions()
@@ -183,9 +164,9 @@ def check_limits(target: Target) -> Iterator[Finding]:
         readers = wal.wal_readers(target.home.path(LEDGER))
         readers.pop(lock_holder(target.home) or 0, None)  # not the relay itself
         found = length.sentence(readers) + stops
-        remedy = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
+        advice = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
         severity = Severity.ERROR if stops else Severity.WARNING
-        yield Finding("ledger", found, remedy, severity, LEDGER + "-wal")
+        yield Finding("ledger", LEDGER + "-wal", found, advice, severity)
 
 
 def _read_only(target: Target) -> Iterator[Finding]:
@@ -197,8 +178,8 @@ def _read_only(target: Target) -> Iterator[Finding]:
             device = os.stat(path).st_dev
             if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
                 found = f"{path} is on a read-only file system: no messages are accepted"
-                remedy = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
-                yield Finding("limits", found, remedy, where=name or ".")
+                advice = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
+                yield Finding("limits", name or ".", found, advice)
             seen.add(device)
 
 
@@ -219,37 +200,35 @@ def _inotify(agents: int) -> Iterator[Finding]:
     for name, (least, why) in wanted.items():
         limit = read_limit(name)
         if limit is not None and limit < least:
-            yield Finding(
-                "limits",
-                f"fs.inotify.{name} is {limit}, expected at least {least}: {why}",
-                f"`sysctl fs.inotify.{name}={max(4 * least, 8192)}`; until then the relay scans",
-                Severity.WARNING,
-                name,
+            found = f"fs.inotify.{name} is {limit}, expected at least {least}: {why}"
+            advice = (
+                f"`sysctl fs.inotify.{name}={max(4 * least, 8192)}`; until then the relay scans"
             )
+            yield Finding("limits", name, found, advice, Severity.WARNING)
 
 
 def _disk(target: Target) -> Iterator[Finding]:
-    size, used, free = disk.look(target.home.root)
+    size, used, free = disk.measure_disk(target.home.root)
     percent = used * 100 // max(used + free, 1)
     settings = target.config.disk
-    remedy = "free some space; see `relay prune --dry-run` and `relay archive pack`"
+    advice = "free some space; see `relay prune --dry-run` and `relay archive pack`"
     floor = disk.floor_bytes(settings, size)
     if free < floor:
         found = f"only {free // _MIB} MiB are free on the disk; below {floor // _MIB} MiB"
         found += " (disk.floor_mib) no messages are accepted"
-        yield Finding("limits", found, remedy, Severity.ERROR, target.home.root)
+        yield Finding("limits", target.home.root, found, advice, Severity.ERROR)
     elif percent >= settings.alert_percent:
         found = f"the disk is {percent} % full, {free // _MIB} MiB are free"
-        yield Finding("limits", found, remedy, Severity.WARNING, target.home.root)
+        yield Finding("limits", target.home.root, found, advice, Severity.WARNING)
 
 
 def _versions() -> Iterator[Finding]:
     if sqlite3.sqlite_version_info < SQLITE:
         wanted = ".".join(map(str, SQLITE))
         found = f"SQLite is {sqlite3.sqlite_version}, expected {wanted} or newer"
-        yield Finding("limits", found, "use a Python with a newer SQLite", where="sqlite3")
+        yield Finding("limits", "sqlite3", found, "use a Python with a newer SQLite")
     have = metadata.version("watchdog")
     number = tuple(int(part) for part in have.split(".")[:2] if part.isdigit())
     if not (7, 1) <= number < (8,):
         found = f"watchdog is {have}, expected at least {WATCHDOG[0]} and below {WATCHDOG[1]}"
-        yield Finding("limits", found, "install such a version", where="watchdog")
+        yield Finding("limits", "watchdog", found, "install such a version")

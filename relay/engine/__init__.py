@@ -27,10 +27,10 @@ from relay.acomm.model import (
     Subscription,
 )
 from relay.engine.checkpoint import FlushPolicy
-from relay.engine.commstore import CommStore
-from relay.engine.core import Compacted, StoreStats
+from relay.engine.commstore import CommStore, Compacted
+from relay.engine.engine import Engine, StoreStats
 from relay.engine.query import QueryResult
-from relay.engine.retries import Redelivery
+from relay.engine.queues import Redelivery
 from relay.engine.validation import Limits
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "DeadLetter",
     "DeliveryMode",
     "DeliveryState",
+    "Engine",
     "FlushPolicy",
     "Limits",
     "MatchMode",

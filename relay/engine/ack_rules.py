@@ -28,6 +28,7 @@ ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
 REQUESTS = frozenset({MessageType.COMMAND, MessageType.QUERY})
 _NOBODY: Mapping[str, Obligation] = {}
 _NOT_WRITTEN = frozenset({DeliveryState.SENT, DeliveryState.STAGED, DeliveryState.WAITING})
+MAX_WAIT_MS = 2**53  # longer than any wait; twice that from now still fits the file's field
 _UNDERWAY = _NOT_WRITTEN | {DeliveryState.DELIVERED}
 
 
@@ -49,6 +50,15 @@ def is_retried(channel: Channel, message_type: MessageType, metadata: Metadata |
         or asked.get("delivery", "at-most-once") != "at-most-once"
         or "await_ms" in asked
     )
+
+
+def requested_timeout_ms(channel: Channel, message: Message) -> int | None:
+    """The time for an answer that the message asks for, else its channel; None: neither does."""
+    asked_ms = (message.metadata or {}).get("await_ms")
+    if isinstance(asked_ms, int) and asked_ms > 0:
+        return min(asked_ms, MAX_WAIT_MS)
+    asked_s = channel.config.ack_timeout
+    return min(asked_s * 1000, MAX_WAIT_MS) if asked_s else None
 
 
 def ack_pending(channel: Channel, message: Message) -> bool:

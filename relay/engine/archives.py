@@ -1,313 +1,251 @@
-"""Archives: immutable `.acomm` files of final messages; writing, querying, and rolling into them.
+"""Archives: which messages leave the live ones, the room they need, and rolling into archive files.
 
-    {folder}/2026-01-31/000001.acomm    section 2: the messages, with their final states
-                                        section 256: recipients and relay ids
-                                        section 257: the same messages as columns, for audits
+Retention decides which messages leave the live ones for the archive: by policy, by command, or for
+room. Never one with an open delivery, an answer that is owed, or a dead letter. An archived
+message stays in the store's file and can be queried; ``drop`` deletes it.
 
-A store lists its archives (``ArchiveInfo``); a file that is not listed does not count. That list
-and each file's indexes decide which files a query reads; a file is verified before it is used.
+Memory: a new message is refused with StoreFull at ``limits.active_messages``. Disk: a warning at
+``limits.warn_bytes``, StoreCapacity from ``limits.reserve_bytes`` below ``limits.file_bytes`` on.
+Answers are accepted up to the limits of the file, because without them no message would become
+final.
 
-``Roller`` moves final messages into a new archive, a slice at a time:
+A store with archive files rolls its final messages into them. ``Roller`` does a slice at a time:
 
     scan             a few thousand messages a step: which are final, and old enough?
     write            the archive, in another thread
     Rolled           the event: the archive counts, its messages are being evicted
     MessagesEvicted  a few thousand of them a step
 
-A message is final when every delivery is: written, where no acknowledgment is expected; else
-acknowledged, expired or bounced. Messages with dead letters stay until those are settled. After a
-crash before the event is committed the file is a stray, and the messages are still live.
-Source: DESIGN, "Bounded whatever the history".
+After a crash before the event is committed the file is a stray, and the messages are still live.
+Source: data-structures.txt, "RetentionPolicy"; acomm-file-format.txt, section 6;
+message-engine.txt, "Backpressure"; DESIGN, "Bounded whatever the history".
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from bisect import bisect_left
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from struct import pack, unpack
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
-from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState, StoreSnapshot
-from relay.acomm.indexes import Indexes
 from relay.acomm.model import (
     ArchiveInfo,
-    Delivery,
+    Channel,
     Message,
-    MessageFilter,
     MessageStatus,
-    Priority,
-    SortField,
-    SortOrder,
+    RetentionKind,
     StoreFile,
 )
-from relay.acomm.store_file import decrypt, encrypt
-from relay.base import fsio
-from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S, Clock, iso_date
-from relay.base.errors import FormatError, RelayError
-from relay.engine import events
-from relay.engine.query import (
-    QueryResult,
-    Rank,
-    find,
-    in_time_range,
-    index_lookups,
-    is_index_query,
-    is_outside,
-    is_within,
-    page,
+from relay.base.errors import (
+    MessageNotFound,
+    RelayError,
+    StoreCapacity,
+    StoreFull,
+    ValidationFailed,
 )
-from relay.engine.state import State
+from relay.engine import ack_rules, events
+from relay.engine.archive_files import ArchiveFiles
+from relay.engine.core import Core
+from relay.engine.state import RECORD_BYTES, variable_bytes
+from relay.engine.validation import check_number
 
-RELAY_IDS = 9  # block of section 256
-STRAY = ".stray"
-_FILES_KEPT = 2  # decoded ones: a page of history reads the same file repeatedly
-_INDEXES_KEPT = 64
-
-T = TypeVar("T")
-
-
-class ArchiveIndexes(NamedTuple):
-    """The indexes of an archive, from which a query knows whether it needs the messages."""
-
-    indexes: Indexes
-    hashes: Sequence[int]  # of the relay ids, ascending
-    numbers: Sequence[int]  # the message of each
+# Scanning the open messages at every send would make sends linear in them: after a scan that met
+# n of them in vain, the next n / RESCAN_DIVISOR calls do not scan.
+RESCAN_DIVISOR = 16
 
 
-class Archived(NamedTuple):
-    """One message of an archive, and the outcome of its deliveries."""
+class Dropped(NamedTuple):
+    """The messages that ``drop`` deleted."""
 
-    message: Message
-    deliveries: dict[str, Delivery]
+    archived: int
+    dead_letters: int
+    content_bytes: int
 
 
 class Archives:
-    """Reads and writes the archives below one folder. Not thread-safe, but for ``write``."""
+    """Retention, the room of a store, and what was archived. Part of an engine."""
 
-    def __init__(self, folder: str, key: bytes | None = None) -> None:
-        self._folder = folder
-        self._key = key
-        self._files: OrderedDict[str, StoreFile] = OrderedDict()
-        self._indexes: OrderedDict[str, ArchiveIndexes] = OrderedDict()
+    def __init__(self, core: Core, files: ArchiveFiles | None = None) -> None:
+        self._core = core
+        self.state = core.state
+        self.files = files  # of what was rolled out
+        self.file_bytes = 0  # of the store's file, when that was last written
+        self.file_sequence = 0  # the events that it covers
+        self.is_near_full = False  # the file reaches its warning limit
+        self._sent_in_file = 0  # ``state.bytes_sent`` as that file has it
+        self._scans_to_skip: dict[int, int] = {}  # channel -> looks at its retention to be skipped
+        # ``state.bytes_sent`` below which no limit but that of memory is near
+        self._roomy_until = 0
 
-    def write(self, name: str, snapshot: StoreSnapshot) -> int:
-        """Write an archive and return its size in bytes.
+    def apply(self, event: events.Event) -> None:
+        """Change the store by an event of the ``Roller``."""
+        self._core.apply(event)
 
-        It counts once the store lists it; a file of that name left by a crash is replaced.
-        Errors: OSError; the incomplete file is then removed, because the next attempt may use
-        another day's name and would not recognize it as a stray.
+    def rename_strays(self) -> list[str]:
+        """Rename archive files that a crash left unlisted; returns their new names."""
+        state = self.state
+        if self.files is None:
+            return []
+        return self.files.rename_strays(state.archives, state.next_archive)
+
+    def archive(self, message_id: int | None = None, *, before: int | None = None) -> int:
+        """Archive one message, or all sent before a time (Unix seconds); returns their number.
+
+        With ``before``, messages with an open delivery stay. Errors: MessageNotFound;
+        ValidationFailed for one message with such a delivery, or when not exactly one of the two
+        arguments is given.
         """
-        path = os.path.join(self._folder, name)
-        for folder in (self._folder, os.path.dirname(path)):
-            fsio.ensure_dir(folder)
-        file = snapshot.file()
-        blocks = file.engine_state | {RELAY_IDS: _encode_relay_ids(file.messages)}
-        file = msgspec.structs.replace(file, engine_state=blocks)
-        try:
-            store_file.write(path, encrypt(file, self._key), columns=True)
-            fsio.sync_dir(self._folder)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
-        return os.path.getsize(path)
-
-    def rename_strays(self, notes: Iterable[ArchiveInfo], next_number: int) -> list[str]:
-        """Rename files that the store does not list, left by a crash before the Rolled event.
-
-        Only numbers from ``next_number`` on: older ones may belong to another store.
-        """
-        known = {note.name for note in notes}
-        aside = []
-        for folder in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():
-            for name in sorted(os.listdir(os.path.join(self._folder, folder))):
-                number, _, suffix = name.partition(".")
-                is_archive = suffix == "acomm" and number.isascii() and number.isdigit()
-                if is_archive and int(number) >= next_number and f"{folder}/{name}" not in known:
-                    path = os.path.join(self._folder, folder, name)
-                    os.rename(path, path + STRAY)
-                    aside.append(path + STRAY)
-        return aside
-
-    def count(self, note: ArchiveInfo, wanted: MessageFilter) -> int | None:
-        """The number of matching messages in an archive, if its indexes alone can tell."""
-        if not is_index_query(wanted) or (note.archived and not wanted.include_archived):
-            return None
-        ids = self._ids(note, wanted)
-        return note.messages if ids is None else len(ids)
-
-    def messages(self, note: ArchiveInfo, wanted: MessageFilter) -> Iterator[Message]:
-        """Candidates for a match in an archive; none when its indexes exclude all.
-
-        Errors: FormatError for a damaged archive, OSError for a missing one.
-        """
-        ids = self._ids(note, wanted)
-        if ids is None:
-            yield from self._load(note).messages
-        elif ids:
-            yield from (m for m in self._load(note).messages if m.id in ids)
-
-    def select(
-        self,
-        notes: Iterable[ArchiveInfo],
-        here: Iterable[Message],
-        wanted: MessageFilter,
-        leaving: ArchiveInfo | None,
-        still_here: Container[int],
-        rank: Rank | None = None,
-    ) -> QueryResult:
-        """The page a filter selects from the live messages (``here``) and the archives.
-
-        When sorting by time, an archive whose messages cannot be on the page is only counted, by
-        its indexes. ``leaving``: the archive whose messages are partly ``still_here``. ``rank``:
-        as for ``page``.
-        Errors: as ``query.find``, and as ``messages``.
-        """
-        found = find(here, wanted)
-        total = len(found)
-        last_first = wanted.order[1] is SortOrder.DESCENDING
-        for note in sorted(notes, key=lambda note: note.last_at, reverse=last_first):
-            if note is not leaving and _is_full(found, note, wanted, rank):
-                count = self.count(note, wanted)
-                if count is not None:
-                    total += count
-                    continue
-            rolled = (
-                message
-                for message in self.messages(note, wanted)
-                if note is not leaving or message.id not in still_here
+        if (message_id is None) == (before is None):
+            raise ValidationFailed("archive", "pass either message_id or before, not both")
+        if message_id is None:
+            check_number("before", before)
+            messages = self.state.messages.values()
+            old = [m.id for m in messages if m.created_at < (before or 0) and self.is_final(m)]
+            return self.archive_all(old)
+        message = self.state.messages.get(check_number("message_id", message_id))
+        if message is None:
+            raise MessageNotFound(f"live message {message_id} does not exist")
+        if not self.is_final(message):
+            raise ValidationFailed(
+                "message_id", f"message {message_id} has an open or dead delivery"
             )
-            more = find(rolled, wanted)
-            found += more
-            total += len(more)
-        return page(found, wanted, total, rank)
+        return self.archive_all([message_id])
 
-    def thread(self, notes: Iterable[ArchiveInfo], correlation_id: str) -> list[Message]:
-        """Every archived message of a thread. Errors: as ``messages``."""
-        wanted = MessageFilter(correlation_id=correlation_id)
-        return [m for note in notes for m in self.messages(note, wanted)]
+    def evict(self) -> int:
+        """Archive every message that has no open delivery; returns their number."""
+        return self.archive_all([m.id for m in self.state.messages.values() if self.is_final(m)])
 
-    def find(self, notes: Sequence[ArchiveInfo], relay_id: str) -> Archived | None:
-        """The message that came through the relay under this id. Errors: as ``messages``."""
-        wanted = _hash(relay_id)
-        for note in reversed(notes):
-            aids = self._cached(self._indexes, note.name, self._read_indexes, _INDEXES_KEPT)
-            at = bisect_left(aids.hashes, wanted)
-            while at < len(aids.hashes) and aids.hashes[at] == wanted:
-                found = self._find_message(note, aids.numbers[at])
-                if found is not None and found.message.relay_id == relay_id:
-                    return found
-                at += 1
-        return None
+    def retain(self) -> int:
+        """Archive the messages past their channel's retention; returns their number."""
+        state = self.state
+        return sum(self.retain_in(state.channels[number]) for number in sorted(state.retained))
 
-    def get(self, notes: Iterable[ArchiveInfo], number: int) -> Archived | None:
-        """The message of that number. Errors: as ``messages``."""
-        for note in notes:
-            if note.first_id <= number <= note.last_id and (
-                found := self._find_message(note, number)
-            ):
-                return found
-        return None
+    def retain_in(self, channel: Channel, more: int = 0, more_bytes: int = 0) -> int:
+        """Apply a channel's retention, leaving room for ``more`` messages."""
+        kind, amount = channel.config.retention.kind, channel.config.retention.amount
+        if kind is RetentionKind.FOREVER:
+            return 0
+        patience = self._scans_to_skip.get(channel.id, 0)
+        if patience > 0:
+            self._scans_to_skip[channel.id] = patience - 1
+            return 0
+        by_count = kind is RetentionKind.COUNT
+        kept = self.state.kept.get(channel.id, 0) + (more if by_count else more_bytes)
+        oldest_kept = self._core.now_s() - amount
+        past: list[int] = []
+        in_vain = 0
+        for message_id in self.state.index.channel(channel.id):
+            message = self.state.messages[message_id]
+            is_past = (
+                message.created_at <= oldest_kept
+                if kind is RetentionKind.DURATION
+                else kept > amount
+            )
+            if not is_past:
+                break
+            if self.is_final(message):
+                past.append(message_id)
+                kept -= 1 if by_count else len(message.content)
+            else:
+                in_vain += 1
+        self._scans_to_skip[channel.id] = in_vain // RESCAN_DIVISOR
+        return self.archive_all(past)
 
-    def _find_message(self, note: ArchiveInfo, number: int) -> Archived | None:
-        file = self._load(note)
-        for message in file.messages:
-            if message.id == number:
-                deliveries = EngineState.decode(file.engine_state).deliveries
-                return Archived(message, deliveries.get(number, {}))
-        return None
+    def archive_all(self, message_ids: list[int]) -> int:
+        """Archive these messages, which must be final; returns their number."""
+        if message_ids:
+            self._core.apply(events.MessagesArchived(tuple(message_ids), self._core.now_s()))
+        return len(message_ids)
 
-    def _ids(self, note: ArchiveInfo, wanted: MessageFilter) -> set[int] | None:
-        """The ids that all indexes allow; None when no criterion has an index."""
-        if is_outside(note, wanted):
-            return set()
-        lists = list(index_lookups(wanted))
-        within = is_within(note, wanted)
-        if not lists and within:
-            return None
-        indexes = self._cached(self._indexes, note.name, self._read_indexes, _INDEXES_KEPT).indexes
-        found: set[int] | None = None
-        for ids_of in lists:
-            ids = ids_of(indexes)
-            if ids is None:  # the file lacks that index
-                return None
-            found = set(ids) if found is None else found & set(ids)
-        if not within:
-            if indexes.timestamp is None:
-                return None
-            timed = {number for at, number in indexes.timestamp if in_time_range(at, wanted)}
-            found = timed if found is None else found & timed
-        return found
+    def is_final(self, message: Message) -> bool:
+        """True when the message has no open delivery, owed answer or dead letter."""
+        deliveries = self.state.deliveries.get(message.id, {}).values()
+        channel = self.state.channels[message.channel_id]
+        if message.id in self.state.dead or message.id in self.state.owed:
+            return False
+        return not ack_rules.is_open(channel, message, deliveries, self._core.settings.by_files)
 
-    def _load(self, note: ArchiveInfo) -> StoreFile:
-        return self._cached(self._files, note.name, self._read, _FILES_KEPT)
+    def drop(self) -> Dropped:
+        """Delete archived messages and dead letters permanently; open deliveries are kept."""
+        state, now = self.state, self._core.now_s()
+        gone = [*state.archive.values(), *state.dead_letters.values()]
+        dropped = Dropped(len(state.archive), len(state.dead), sum(len(m.content) for m in gone))
+        if state.archive:
+            self._core.apply(events.ArchiveDropped(tuple(sorted(state.archive)), now))
+        for message_id in sorted(state.dead):
+            self._core.apply(events.DeadLetterDiscarded(message_id, now))
+        self._roomy_until = 0
+        return dropped
 
-    def _cached(
-        self, cache: OrderedDict[str, T], name: str, read: Callable[[str], T], most: int
-    ) -> T:
-        """From the cache, or read now; evicts the least recently used."""
-        if name not in cache:
-            cache[name] = read(os.path.join(self._folder, name))
-        cache.move_to_end(name)
-        while len(cache) > most:
-            cache.popitem(last=False)
-        return cache[name]
+    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
+        """Note that the store's file was written, its size and what it covers."""
+        self.file_bytes = size
+        self.file_sequence = sequence
+        self._sent_in_file = bytes_sent
+        self._roomy_until = 0
 
-    def _read(self, path: str) -> StoreFile:
-        return decrypt(store_file.read(path), self._key, path)
+    def used_bytes(self) -> int:
+        """Estimate of the file's present size, at least that of its uncompressed records."""
+        state = self.state
+        if not self.file_bytes:
+            return state.record_bytes
+        return max(self.file_bytes + state.bytes_sent - self._sent_in_file, state.record_bytes)
 
-    def _read_indexes(self, path: str) -> ArchiveIndexes:
-        indexes, blocks = store_file.read_indexes(path)
-        block = blocks.get(RELAY_IDS, b"")
-        count = (len(block) - 8) // 16
-        if len(block) % 16 != 8 or int.from_bytes(block[:8], "little") != count:
-            raise FormatError(path, 0, "a table of relay ids in section 256", f"{len(block)} bytes")
-        table = unpack(f"<{2 * count}Q", block[8:])
-        return ArchiveIndexes(indexes, table[:count], table[count:])
+    def capacity_warning(self) -> str:
+        """The warning of a store whose file is near its limit."""
+        return (
+            f"the store has {self.used_bytes()} of {self._core.limits.file_bytes} bytes: "
+            "archive and compact it"
+        )
 
+    def make_room(self, channel: Channel, message: Message) -> None:
+        """Make room for a message: apply its channel's retention, and check the limits.
 
-def _is_full(
-    found: list[Message], note: ArchiveInfo, wanted: MessageFilter, rank: Rank | None
-) -> bool:
-    """True when the page is full of messages that sort before every message of the archive."""
-    field, order = wanted.order
-    if field is not SortField.CREATED_AT:
-        return False
-    last_first = order is SortOrder.DESCENDING
-    before = sum(
-        message.created_at > note.last_at if last_first else message.created_at < note.first_at
-        for message in found
-        if rank is None or rank(message) == Priority.CRITICAL  # none is grouped before it
-    )
-    return before >= wanted.offset + wanted.limit
+        Errors: StoreFull, StoreCapacity.
+        """
+        state = self.state
+        size = variable_bytes(message.content, message.metadata)
+        if (
+            state.bytes_sent + size >= self._roomy_until
+            or len(state.messages) >= self._core.limits.active_messages
+        ):
+            self._check_limits(size, message.message_type in ack_rules.ANSWERS)
+        if channel.config.retention.kind is not RetentionKind.FOREVER:
+            self.retain_in(channel, 1, len(message.content))
 
-
-def _encode_relay_ids(messages: Iterable[Message]) -> bytes:
-    pairs = sorted(
-        (_hash(str(relay_id)), message.id)
-        for message in messages
-        if (relay_id := (message.metadata or {}).get("relay_id")) is not None
-    )
-    hashes, numbers = [h for h, _ in pairs], [number for _, number in pairs]
-    return pack(f"<Q{2 * len(pairs)}Q", len(pairs), *hashes, *numbers)
-
-
-def _hash(relay_id: str) -> int:
-    return int(sha256_hex(relay_id.encode())[:16], 16)
+    def _check_limits(self, size: int, is_answer: bool) -> None:
+        """Check that ``size`` bytes of content and metadata fit. Errors: as ``make_room``."""
+        state, limits = self.state, self._core.limits
+        kept = len(state.messages) + len(state.dead_letters) + len(state.archive)
+        if kept >= limits.messages:
+            raise StoreCapacity(f"the store has {kept} messages, its limit is {limits.messages}")
+        most = limits.file_bytes if is_answer else limits.file_bytes - limits.reserve_bytes
+        used = self.used_bytes() + size + RECORD_BYTES
+        if used > most:
+            raise StoreCapacity(
+                f"the store file would need {used} of {limits.file_bytes} bytes, "
+                f"and the last {limits.reserve_bytes} are reserved for answers"
+            )
+        active = len(state.messages)
+        if active >= limits.active_messages and not is_answer:
+            raise StoreFull(
+                f"the store has {active} active messages, its limit is {limits.active_messages}"
+            )
+        self.is_near_full = used >= limits.warn_bytes
+        until = limits.file_bytes - limits.reserve_bytes if self.is_near_full else limits.warn_bytes
+        # each message takes a record's bytes at least, so this bounds their number, too
+        room = min(until - self.used_bytes(), (limits.messages - kept) * RECORD_BYTES)
+        self._roomy_until = state.bytes_sent + room - RECORD_BYTES
 
 
 SCAN_BATCH = 2_000  # messages in one step: about 2 ms
 EVICT_BATCH = 2_000
 PAUSE_S = 60  # between two scans of all messages
-RECORD_BYTES = 128  # of a message, besides its content
+ROLLED_RECORD_BYTES = 128  # of a message, besides its content
 DAY_S = 86_400
 
 
@@ -326,35 +264,21 @@ class _WrittenArchive(NamedTuple):
     ids: tuple[int, ...]  # of the messages in it
 
 
-class RolledStore(Protocol):
-    """The store whose messages are rolled."""
-
-    state: State
-
-    def apply(self, event: events.Event) -> None:
-        """Change the store as the event says."""
-
-    def retain(self) -> int:
-        """Archive what is past the retention of its channel."""
-
-    def is_final(self, message: Message) -> bool:
-        """True when no delivery of the message is open."""
-
-
 class Roller:
-    """Rolls one store. Called from its owner's thread; archives are written in the executor."""
+    """Rolls one store. Called from its owner's thread; files are written in the executor."""
 
     def __init__(
         self,
-        store: RolledStore,
         archives: Archives,
         policy: RollPolicy,
         clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = store
         self._archives = archives
+        assert archives.files is not None
+        self._files = archives.files
+        self._state = archives.state
         self._policy = policy
         self._clock = clock
         self._executor = executor
@@ -369,7 +293,7 @@ class Roller:
 
     def due_ns(self) -> int | None:
         """Deadline of the next step (monotonic); None while an archive is written."""
-        if self._store.state.evicting or self._unscanned:
+        if self._state.evicting or self._unscanned:
             return 0
         if self._writing is not None:
             return None  # its end wakes the owner
@@ -377,10 +301,10 @@ class Roller:
 
     def step(self) -> None:
         """Do one slice of the work, a few milliseconds at most."""
-        state = self._store.state
+        state = self._state
         if state.evicting:
             count = min(EVICT_BATCH, len(state.evicting))
-            self._store.apply(events.MessagesEvicted(count, self._clock.now_ns() // NS_PER_S))
+            self._archives.apply(events.MessagesEvicted(count, self._clock.now_ns() // NS_PER_S))
         elif self._writing is not None:
             self._collect(self._writing)
         elif self._unscanned:
@@ -389,19 +313,19 @@ class Roller:
             self._start_scan()
 
     def _is_pressed(self) -> bool:
-        pressed = len(self._store.state.messages) > self._policy.live_messages
+        pressed = len(self._state.messages) > self._policy.live_messages
         return pressed and not self._pressed  # once a pause: what is not final stays
 
     def _start_scan(self) -> None:
         self._pressed = self._is_pressed()
         self._next_scan_ns = self._clock.monotonic_ns() + PAUSE_S * NS_PER_S
-        self._store.retain()  # channels without new messages expire, too
-        state = self._store.state
+        self._archives.retain()  # channels without new messages expire, too
+        state = self._state
         self._unscanned = [*reversed(state.messages), *reversed(state.archive)]
         self._final, self._bytes = [], 0
 
     def _scan(self) -> None:
-        state = self._store.state
+        state = self._state
         limit_s = self._clock.now_ns() // NS_PER_S - (0 if self._pressed else self._policy.after_s)
         for _ in range(min(SCAN_BATCH, len(self._unscanned))):
             number = self._unscanned.pop()
@@ -411,10 +335,10 @@ class Roller:
             elif message.created_at > limit_s:
                 self._unscanned = []  # the following ones are younger still
                 break
-            if message is None or not self._store.is_final(message):
+            if message is None or not self._archives.is_final(message):
                 continue
             self._final.append(message.id)
-            self._bytes += len(message.content) + RECORD_BYTES
+            self._bytes += len(message.content) + ROLLED_RECORD_BYTES
             if (
                 len(self._final) >= self._policy.most_messages
                 or self._bytes >= self._policy.most_bytes
@@ -433,14 +357,14 @@ class Roller:
 
     def _messages(self, numbers: Iterable[int]) -> Iterator[Message]:
         """The final messages, without those removed meanwhile."""
-        state = self._store.state
+        state = self._state
         for number in numbers:
             message = state.messages.get(number) or state.archive.get(number)
             if message is not None:
                 yield message
 
     def _write(self) -> None:
-        now_ns, state = self._clock.now_ns(), self._store.state
+        now_ns, state = self._clock.now_ns(), self._state
         name = f"{iso_date(now_ns)}/{state.next_archive:06d}.acomm"
         self._writing = self._executor.submit(self._make, name, tuple(self._final), now_ns)
         self._writing.add_done_callback(lambda _: self._wake())
@@ -449,7 +373,7 @@ class Roller:
         """Write the archive, in the executor; final messages no longer change."""
         messages = sorted(self._messages(numbers), key=lambda m: (m.created_at, m.id))
         ids = tuple(message.id for message in messages)
-        size = self._archives.write(name, self._snapshot(messages, now_ns // NS_PER_S))
+        size = self._files.write(name, self._snapshot(messages, now_ns // NS_PER_S))
         note = ArchiveInfo(
             name,
             len(messages),
@@ -464,7 +388,7 @@ class Roller:
 
     def _snapshot(self, messages: Sequence[Message], now_s: int) -> StoreSnapshot:
         """The content of the archive: the messages, their channels and recipients."""
-        state = self._store.state
+        state = self._state
         counts = Counter(message.channel_id for message in messages)
         channels = tuple(
             msgspec.structs.replace(state.channels[number], message_count=count)
@@ -488,4 +412,4 @@ class Roller:
         self.error = ""
         self._pressed = False  # there may be more of it
         now_s = self._clock.now_ns() // NS_PER_S
-        self._store.apply(events.Rolled(rolled.note, rolled.ids, now_s))
+        self._archives.apply(events.Rolled(rolled.note, rolled.ids, now_s))

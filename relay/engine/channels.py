@@ -15,15 +15,14 @@ from relay.acomm.model import (
     ChannelSettings,
     ChannelState,
     ChannelType,
-    DeliveryState,
     Message,
     MessageFilter,
     Participant,
     ParticipantRole,
-    RetentionKind,
     Subscription,
 )
 from relay.base.errors import (
+    ChannelNotFound,
     ChannelUnavailable,
     DuplicateChannel,
     NotParticipant,
@@ -31,18 +30,60 @@ from relay.base.errors import (
     ValidationFailed,
 )
 from relay.engine import ack_rules, events, routing, topics, validation
-from relay.engine.deliveries import DeliveryCommands
+from relay.engine.archives import Archives
+from relay.engine.core import Core
 from relay.engine.query import check_filter
 
 _SETTINGS = frozenset(ChannelSettings.__struct_fields__)
 _WORDS = frozenset({"description", "tags"})
+_DEFAULT = ChannelSettings()
 _KNOWN = frozenset(ChannelConfig.__struct_fields__) | _SETTINGS | _WORDS
 
 
-class ChannelCommands(DeliveryCommands):
-    """The CommStore's commands on channels."""
+class Channels:
+    """Channels, their participants and subscriptions. Part of an engine."""
 
-    def create_channel(
+    def __init__(self, core: Core, archives: Archives) -> None:
+        self._core = core
+        self._state = core.state
+        self._archives = archives
+        self._identities: Mapping[str, str] = {}  # participant -> its key's id, where it is known
+        self._copies: list[tuple[int, str]] = []  # of sticky messages, not delivered yet
+        self._invalid_filters: set[int] = set()  # subscriptions already warned of
+
+    def get(self, channel_id: int) -> Channel:
+        """The channel as it is now, its message count included. Errors: ChannelNotFound."""
+        channel = self.find(channel_id)
+        # the state counts beside its channels: sending need not make a new one each time
+        return msgspec.structs.replace(channel, message_count=self._state.counts[channel_id])
+
+    def find(self, channel_id: int) -> Channel:
+        """The channel without its message count. Errors: ChannelNotFound."""
+        channel = self._state.channels.get(channel_id) if type(channel_id) is int else None
+        if channel is None:
+            raise ChannelNotFound(f"channel {channel_id!r} does not exist")
+        return channel
+
+    def settings(self, channel_id: int) -> ChannelSettings:
+        """The settings of a channel beside its config. Errors: ChannelNotFound."""
+        return self._state.settings.get(self.find(channel_id).id, _DEFAULT)
+
+    def is_participant(self, channel_id: int, participant: str) -> bool:
+        """True when ``participant`` is one of the channel's."""
+        return isinstance(participant, str) and participant in self._state.members.get(
+            channel_id, ()
+        )
+
+    def label(self, channel_id: int) -> str | None:
+        """The name of a channel; None for a direct channel."""
+        channel = self._state.channels[channel_id]
+        return None if channel.channel_type is ChannelType.DIRECT else channel.name
+
+    def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
+        """Stage 3: the recipients of a message in the channel. Source: guide, "Route"."""
+        return routing.route(self._state, channel, message, self._warn_of_filter)
+
+    def create(
         self,
         name: str,
         channel_type: ChannelType,
@@ -59,16 +100,16 @@ class ChannelCommands(DeliveryCommands):
         """
         validation.check_channel_name(name)
         validation.check_participant("owner", owner)
-        if name in self.state.names:
+        if name in self._state.names:
             raise DuplicateChannel(f"channel {name} already exists")
         channel_type = validation.check_member("channel_type", channel_type, ChannelType)
         config = validation.check_config(ChannelConfig() if config is None else config)
         description, tags = validation.check_words(description, tags)
-        self._check_room("channels", len(self.state.channels), self.limits.channels)
-        now = self._now_s()
-        first = Participant(owner, ParticipantRole.OWNER, now, self.identities.get(owner))
+        self._check_room("channels", len(self._state.channels), self._core.limits.channels)
+        now = self._core.now_s()
+        first = Participant(owner, ParticipantRole.OWNER, now, self._identities.get(owner))
         channel = Channel(
-            id=self.state.next_channel,
+            id=self._state.next_channel,
             name=name,
             channel_type=channel_type,
             owner=owner,
@@ -80,23 +121,19 @@ class ChannelCommands(DeliveryCommands):
             tags=tags,
         )
         _check_participants(channel, config)
-        self.apply(events.ChannelCreated(channel))
+        self._core.apply(events.ChannelCreated(channel))
         return channel
 
-    def get_channel_by_name(self, name: str) -> Channel | None:
+    def get_by_name(self, name: str) -> Channel | None:
         """The channel of that name, if there is one."""
-        channel_id = self.state.names.get(validation.check_text("name", name))
-        return None if channel_id is None else self.get_channel(channel_id)
+        channel_id = self._state.names.get(validation.check_text("name", name))
+        return None if channel_id is None else self.get(channel_id)
 
-    def list_channels(self) -> list[Channel]:
+    def list_all(self) -> list[Channel]:
         """Every channel, by id."""
-        return [self.get_channel(channel_id) for channel_id in self.state.channels]
+        return [self.get(channel_id) for channel_id in self._state.channels]
 
-    def message_count(self, channel_id: int) -> int:
-        """The number of messages ever sent in the channel. Errors: ChannelNotFound."""
-        return self.get_channel(channel_id).message_count
-
-    def join_channel(
+    def join(
         self, channel_id: int, participant: str, role: ParticipantRole | None = None
     ) -> Channel:
         """Add a participant in ``role``; by default the owner as owner, others as observers of a
@@ -106,13 +143,13 @@ class ChannelCommands(DeliveryCommands):
         messages that are still live, oldest first. Errors: ValidationFailed when the channel is
         full (a direct channel has two participants), and for a second owner.
         """
-        channel = self.get_channel(channel_id)
+        channel = self.find(channel_id)
         if role is not None:
             role = validation.check_member("role", role, ParticipantRole)
             if role is ParticipantRole.OWNER and participant != channel.owner:
                 raise ValidationFailed("role", f"{channel.owner} owns channel {channel.name}")
         if self.is_participant(channel_id, participant):
-            return channel
+            return self.get(channel_id)
         validation.check_participant("participant", participant)
         most = channel.config.max_participants
         if channel.channel_type is ChannelType.DIRECT:
@@ -127,13 +164,13 @@ class ChannelCommands(DeliveryCommands):
             role = ParticipantRole.OBSERVER if observes else ParticipantRole.MEMBER
         if participant == channel.owner:  # it had left
             role = ParticipantRole.OWNER
-        now = self._now_s()
-        identity = self.identities.get(participant)
+        now = self._core.now_s()
+        identity = self._identities.get(participant)
         joined = Participant(participant, role, now, identity)
-        self.apply(events.ParticipantJoined(channel_id, joined, now))
+        self._core.apply(events.ParticipantJoined(channel_id, joined, now))
         if channel.config.sticky_messages and channel.channel_type is not ChannelType.PUB_SUB:
-            self._deliver_sticky(channel, participant, lambda _: True)
-        return self.get_channel(channel_id)
+            self._add_sticky(channel, participant, lambda _: True)
+        return self.get(channel_id)
 
     def set_identities(self, identities: Mapping[str, str]) -> None:
         """Set the key id of each participant, present and future; others have none.
@@ -144,24 +181,23 @@ class ChannelCommands(DeliveryCommands):
             raise ValidationFailed("identities", f"{identities!r} is not a mapping of names to ids")
         for identity in identities.values():
             validation.check_text("identity_id", identity)
-        self.identities = dict(identities)
+        self._identities = dict(identities)
         other = {
             one.id: identities.get(one.id)
-            for channel in self.state.channels.values()
+            for channel in self._state.channels.values()
             for one in channel.participants
             if one.identity_id != identities.get(one.id)
         }
         for name, identity_id in other.items():
-            self.apply(events.ParticipantIdentified(name, identity_id, self._now_s()))
+            self._core.apply(events.ParticipantIdentified(name, identity_id, self._core.now_s()))
 
-    def leave_channel(self, channel_id: int, participant: str) -> Channel:
-        """Remove a participant. Its undelivered messages bounce, except those that expect an
-        acknowledgment: their senders are notified when it is overdue.
+    def leave(self, channel_id: int, participant: str) -> Channel:
+        """Remove a participant; what it was sent stays as it is.
 
         Errors: NotParticipant; ValidationFailed for the owner of a broadcast channel, who is the
         only one allowed to send in it.
         """
-        channel = self.get_channel(channel_id)
+        channel = self.find(channel_id)
         if not self.is_participant(channel_id, participant):
             raise NotParticipant(f"{participant} is not a participant of channel {channel.name}")
         if channel.channel_type is ChannelType.BROADCAST and participant == channel.owner:
@@ -170,17 +206,8 @@ class ChannelCommands(DeliveryCommands):
                 f"{participant} owns broadcast channel {channel.name}, which always has an owner: "
                 "close the channel instead of leaving it",
             )
-        self.apply(events.ParticipantLeft(channel_id, participant, self._now_s()))
-        if self.delivers_itself:  # a file in an inbox stays there
-            for number in list(self.state.queues.get(participant, ())):
-                message = self.state.messages.get(number)
-                if (
-                    message is not None
-                    and message.channel_id == channel_id
-                    and not ack_rules.ack_pending(channel, message)
-                ):
-                    self.move_deliveries(number, [participant], DeliveryState.BOUNCED)
-        return self.get_channel(channel_id)
+        self._core.apply(events.ParticipantLeft(channel_id, participant, self._core.now_s()))
+        return self.get(channel_id)
 
     def subscribe(
         self,
@@ -205,16 +232,16 @@ class ChannelCommands(DeliveryCommands):
         for known in self._subscriptions_to(channel_id, pattern):
             if known.subscriber == subscriber:
                 return self._change_subscription(known, active=True, filter=filter)
-        count = len(self.state.subscriptions)
-        self._check_room("subscriptions", count, self.limits.subscriptions)
-        self.join_channel(channel_id, subscriber)
-        number, now = self.state.next_subscription, self._now_s()
+        count = len(self._state.subscriptions)
+        self._check_room("subscriptions", count, self._core.limits.subscriptions)
+        self.join(channel_id, subscriber)
+        number, now = self._state.next_subscription, self._core.now_s()
         subscription = Subscription(
             number, channel_id, subscriber, pattern, mode, now, active=True, filter=filter
         )
-        self.apply(events.SubscriptionAdded(subscription))
+        self._core.apply(events.SubscriptionAdded(subscription))
         if channel.config.sticky_messages:
-            self._deliver_sticky(channel, subscriber, self._subscription_predicate(subscription))
+            self._add_sticky(channel, subscriber, self._subscription_predicate(subscription))
         return subscription
 
     def subscriptions(
@@ -225,12 +252,12 @@ class ChannelCommands(DeliveryCommands):
         Errors: ChannelNotFound; ValidationFailed for a subscriber that is not a string.
         """
         if channel_id is not None:
-            self.get_channel(channel_id)
+            self.get(channel_id)
         if subscriber is not None:
             validation.check_text("subscriber", subscriber)
         return [
             one
-            for one in self.state.subscriptions.values()
+            for one in self._state.subscriptions.values()
             if channel_id in (None, one.channel_id) and subscriber in (None, one.subscriber)
         ]
 
@@ -239,7 +266,7 @@ class ChannelCommands(DeliveryCommands):
 
         Repeating it changes nothing. Errors: ValidationFailed for an unknown id.
         """
-        known = self.state.subscriptions.get(
+        known = self._state.subscriptions.get(
             validation.check_number("subscription_id", subscription_id)
         )
         if known is None:
@@ -255,13 +282,13 @@ class ChannelCommands(DeliveryCommands):
     ) -> Subscription:
         changed = msgspec.structs.replace(known, active=active, filter=filter)
         if changed != known:
-            self.apply(events.SubscriptionChanged(changed, self._now_s()))
+            self._core.apply(events.SubscriptionChanged(changed, self._core.now_s()))
             self._invalid_filters.discard(known.id)  # a new filter is warned of again
         return changed
 
     def _with_topics(self, channel_id: int) -> Channel:
         """The channel. Errors: ChannelNotFound; ValidationFailed when it has no topics."""
-        channel = self.get_channel(channel_id)
+        channel = self.find(channel_id)
         if channel.channel_type is not ChannelType.PUB_SUB:
             raise ValidationFailed(
                 "channel",
@@ -282,37 +309,36 @@ class ChannelCommands(DeliveryCommands):
 
         return is_wanted
 
-    def _deliver_sticky(
+    def _add_sticky(
         self, channel: Channel, participant: str, is_wanted: Callable[[Message], bool]
     ) -> None:
-        """Deliver the messages of a sticky channel, except answers, to a new participant, once."""
-        if channel.config.retention.kind is not RetentionKind.FOREVER:
-            self._retain(channel, 0)
+        """Add a new participant to the recipients of earlier messages, except answers, once."""
+        self._archives.retain_in(channel)
         earlier = [
             message
-            for number in self.state.index.channel(channel.id)
-            if (message := self.state.messages[number]).sender != participant
+            for number in self._state.index.channel(channel.id)
+            if (message := self._state.messages[number]).sender != participant
             and message.message_type not in ack_rules.ANSWERS
-            and participant not in self.state.deliveries.get(number, {})
-            and not (message.ttl is not None and self._is_past(message))
+            and participant not in self._state.deliveries.get(number, {})
+            and not self._core.is_expired(message)
             and is_wanted(message)
         ]
         if not earlier:
             return
         numbers = tuple(message.id for message in earlier)
-        self.apply(events.DeliveriesAdded(participant, numbers, self._now_s()))
-        if not self.delivers_itself:
-            self._copies += [(number, participant) for number in numbers]
-            return
-        for message in earlier:
-            if not self.is_held(message.id):
-                self.deliver(message.id, [participant])
+        self._core.apply(events.DeliveriesAdded(participant, numbers, self._core.now_s()))
+        self._copies += [(number, participant) for number in numbers]
+
+    def pop_sticky(self) -> list[tuple[int, str]]:
+        """Remove and return (message id, recipient) of sticky copies the owner has to deliver."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def _warn_of_filter(self, subscription: Subscription) -> None:
         """Warn once of a subscription whose filter is invalid and so matches nothing."""
         if subscription.id not in self._invalid_filters:
             self._invalid_filters.add(subscription.id)
-            self.warn(
+            self._core.warn(
                 f"subscription {subscription.id} of {subscription.subscriber}: its content "
                 "pattern is not a valid RE2 pattern, so nothing matches; subscribe again with a "
                 "valid one"
@@ -323,31 +349,31 @@ class ChannelCommands(DeliveryCommands):
             raise StoreCapacity(f"the store has {count} {what}, its limit is {most}")
 
     def _subscriptions_to(self, channel_id: int, pattern: str) -> list[Subscription]:
-        trie = self.state.topics.get(channel_id)
+        trie = self._state.topics.get(channel_id)
         numbers = trie.find_exact(pattern) if trie else ()
-        return [self.state.subscriptions[number] for number in numbers]
+        return [self._state.subscriptions[number] for number in numbers]
 
     def unsubscribe(self, channel_id: int, subscriber: str, pattern: str | None = None) -> int:
         """End the subscriptions to ``pattern`` (None: all of this channel); returns their number.
 
         Errors: ChannelNotFound.
         """
-        self.get_channel(channel_id)
+        self.get(channel_id)
         validation.check_text("subscriber", subscriber)
         if pattern is not None:
             validation.check_text("topic_pattern", pattern)
         ended = [
             s.id
-            for s in self.state.subscriptions.values()
+            for s in self._state.subscriptions.values()
             if s.channel_id == channel_id
             and s.subscriber == subscriber
             and pattern in (None, s.topic_pattern)
         ]
         for subscription_id in ended:
-            self.apply(events.SubscriptionRemoved(subscription_id, self._now_s()))
+            self._core.apply(events.SubscriptionRemoved(subscription_id, self._core.now_s()))
         return len(ended)
 
-    def configure_channel(self, channel_id: int, **changes: object) -> Channel:
+    def configure(self, channel_id: int, **changes: object) -> Channel:
         """Change a channel's config, settings, description or tags, by name.
 
         ``flush`` is immediate, batch, manual or None (as the store); ``max_pending`` a number or
@@ -355,7 +381,7 @@ class ChannelCommands(DeliveryCommands):
         Errors: ChannelNotFound; ValidationFailed for an unknown name or invalid value, and for a
         ``max_participants`` below the present number.
         """
-        channel = self.get_channel(channel_id)
+        channel = self.find(channel_id)
         if unknown := changes.keys() - _KNOWN:
             raise ValidationFailed("config", f"unknown setting {min(unknown)}")
         words = validation.check_words(
@@ -363,26 +389,26 @@ class ChannelCommands(DeliveryCommands):
         )
         beside = {name: changes.pop(name) for name in _SETTINGS & changes.keys()}
         settings = validation.check_settings(
-            msgspec.structs.replace(self.get_settings(channel_id), **beside)
+            msgspec.structs.replace(self.settings(channel_id), **beside)
         )
         config = validation.check_config(msgspec.structs.replace(channel.config, **changes))
         if config.max_participants != channel.config.max_participants:
             _check_participants(channel, config)
         return self._change(channel, channel.state, config, settings, *words)
 
-    def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
+    def set_state(self, channel_id: int, state: ChannelState) -> Channel:
         """Pause, drain, close or resume a channel. A closed channel stays closed.
 
         Errors: ChannelNotFound; ValidationFailed for an invalid state; ChannelUnavailable when
         it is closed.
         """
-        channel = self.get_channel(channel_id)
+        channel = self.find(channel_id)
         state = validation.check_member("state", state, ChannelState)
         if channel.state is ChannelState.CLOSED and state is not ChannelState.CLOSED:
             raise ChannelUnavailable(f"channel {channel.name} is Closed, and that is final")
         if channel.state is state:
-            return channel
-        settings = self.get_settings(channel_id)
+            return self.get(channel_id)
+        settings = self.settings(channel_id)
         return self._change(
             channel, state, channel.config, settings, channel.description, channel.tags
         )
@@ -396,12 +422,11 @@ class ChannelCommands(DeliveryCommands):
         description: str | None,
         tags: tuple[str, ...],
     ) -> Channel:
-        now = self._now_s()
-        self.apply(
+        now = self._core.now_s()
+        self._core.apply(
             events.ChannelChanged(channel.id, state, config, now, settings, description, tags)
         )
-        self.resume()
-        return self.get_channel(channel.id)
+        return self.get(channel.id)
 
 
 def _check_participants(channel: Channel, config: ChannelConfig) -> None:

@@ -1,4 +1,8 @@
-"""When the store file is written and which events are durable: ``Flusher.commit`` is the one call.
+"""A store's file: loading it, when it is written, and which events are durable.
+
+``load_state`` reads the file, for the relay and the library. ``Flusher.commit`` is the one call
+that decides when it is written; ``FileWriter`` makes it for the library, with a timer and the
+policies of its channels.
 
 A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
 waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
@@ -7,18 +11,24 @@ n has been renamed into place. Source: message-engine.txt, "Persist".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
-from relay.acomm import store_file
+from relay.acomm import check, store_file
 from relay.acomm.engine_state import JournalPosition, StoreSnapshot
+from relay.acomm.model import StoreFile
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.errors import RelayError
+from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
+from relay.engine import events, transitions
+from relay.engine.core import Warn, log_warning
+from relay.engine.routing import derive_deliveries
+from relay.engine.state import State
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
 RETRY_MOST_NS = 60_000 * NS_PER_MS
@@ -26,6 +36,47 @@ RETRY_MOST_NS = 60_000 * NS_PER_MS
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def state_of(file: StoreFile) -> State:
+    """The state that a file holds. Errors: FormatError."""
+    state = State.load(file)
+    derive_deliveries(state)
+    return state
+
+
+def load_state(
+    path: str,
+    key: bytes | None = None,
+    warn: Warn | None = None,
+    *,
+    read_only: bool = False,
+    accept: Callable[[State], object] = lambda state: None,
+    outcome: str = store_file.LATER_EVENTS_LOST,
+) -> State | None:
+    """The state that the file at ``path`` holds; None if the file does not exist.
+
+    A damaged file is renamed, or left as it is if ``read_only``, and the previous one is used;
+    ``warn`` (default: the log) gets a warning that ends with ``outcome``, the fate of later
+    events. ``accept`` checks a state before anything is renamed for it, and raises if it is
+    unusable. Errors: FormatError when both files are unusable; LimitError, unless ``read_only``,
+    for one that could not be written again; SealedStore for one that ``key`` does not decrypt;
+    nothing was changed then.
+    """
+
+    def made(file: StoreFile, name: str) -> State:
+        try:
+            if not read_only:
+                check.check_limits(file, name)
+            state = state_of(store_file.decrypt(file, key, name))
+        except FormatError as exc:
+            if exc.path == name:
+                raise
+            raise FormatError(name, exc.offset, exc.expected, exc.found) from None
+        accept(state)
+        return state
+
+    return store_file.load(path, made, warn or log_warning, read_only=read_only, outcome=outcome)
 
 
 class FlushSource(Protocol):
@@ -269,3 +320,116 @@ class Flusher:
             self._retry_ns = min(2 * self._retry_ns, RETRY_MOST_NS)
         else:
             raise error
+
+
+_BATCH = FlushPolicy()
+_MANUAL = FlushPolicy(None, None)
+
+
+class FileWriter:
+    """Applies the events of a store that writes its own file, and writes it by its policies.
+
+    The file is also written when the owner makes no further call: by a timer thread, under the
+    lock that each event is applied under. ``refusal``: why no event may be applied, if so.
+    """
+
+    def __init__(self, state: State, clock: Clock, refusal: str = "") -> None:
+        self.refusal = refusal
+        self._state = state
+        self._clock = clock
+        self._flusher: Flusher | None = None
+        self._is_gathering = False  # in ``single_flush``
+        self._is_closed = False
+        self._lock = threading.RLock()  # around each event, and around each flush
+        self._alarm = Alarm(self._flush_when_due)
+
+    def begin(self, store: FlushSource, path: str, policy: FlushPolicy, key: bytes | None) -> None:
+        """Write the events of ``store`` into the file at ``path`` from now on."""
+        self._flusher = Flusher(store, path, policy, self._clock, InlineExecutor(), key=key)
+
+    def apply(self, event: events.Event) -> None:
+        """Change the state as the event says, and write it when the policy says so.
+
+        A flush that is due and fails is tried again with backoff; ``flush`` says why.
+        Errors: StoreClosed, StoreReadOnly, and nothing has changed.
+        """
+        if self.refusal:
+            raise StoreReadOnly(self.refusal)
+        if self._is_closed:
+            raise StoreClosed("the store is closed")
+        if self._flusher is None:
+            transitions.apply(self._state, event)
+            return
+        with self._lock:
+            transitions.apply(self._state, event)
+            if not self._is_gathering:
+                self._commit(self._policy_of(event) if self._state.settings else None)
+
+    def _commit(self, policy: FlushPolicy | None) -> None:
+        """Flush if due, and set the alarm for the next flush."""
+        if self._flusher is None:
+            return
+        self._flusher.commit(policy)
+        due_ns = self._flusher.next_ns
+        if due_ns is not None and not self._alarm.is_set:
+            self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))
+
+    def _flush_when_due(self) -> None:
+        """Flush in the alarm's thread: the time of a flush policy has passed."""
+        with self._lock:
+            self._alarm.is_set = False
+            self._commit(_MANUAL)
+
+    @contextlib.contextmanager
+    def single_flush(self, channel_id: int) -> Iterator[None]:
+        """A block whose events go into the file with one flush, as the channel's policy says."""
+        with self._lock:
+            self._is_gathering = True
+            try:
+                yield
+            finally:
+                self._is_gathering = False
+                self._commit(self._policy_in(channel_id))
+
+    def flush_if_due(self) -> None:
+        """Write what a policy wants to be written by now."""
+        with self._lock:
+            self._commit(_MANUAL)
+
+    def flush_if_immediate(self, channel_id: int) -> None:
+        """Flush after a command in a channel with immediate flush. Errors: as ``flush``."""
+        settings = self._state.settings.get(channel_id)
+        if settings is not None and settings.flush == "immediate":
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything now. Errors: OSError, StoreCapacity; the file is then unchanged."""
+        with self._lock:
+            if self._flusher is not None:
+                self._flusher.flush()
+
+    def _policy_of(self, event: events.Event) -> FlushPolicy | None:
+        """The flush policy of the event's channel."""
+        if isinstance(event, events.MessageSent):
+            channel_id = event.message.channel_id
+        else:
+            message = self._state.messages.get(getattr(event, "message_id", 0))
+            channel_id = message.channel_id if message else getattr(event, "channel_id", 0)
+        return self._policy_in(channel_id)
+
+    def _policy_in(self, channel_id: int) -> FlushPolicy | None:
+        """The flush policy of a channel; None: the store's."""
+        settings = self._state.settings.get(channel_id) if type(channel_id) is int else None
+        if settings is None or settings.flush in (None, "immediate"):
+            return None  # immediate: ``flush_if_immediate``
+        return _MANUAL if settings.flush == "manual" else _BATCH
+
+    def close(self) -> None:
+        """Flush; later events are refused, as nothing would write them. Errors: as ``flush``."""
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                self._is_closed = self._is_closed or self._flusher is not None
+                self._flusher = None
+            self._alarm.cancel()

@@ -1,16 +1,16 @@
-"""Messages: the send pipeline (validate, number, route, store, deliver), queries and threads.
+"""Messages: accepting them (validate, number, route, store), queries and threads.
 
 Source: message-engine.txt, "Send Pipeline", "Receive Pipeline"; data-structures.txt, "Message".
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
+
+import msgspec
 
 from relay.acomm.model import (
     Channel,
-    ChannelType,
     DeliveryState,
     Message,
     MessageFilter,
@@ -19,21 +19,16 @@ from relay.acomm.model import (
     Metadata,
     Origin,
     Priority,
-    RetentionKind,
     read_only_copy,
 )
 from relay.base.checksums import uuid4_of
-from relay.base.errors import CommError, MessageNotFound, NotParticipant, ValidationFailed
-from relay.engine import ack_rules, events, routing, validation
-from relay.engine.channels import ChannelCommands
-from relay.engine.deliveries import SYSTEM
+from relay.base.errors import ValidationFailed
+from relay.engine import ack_rules, events, validation
+from relay.engine.archives import Archives
+from relay.engine.channels import Channels
+from relay.engine.core import Core
 from relay.engine.query import QueryResult, check_filter, select
-from relay.engine.tables import variable_bytes
 from relay.engine.validation import check_number, check_text
-
-ACK_STATUSES = ("received", "in_progress", "completed", "failed")
-CAPACITY_TOPIC = f"{SYSTEM}.store.capacity"
-
 
 _INCOMPLETE = frozenset(DeliveryState) - {
     DeliveryState.DELIVERED,
@@ -42,51 +37,36 @@ _INCOMPLETE = frozenset(DeliveryState) - {
 }
 
 
-class MessageCommands(ChannelCommands):
-    """The CommStore's commands that send."""
+class NewMessage(msgspec.Struct, frozen=True):
+    """A message as its sender gives it."""
 
-    def send_message(
-        self,
-        channel_id: int,
-        sender: str,
-        message_type: MessageType,
-        content: str | bytes,
-        **fields: object,
-    ) -> Message:
-        """Run the whole pipeline: the message is in its recipients' queues when this returns.
+    message_type: MessageType
+    content: str | bytes
+    topic: str | None = None
+    correlation_id: str | None = None
+    priority: Priority = Priority.NORMAL
+    metadata: Metadata | None = None
+    ttl: int | None = None
+    signature: bytes | None = None
 
-        Unless it is held because its channel has too many pending messages. An answer goes only to
-        the senders it answers in this channel, and acknowledges their messages. ``fields``: see
-        ``accept``. Errors: as ``accept``; the message is then not stored. In a channel with
-        immediate flush also those of ``flush``; the message is then stored, and written later.
-        """
-        if type(message_type) is not MessageType:
-            message_type = validation.check_member("message_type", message_type, MessageType)
-        is_routed = "recipients" not in fields and "also" not in fields
-        if is_routed and message_type in ack_rules.ANSWERS:
-            originals = self._originals(channel_id, message_type, fields.get("correlation_id"))
-            return self._answer(channel_id, sender, message_type, content, originals, **fields)
-        message = self.accept(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
-        self.enqueue_new(message, is_routed)
-        if self.state.settings:
-            self.flush_if_immediate(channel_id)
-        return read_only_copy(self.state.messages[message.id])
+
+class Messages:
+    """Messages: accepting, finding and querying them. Part of an engine."""
+
+    def __init__(self, core: Core, channels: Channels, archives: Archives) -> None:
+        self._core = core
+        self._state = core.state
+        self._channels = channels
+        self._archives = archives
 
     def accept(
         self,
         channel_id: int,
         sender: str,
-        message_type: MessageType,
-        content: str | bytes,
+        new: NewMessage,
         *,
         recipients: Iterable[str] | None = None,
         also: Iterable[str] = (),
-        topic: str | None = None,
-        correlation_id: str | None = None,
-        priority: Priority = Priority.NORMAL,
-        metadata: Metadata | None = None,
-        ttl: int | None = None,
-        signature: bytes | None = None,
         origin: Origin | None = None,
     ) -> Message:
         """Stages 1 to 4: store the message and its recipients, without delivering it.
@@ -96,78 +76,76 @@ class MessageCommands(ChannelCommands):
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
         StoreCapacity.
         """
-        channel = self.get_channel(channel_id)
-        message = self._build_message(
-            channel,
-            sender,
-            message_type,
-            validation.content_bytes(content),
-            topic,
-            correlation_id,
-            priority,
-            metadata,
-            ttl,
-            signature,
-        )
-        named = None if recipients is None else self._checked("recipients", channel_id, recipients)
-        also = self._checked("also", channel_id, also) if also else ()
-        is_near_full = self._ensure_room(channel, message)
-        routed = self.route(channel, message) if named is None else named
+        channel = self._channels.find(channel_id)
+        message = self._build(channel, sender, new)
+        if recipients is not None:
+            recipients = self._check_names("recipients", channel_id, recipients)
+        also = self._check_names("also", channel_id, also) if also else ()
+        was_near_full = self._archives.is_near_full
+        self._archives.make_room(channel, message)
+        routed = self._channels.route(channel, message) if recipients is None else recipients
         if also:
             routed = tuple(dict.fromkeys((*routed, *also)))
         held = (
-            channel_id in self.state.pending.pending
+            channel_id in self._state.pending.pending
             and message.message_type not in ack_rules.ANSWERS
             and bool(routed)
             and self._is_pending_full(channel_id)
         )
-        self.apply(events.MessageSent(message, routed, held, origin))
-        if is_near_full:
-            self._warn_of_capacity()
+        self._core.apply(events.MessageSent(message, routed, held, origin))
+        if self._archives.is_near_full and not was_near_full:
+            self._core.warn(self._archives.capacity_warning())
         return read_only_copy(message)
 
-    def _build_message(
-        self,
-        channel: Channel,
-        sender: str,
-        message_type: MessageType,
-        body: bytes,
-        topic: str | None,
-        correlation_id: str | None,
-        priority: Priority,
-        metadata: Metadata | None,
-        ttl: int | None,
-        signature: bytes | None,
-    ) -> Message:
+    def route(self, channel: Channel, sender: str, new: NewMessage) -> tuple[str, ...]:
+        """The recipients that a valid message would have in the channel."""
+        message = Message(
+            0,
+            new.message_type,
+            sender,
+            channel.id,
+            validation.content_bytes(new.content),
+            new.topic,
+            new.correlation_id,
+            new.priority,
+            new.metadata,
+            self._core.now_s(),
+            status=MessageStatus.SENT,
+        )
+        return self._channels.route(channel, message)
+
+    def _build(self, channel: Channel, sender: str, new: NewMessage) -> Message:
         """Stages 1 and 2: validate the message, and give it a number and a time."""
+        body = validation.content_bytes(new.content)
+        message_type, priority = new.message_type, new.priority
+        is_participant = self._channels.is_participant(channel.id, sender)
         validation.check_message(
-            channel, self.is_participant(channel.id, sender), sender, message_type, body, topic, ttl
+            channel, is_participant, sender, message_type, body, new.topic, new.ttl
         )
         if type(priority) is not Priority or type(message_type) is not MessageType:
             message_type = validation.check_member("message_type", message_type, MessageType)
             priority = validation.check_member("priority", priority, Priority)
-        validation.check_metadata(metadata)
-        if signature is not None:
-            validation.check_signature(signature)
-        metadata = None if metadata is None else dict(metadata)  # the caller keeps its own
-        correlation_id = self._thread_of(channel, message_type, correlation_id, metadata)
+        validation.check_metadata(new.metadata)
+        if new.signature is not None:
+            validation.check_signature(new.signature)
+        metadata = None if new.metadata is None else dict(new.metadata)  # the caller keeps its own
         return Message(
-            self.state.next_message,
+            self._state.next_message,
             message_type,
             sender,
             channel.id,
             body,
-            topic,
-            correlation_id,
+            new.topic,
+            self._thread_of(channel, message_type, new.correlation_id, metadata),
             priority,
             metadata,
-            self._now_s(),
+            self._core.now_s(),
             None,
             None,
-            ttl,
+            new.ttl,
             MessageStatus.SENT,
             0,
-            signature,
+            new.signature,
         )
 
     def _thread_of(
@@ -183,29 +161,13 @@ class MessageCommands(ChannelCommands):
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
             validation.check_correlation(message_type, correlation_id, thread)
         if correlation_id is None and ack_rules.requires_ack(channel, message_type, metadata):
-            key = (metadata or {}).get("relay_id", self.state.next_message)
+            key = (metadata or {}).get("relay_id", self._state.next_message)
             return uuid4_of(str(key))  # its answer must find it
         return correlation_id
 
-    def _ensure_room(self, channel: Channel, message: Message) -> bool:
-        """Make room for a message, by limits and retention; True if the file nears its limit.
-
-        Errors: StoreFull, StoreCapacity.
-        """
-        state, is_near_full = self.state, False
-        size = variable_bytes(message.content, message.metadata)
-        if (
-            state.bytes_sent + size >= self._roomy_until
-            or len(state.messages) >= self.limits.active_messages
-        ):
-            is_near_full = self._make_room(size, message.message_type in ack_rules.ANSWERS)
-        if channel.config.retention.kind is not RetentionKind.FOREVER:
-            self._retain(channel, 1, len(message.content))
-        return is_near_full
-
-    def _checked(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
+    def _check_names(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
         """The names without duplicates; those of non-participants are checked for validity."""
-        members = self.state.members[channel_id]
+        members = self._state.members[channel_id]
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise ValidationFailed(field, f"expected a list of participants, got {names!r}")
         names = tuple(names)
@@ -216,129 +178,21 @@ class MessageCommands(ChannelCommands):
 
     def _is_pending_full(self, channel_id: int) -> bool:
         """True when the channel has reached ``max_pending``, or holds messages already."""
-        most = self.get_settings(channel_id).max_pending or 0
-        pending = self.state.pending
+        most = self._channels.settings(channel_id).max_pending or 0
+        pending = self._state.pending
         return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
 
     def _answerable(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
         """Messages that an answer may refer to; empty for other types."""
         if message_type not in ack_rules.ANSWERS or not isinstance(correlation_id, str):
             return []
-        return self.thread_in_store(correlation_id) or self.get_thread(correlation_id)
+        return self.thread_in_store(correlation_id) or self.thread(correlation_id)
 
-    def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
-        """Stage 3: who receives a message in the channel. Source: guide, "Route"."""
-        return routing.route(self.state, channel, message, self._warn_of_filter)
-
-    def _warn_of_capacity(self) -> None:
-        """Warn in the log and on the system's topic that the file is near its limit."""
-        text = (
-            f"the store has {self.used_bytes()} of {self.limits.file_bytes} bytes: "
-            "archive and compact it"
-        )
-        self.warn(text)
-        self.announce(CAPACITY_TOPIC, text)
-
-    def announce(self, topic: str, text: str, also: Iterable[str] = ()) -> None:
-        """Send a Notification on the system's channel, to its subscribers and to ``also``.
-
-        Does nothing if that channel accepts no message, or if the owner delivers: it has its own
-        notifications.
-        """
-        if not self.delivers_itself:
-            return
-        with contextlib.suppress(CommError):
-            channel = self.get_channel_by_name(SYSTEM)
-            if channel is None:
-                channel = self.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
-            self.send_message(
-                channel.id, SYSTEM, MessageType.NOTIFICATION, text, topic=topic, also=also
-            )
-
-    def channel_label(self, message: Message) -> str | None:
-        """The name of the message's channel; None for a direct channel."""
-        channel = self.state.channels[message.channel_id]
-        return None if channel.channel_type is ChannelType.DIRECT else channel.name
-
-    def send_query(
-        self, channel_id: int, sender: str, content: str | bytes, timeout_s: int | None = None
-    ) -> Message:
-        """Send a query; responses refer to it by its correlation id.
-
-        ``timeout_s``: time limit of the answer; None: the channel's. Errors: as
-        ``send_message``; ValidationFailed for an invalid timeout.
-        """
-        metadata: Metadata | None = None
-        if timeout_s is not None:
-            metadata = {"await_ms": validation.check_timeout(timeout_s) * 1000}
-        return self.send_message(
-            channel_id,
-            sender,
-            MessageType.QUERY,
-            content,
-            metadata=metadata,
-        )
-
-    def send_response(
-        self, channel_id: int, sender: str, correlation_id: str, content: str | bytes
-    ) -> Message:
-        """Answer a query; the response goes to its sender, and acknowledges it.
-
-        Errors: ValidationFailed when no query of this channel has this correlation id.
-        """
-        return self.send_message(
-            channel_id, sender, MessageType.RESPONSE, content, correlation_id=correlation_id
-        )
-
-    def publish(
-        self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: object
-    ) -> Message:
-        """Send to the topic's subscribers. Errors: ValidationFailed if it is no PubSub channel."""
-        channel = self.get_channel(channel_id)
-        if channel.channel_type is not ChannelType.PUB_SUB:
-            raise ValidationFailed("channel", f"{channel.name} is not a PubSub channel")
-        fields["topic"] = topic
-        return self.send_message(channel_id, sender, MessageType.TEXT, content, **fields)
-
-    def broadcast(self, channel_id: int, sender: str, content: str | bytes) -> Message:
-        """Send to all participants of the channel, as type Broadcast."""
-        return self.send_message(channel_id, sender, MessageType.BROADCAST, content)
-
-    def acknowledge_message(
-        self, message_id: int, participant: str, status: str, text: str | None = None
-    ) -> Message:
-        """Acknowledge a message with a status, which goes only to its sender.
-
-        ``status``: received, in_progress, completed or failed. Errors: MessageNotFound;
-        ValidationFailed for another status or a message that expects none; NotParticipant
-        when it was not sent to ``participant``.
-        """
-        original = self._find_kept(validation.check_number("message_id", message_id))
-        if original is None:
-            raise MessageNotFound(f"message {message_id} does not exist")
-        if status not in ACK_STATUSES:
-            raise ValidationFailed("status", f"{status!r} is not one of {', '.join(ACK_STATUSES)}")
-        if text is not None:
-            validation.check_text("text", text)
-        if not self.expects_ack(original):
-            raise ValidationFailed("message_id", f"message {message_id} expects no acknowledgment")
-        if validation.check_text("participant", participant) not in self.recipients(message_id):
-            raise NotParticipant(f"message {message_id} was not sent to {participant}")
-        return self._answer(
-            original.channel_id,
-            participant,
-            MessageType.ACKNOWLEDGMENT,
-            f"{status}\n{text}" if text else status,
-            [original],
-            correlation_id=original.correlation_id,
-            metadata={"ack_status": status, "answers": original.id},
-        )
-
-    def _originals(
+    def answered_by(
         self, channel_id: int, message_type: MessageType, correlation_id: object
     ) -> list[Message]:
         """The messages that an answer in this channel answers. Errors: ValidationFailed if none."""
-        thread = self.get_thread(correlation_id) if isinstance(correlation_id, str) else []
+        thread = self.thread(correlation_id) if isinstance(correlation_id, str) else []
         is_response = message_type == MessageType.RESPONSE
         originals = [
             m
@@ -347,49 +201,16 @@ class MessageCommands(ChannelCommands):
             and (m.message_type is MessageType.QUERY if is_response else self.expects_ack(m))
         ]
         if thread and not originals:
-            channel = self.get_channel(channel_id)
+            channel = self._channels.get(channel_id)
             raise ValidationFailed(
                 "correlation_id", f"no message in channel {channel.name} expects this answer"
             )
         return originals
 
-    def _answer(
-        self,
-        channel_id: int,
-        sender: str,
-        message_type: MessageType,
-        content: str | bytes,
-        originals: list[Message],
-        **fields: object,
-    ) -> Message:
-        """Send an answer only to the senders of the originals, and acknowledge these.
-
-        Both are in the same flush: after a crash in between, the answer would be expected again.
-        """
-        with self.single_flush(channel_id):
-            answer = self.accept(
-                channel_id,
-                sender,
-                message_type,
-                content,
-                recipients=[one.sender for one in originals],
-                **fields,  # type: ignore[arg-type]
-            )
-            self.enqueue_new(answer)
-            is_response = message_type == MessageType.RESPONSE
-            metadata = answer.metadata or {}
-            said = "completed" if is_response else str(metadata.get("ack_status", "received"))
-            for one in originals:
-                self.record_answer(
-                    one, sender, said, ends=ack_rules.ends_obligation(one, said, is_response)
-                )
-        self.flush_if_immediate(channel_id)
-        return read_only_copy(self.state.messages[answer.id])
-
-    def get_message(self, message_id: int) -> Message | None:
+    def get(self, message_id: int) -> Message | None:
         """The message of that number, live or a dead letter."""
         message_id = check_number("message_id", message_id)
-        known = self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
+        known = self._state.messages.get(message_id) or self._state.dead_letters.get(message_id)
         return None if known is None else read_only_copy(known)
 
     def find_by_relay_id(self, relay_id: str, *, include_archived: bool = False) -> Message | None:
@@ -398,41 +219,53 @@ class MessageCommands(ChannelCommands):
         ``include_archived``: search the archive files, too. Errors then: FormatError, OSError for
         an archive that is damaged or missing.
         """
-        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
-        found = None if number is None else self._find_kept(number)
-        if found is None and include_archived and self.archives is not None:
-            archived = self.archives.find(self.state.archives, relay_id)
+        number = self._state.relay_ids.get(check_text("relay_id", relay_id))
+        found = None if number is None else self.find_kept(number)
+        if found is None and include_archived and self._archives.files is not None:
+            archived = self._archives.files.find(self._state.archives, relay_id)
             found = read_only_copy(archived.message) if archived else None
         return found
 
-    def _find_kept(self, message_id: int) -> Message | None:
-        known = self.get_message(message_id)
-        archived = self.state.archive.get(message_id) if known is None else None
+    def expects_ack(self, message: Message) -> bool:
+        """True for a Command, a Query, and any message delivered at least once.
+
+        An Acknowledgment never expects one, whatever the delivery mode of its channel.
+        """
+        channel = self._state.channels[message.channel_id]
+        return ack_rules.requires_ack(channel, message.message_type, message.metadata)
+
+    def rank(self, message: Message) -> int:
+        """The message's priority, or normal if its channel does not use priorities."""
+        heeds = self._state.channels[message.channel_id].config.priority_ordering
+        return message.priority if heeds else Priority.NORMAL
+
+    def find_kept(self, message_id: int) -> Message | None:
+        """The message of that number: live, a dead letter or archived in the store."""
+        known = self.get(message_id)
+        archived = self._state.archive.get(message_id) if known is None else None
         return known if archived is None else read_only_copy(archived)
 
     def incomplete(self) -> dict[str, int]:
         """Relay id -> number of each message with an undelivered, owing or dead recipient."""
         return {
             relay_id: number
-            for relay_id, number in self.state.relay_ids.items()
-            if number in self.state.owed
+            for relay_id, number in self._state.relay_ids.items()
+            if number in self._state.owed
             or any(
                 delivery.state in _INCOMPLETE or delivery.due_ms
-                for delivery in self.state.deliveries.get(number, {}).values()
+                for delivery in self._state.deliveries.get(number, {}).values()
             )
         }
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
         """The recipients of a message, also of an archived one."""
-        known = self.state.deliveries.get(check_number("message_id", message_id))
-        if known is None and self.archives is not None:
-            found = self.archives.get(self.state.archives, message_id)
+        known = self._state.deliveries.get(check_number("message_id", message_id))
+        if known is None and self._archives.files is not None:
+            found = self._archives.files.get(self._state.archives, message_id)
             known = found.deliveries if found else None
         return tuple(known or ())
 
-    def query_messages(
-        self, filter: MessageFilter | None = None, *, grouped: bool = True
-    ) -> QueryResult:
+    def query(self, filter: MessageFilter | None = None, *, grouped: bool = True) -> QueryResult:
         """Messages by every given criterion, newest first by default; dead letters included.
 
         If channels use priorities, grouped by priority, unless ``grouped`` is False. Archives are
@@ -441,33 +274,35 @@ class MessageCommands(ChannelCommands):
         is damaged or missing.
         """
         wanted = check_filter(MessageFilter() if filter is None else filter)
-        rank = self._rank if grouped else None
-        state = self.state
+        rank = self.rank if grouped else None
+        state = self._state
         found = [state.messages[number] for number in state.index.candidates(wanted)]
         found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
         if wanted.include_archived:
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
-        if self.archives is None or not state.archives:
+        if self._archives.files is None or not state.archives:
             return _handed_out(select(found, wanted, rank))
         leaving = state.archives[-1] if state.evicting else None
         here = state.messages.keys() | state.archive.keys() if leaving else ()
-        return _handed_out(self.archives.select(state.archives, found, wanted, leaving, here, rank))
+        return _handed_out(
+            self._archives.files.select(state.archives, found, wanted, leaving, here, rank)
+        )
 
     def search(self, pattern: str, limit: int = 100) -> list[Message]:
         """Messages whose content matches a regular expression, newest first."""
         wanted = MessageFilter(content_pattern=pattern, limit=limit, include_archived=True)
-        return self.query_messages(wanted, grouped=False).messages
+        return self.query(wanted, grouped=False).messages
 
-    def get_thread(self, correlation_id: str) -> list[Message]:
+    def thread(self, correlation_id: str) -> list[Message]:
         """The messages of a thread, oldest first, archived ones included.
 
         Errors: FormatError, OSError for an archive that is damaged or missing.
         """
         here = self.thread_in_store(check_text("correlation_id", correlation_id))
-        if self.archives is None:
+        if self._archives.files is None:
             return here
         known = {message.id for message in here}
-        rolled = self.archives.thread(self.state.archives, correlation_id)
+        rolled = self._archives.files.thread(self._state.archives, correlation_id)
         return sorted(
             [*here, *(read_only_copy(m) for m in rolled if m.id not in known)],
             key=lambda message: message.id,
@@ -475,15 +310,12 @@ class MessageCommands(ChannelCommands):
 
     def thread_in_store(self, correlation_id: str) -> list[Message]:
         """The messages of a thread that are still in the store, oldest first."""
-        state = self.state
+        state = self._state
         live = [state.messages[n] for n in state.index.thread(correlation_id)]
         archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
         dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
         found = sorted([*archived, *live, *dead], key=lambda message: message.id)
         return [read_only_copy(message) for message in found]
-
-    def __len__(self) -> int:
-        return len(self.state.messages)
 
 
 def _handed_out(result: QueryResult) -> QueryResult:

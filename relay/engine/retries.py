@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
-from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 import msgspec
 
 from relay.acomm.model import (
-    Channel,
     ChannelState,
     DeadLetter,
     Delivery,
@@ -32,8 +30,10 @@ from relay.acomm.model import (
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
 from relay.engine import ack_rules, events
-from relay.engine.deliveries import MAX_WAIT_MS, SYSTEM
-from relay.engine.messages import MessageCommands
+from relay.engine.ack_rules import MAX_WAIT_MS
+from relay.engine.core import Core
+from relay.engine.deliveries import SYSTEM, Deliveries, Obligations
+from relay.engine.state import Timer
 from relay.engine.validation import check_number
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
@@ -62,65 +62,23 @@ class OverdueDelivery(NamedTuple):
     reason: str  # why it ended; empty for a retry
 
 
-class Redelivery(NamedTuple):
-    """A message that was put into its recipient's queue again."""
+class Retries:
+    """Overdue deliveries and dead letters. Part of an engine.
 
-    message: Message
-    recipient: str
-    attempt: int
-
-
-class RetryCommands(MessageCommands):
-    """The CommStore's commands on overdue deliveries and dead letters.
-
-    ``tick`` does everything. An owner that delivers by other means, as the relay does with files,
-    calls ``due``, acts on the result, and reports it by ``deliver``, ``expire``, ``dead_letter``
-    or ``schedule_retry``.
+    Its owner calls ``due``, acts on the result, and reports it by ``Deliveries.deliver``,
+    ``expire``, ``schedule_retry``, or by ``dead_letter``.
     """
 
-    _next_forget_ms = 0  # earliest time of the next scan of the exactly-once set
+    def __init__(self, core: Core, deliveries: Deliveries, obligations: Obligations) -> None:
+        self._core = core
+        self._state = core.state
+        self._deliveries = deliveries
+        self._obligations = obligations
+        self._next_forget_ms = 0  # earliest time of the next scan of the exactly-once set
 
     def next_due_ms(self) -> int | None:
         """Deadline of the next ``tick`` with something to do (Unix ms)."""
-        timers = self.state.timers
-        while timers and not self.state.is_current(timers[0]):
-            heappop(timers)
-        return timers[0][0] if timers else None
-
-    def tick(self, now_ns: int | None = None) -> list[Redelivery]:
-        """Do what is due at ``now_ns`` (default: now); returns what was delivered again.
-
-        A delivery whose ack is overdue waits, is attempted again, or is given up: its message
-        becomes a dead letter, and its sender and the subscribers of
-        ``_system.message.deadletter`` are notified.
-        """
-        now_ns = self._now_ns() if now_ns is None else check_number("now_ns", now_ns)
-        if not 0 <= now_ns < 2**64:
-            raise ValidationFailed("now_ns", f"expected a time in nanoseconds, got {now_ns}")
-        now_ms = now_ns // NS_PER_MS
-        again = self._do(self.due(now_ns), now_ms)
-        while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
-            again += self._do(self.due(now_ns), now_ms)
-        return again
-
-    def _do(self, found: list[OverdueDelivery], now_ms: int) -> list[Redelivery]:
-        again: list[Redelivery] = []
-        dead: dict[tuple[int, str], list[str]] = {}
-        for one in found:
-            number = one.message.id
-            if one.decision is RetryDecision.RETRY:
-                self.deliver(number, [one.recipient], one.attempt, now_ms)
-                message = read_only_copy(self.state.messages[number])
-                again.append(Redelivery(message, one.recipient, one.attempt))
-            elif one.decision is RetryDecision.EXPIRED:
-                self.expire(number, one.recipient)
-            else:
-                dead.setdefault((number, one.reason), []).append(one.recipient)
-        for (number, reason), recipients in dead.items():
-            message = self.state.messages[number]
-            self.dead_letter(number, recipients, reason)
-            self._notify(message, dead_letter_text(message, recipients, reason))
-        return again
+        return self._state.timers.next_ms()
 
     def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[OverdueDelivery]:
         """The overdue deliveries among the next ``limit`` that need action by the caller.
@@ -129,68 +87,36 @@ class RetryCommands(MessageCommands):
         exactly-once suppresses. The same deliveries are returned until they are handled. There
         may be more: see ``next_due_ms``.
         """
-        now_ms = (self._now_ns() if now_ns is None else now_ns) // NS_PER_MS
+        now_ms = (self._core.now_ns() if now_ns is None else now_ns) // NS_PER_MS
         self._forget_duplicates(now_ms)
-        found: dict[tuple[int, int, str], OverdueDelivery] = {}  # a timer may be in the heap twice
+        found: dict[Timer, OverdueDelivery] = {}  # a timer may be in the heap twice
         for _ in range(limit):
-            due_ms = self.next_due_ms()
-            if due_ms is None or due_ms > now_ms:
+            timer = self._state.timers.pop_due(now_ms)
+            if timer is None:
                 break
-            timer = heappop(self.state.timers)
             one = self._decide(timer[1], timer[2], now_ms)
             if one is not None:
                 found[timer] = one
-        for timer in found:
-            heappush(self.state.timers, timer)
+        self._state.timers.restore(found)
         return list(found.values())
-
-    def expire(self, message_id: int, recipient: str) -> None:
-        """Expire a delivery: the message's TTL has passed."""
-        self.move_deliveries(message_id, [recipient], DeliveryState.EXPIRED)
 
     def dead_letter(self, message_id: int, recipients: Iterable[str], reason: str) -> None:
         """Give up these deliveries; when all of a message's are, it is a dead letter."""
-        known = self.state.deliveries.get(message_id, {})
+        known = self._state.deliveries.get(message_id, {})
         dead = tuple(
             name
             for name in dict.fromkeys(recipients)
             if name in known
             and known[name].state not in (DeliveryState.ACKNOWLEDGED, DeliveryState.DEAD)
         )
-        if dead and message_id in self.state.messages:
-            self.apply(events.DeadLettered(message_id, dead, reason, self._now_s()))
-
-    def schedule_retry(self, message_id: int, recipient: str, until_ms: int) -> None:
-        """Postpone an attempt that could not be made now until ``until_ms`` (Unix ms)."""
-        delivery = self.state.deliveries[message_id][recipient]
-        self._set_timer(
-            message_id,
-            recipient,
-            msgspec.structs.replace(delivery, state=DeliveryState.WAITING, due_ms=until_ms),
-        )
-
-    def postpone(self, message_id: int, recipient: str, attempt: int) -> None:
-        """Leave this attempt to the owner, at any later time: no timer runs.
-
-        A delivery that was settled meanwhile, is archived or is unknown stays unchanged.
-        """
-        delivery = self.state.deliveries.get(message_id, {}).get(recipient)
-        if delivery is None or delivery.state >= DeliveryState.ACKNOWLEDGED:
-            return
-        if message_id not in self.state.messages:
-            return
-        self._set_timer(
-            message_id,
-            recipient,
-            msgspec.structs.replace(delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0),
-        )
-        self._pause_obligation(message_id, recipient)
+        if dead and message_id in self._state.messages:
+            self._core.apply(events.DeadLettered(message_id, dead, reason, self._core.now_s()))
 
     def dead_letters(self) -> list[DeadLetter]:
         """Every message given up for at least one recipient, oldest first."""
-        return [self._find_dead_letter(message_id) for message_id in sorted(self.state.dead)]
+        return [self._find_dead_letter(message_id) for message_id in sorted(self._state.dead)]
 
-    def replay_dead_letter(self, message_id: int) -> Message:
+    def replay(self, message_id: int) -> Message:
         """Deliver a dead letter again, only to the recipients it was given up for.
 
         It gets the full number of attempts, and bypasses the exactly-once set. In a paused channel
@@ -198,81 +124,59 @@ class RetryCommands(MessageCommands):
         Errors: MessageNotFound; ChannelUnavailable when the channel is draining or closed.
         """
         letter = self._find_dead_letter(message_id)
-        channel = self.state.channels[letter.message.channel_id]
+        channel = self._state.channels[letter.message.channel_id]
         if channel.state not in (ChannelState.ACTIVE, ChannelState.PAUSED):
             raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
-        self.apply(events.DeadLetterReplayed(message_id, self._now_s()))
-        if channel.state is ChannelState.ACTIVE:
-            self._deliver_replay(message_id)
-        return read_only_copy(self.state.messages[message_id])
+        self._core.apply(events.DeadLetterReplayed(message_id, self._core.now_s()))
+        return read_only_copy(self._state.messages[message_id])
 
-    def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
-        """As in ``ChannelCommands``; resuming also releases replays made while it was paused.
-
-        Errors: as there.
-        """
-        was_paused = self.get_channel(channel_id).state is ChannelState.PAUSED
-        channel = super().set_channel_state(channel_id, state)
-        if was_paused and channel.state is not ChannelState.PAUSED:
-            for number in list(self.state.index.channel(channel_id)):
-                self._deliver_replay(number)
-        return channel
-
-    def _deliver_replay(self, message_id: int) -> None:
-        """Make the first attempt of a replay, if the store delivers itself; else it is due."""
-        for recipient, one in self.state.deliveries.get(message_id, {}).items():
-            if self.delivers_itself and ack_rules.is_replayed(one):
-                self.deliver(message_id, [recipient], one.attempt + 1)
-
-    def discard_dead_letter(self, message_id: int) -> None:
+    def discard(self, message_id: int) -> None:
         """Delete a dead letter; its number is not used again. Errors: MessageNotFound."""
         self._find_dead_letter(message_id)
-        self.apply(events.DeadLetterDiscarded(message_id, self._now_s()))
+        self._core.apply(events.DeadLetterDiscarded(message_id, self._core.now_s()))
 
-    def purge_dead_letters(self, older_than_s: float) -> int:
+    def purge(self, older_than_s: float) -> int:
         """Discard dead letters older than ``older_than_s``; returns their number."""
         is_number = isinstance(older_than_s, int | float) and not isinstance(older_than_s, bool)
         if not is_number or not -inf < older_than_s < inf:
             raise ValidationFailed("older_than_s", f"expected seconds, got {older_than_s!r}")
-        limit = self._now_ns() / NS_PER_S - older_than_s
-        old = [message_id for message_id, note in self.state.dead.items() if note.at < limit]
+        limit = self._core.now_ns() / NS_PER_S - older_than_s
+        old = [message_id for message_id, note in self._state.dead.items() if note.at < limit]
         for message_id in old:
-            self.discard_dead_letter(message_id)
+            self.discard(message_id)
         return len(old)
 
     def _find_dead_letter(self, message_id: int) -> DeadLetter:
-        note = self.state.dead.get(check_number("message_id", message_id))
-        message = self.state.dead_letters.get(message_id) or self.state.messages.get(message_id)
+        note = self._state.dead.get(check_number("message_id", message_id))
+        message = self._state.dead_letters.get(message_id) or self._state.messages.get(message_id)
         if note is None or message is None:
             raise MessageNotFound(f"dead letter {message_id} does not exist")
         return DeadLetter(read_only_copy(message), note.recipients, note.last_error, note.at)
 
     def _forget_duplicates(self, now_ms: int) -> None:
         """Drop expired entries; the larger the set, the rarer the scan."""
-        first_ms = self.state.next_forget_ms
+        first_ms = self._state.next_forget_ms
         if first_ms is not None and max(first_ms, self._next_forget_ms) <= now_ms:
-            self.apply(events.DuplicatesForgotten(now_ms))
-            self._next_forget_ms = now_ms + len(self.state.duplicates) // FORGET_PER_MS
-
-    def _is_over(self, message: Message, now_ms: int) -> bool:
-        over_ns = message.ttl_over_ns
-        return over_ns is not None and now_ms * NS_PER_MS >= over_ns
+            self._core.apply(events.DuplicatesForgotten(now_ms))
+            self._next_forget_ms = now_ms + len(self._state.duplicates) // FORGET_PER_MS
 
     def _decide(self, message_id: int, recipient: str, now_ms: int) -> OverdueDelivery | None:
         """The decision on a delivery whose timer has expired; None if nothing is left to do."""
-        message = self.state.messages[message_id]
-        delivery = self.state.deliveries[message_id][recipient]
+        message = self._state.messages[message_id]
+        delivery = self._state.deliveries[message_id][recipient]
         attempt = delivery.attempt
-        channel = self.state.channels[message.channel_id]
+        channel = self._state.channels[message.channel_id]
         is_waiting = delivery.state is DeliveryState.WAITING
         fields = (channel, message.message_type, message.metadata)
         if not is_waiting and not ack_rules.is_retried(*fields):
             # from an earlier store, or its channel's delivery mode was lowered since
-            self._set_timer(message_id, recipient, msgspec.structs.replace(delivery, due_ms=0))
-            if self.tracks_answer(message):
-                self._add_obligations(message, [recipient], now_ms)
+            self._deliveries.set_timer(
+                message_id, recipient, msgspec.structs.replace(delivery, due_ms=0)
+            )
+            if self._obligations.tracks(message):
+                self._obligations.add(message, [recipient], now_ms)
             return None
-        if self._is_over(message, now_ms):
+        if (over_ns := message.ttl_over_ns) is not None and now_ms * NS_PER_MS >= over_ns:
             reason = TTL_OVER.format(ttl=message.ttl)
             return OverdueDelivery(message, recipient, RetryDecision.EXPIRED, attempt, reason)
         if is_waiting:
@@ -286,24 +190,28 @@ class RetryCommands(MessageCommands):
         pause_ms = self._pause_ms(message, attempt - delivery.spent)
         if self._is_duplicate(message, recipient, now_ms):
             # it must outlive the attempt it suppresses, and the wait before the next one
-            self._note_exactly_once(message, [recipient], now_ms + pause_ms)
-        self.schedule_retry(message_id, recipient, now_ms + pause_ms)
+            self._deliveries.note_exactly_once(message, [recipient], now_ms + pause_ms)
+        self._deliveries.schedule_retry(message_id, recipient, now_ms + pause_ms)
         return None
 
     def _pause_ms(self, message: Message, attempts: int) -> int:
         """The backoff after so many attempts; it doubles each time."""
         doubled = min(max(attempts - 1, 0), MAX_WAIT_MS.bit_length())
-        return min(self._config(message).retry_backoff_ms << doubled, MAX_WAIT_MS)
+        return min(
+            self._state.channels[message.channel_id].config.retry_backoff_ms << doubled, MAX_WAIT_MS
+        )
 
     def _dead_letter_reason(self, message: Message, delivery: Delivery, now_ms: int) -> str:
         """Why no further attempt is made; empty if one is."""
         attempts = delivery.attempt - delivery.spent
-        timeout_ms = self._ack_timeout_ms(message)
-        if attempts > self._config(message).max_retries:
+        timeout_ms = self._deliveries.ack_timeout_ms(message)
+        if attempts > self._state.channels[message.channel_id].config.max_retries:
             return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=attempts)
-        lost_s = self.downtime_ns(message.created_at * NS_PER_S) // NS_PER_S
+        lost_s = self._deliveries.downtime_ns(message.created_at * NS_PER_S) // NS_PER_S
         age_s = now_ms // 1000 - message.created_at - lost_s
-        if not delivery.spent and age_s >= max(self.dead_letter_after_s, timeout_ms // 1000 + 1):
+        if not delivery.spent and age_s >= max(
+            self._core.settings.dead_letter_after_s, timeout_ms // 1000 + 1
+        ):
             return TOO_OLD.format(age_s=age_s, attempts=attempts)
         return ""
 
@@ -316,20 +224,13 @@ class RetryCommands(MessageCommands):
             before,
             state=state,
             attempt=before.attempt + 1,
-            due_ms=now_ms + self._ack_timeout_ms(message),
+            due_ms=now_ms + self._deliveries.ack_timeout_ms(message),
         )
-        self._set_timer(message.id, recipient, after)
+        self._deliveries.set_timer(message.id, recipient, after)
 
     def _is_duplicate(self, message: Message, recipient: str, now_ms: int) -> bool:
         key = (message.correlation_id or "", message.id, recipient)
-        return self.state.duplicates.get(key, 0) > now_ms
-
-    def _set_timer(self, message_id: int, recipient: str, delivery: Delivery) -> None:
-        self.apply(events.DeliveryTimed(message_id, recipient, delivery, self._now_s()))
-
-    def _notify(self, message: Message, text: str) -> None:
-        """Publish on the system's topic, and to the sender even if it has not subscribed."""
-        self.announce(DEAD_LETTER_TOPIC, text, [message.sender])
+        return self._state.duplicates.get(key, 0) > now_ms
 
 
 def dead_letter_text(message: Message, recipients: Iterable[str], reason: str) -> str:

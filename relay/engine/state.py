@@ -1,432 +1,490 @@
-"""The state of a store, and the one way to change it: ``State.apply(event)``.
+"""The state of a store: its tables, each by its lookup key.
 
-Applying the same events to the same start gives the same state; nothing here reads the clock or
-makes decisions. Owned by the CommStore. Source: data-structures.txt, "CommStore".
+``transitions`` changes it; here it is loaded from a file and copied into a snapshot. Values are
+immutable and replaced, so ``snapshot`` copies pointers and any thread may read the result.
+Source: data-structures.txt, "CommStore"; message-engine.txt, "Channel Pressure".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, merge
+from operator import attrgetter
+from typing import Self
 
 import msgspec
 
-from relay.acomm.engine_state import DeadLetterInfo, Downtime
+from relay.acomm import check
+from relay.acomm.engine_state import (
+    DeadLetterInfo,
+    Downtime,
+    DuplicateKey,
+    EngineState,
+    JournalPosition,
+    StoreSnapshot,
+)
 from relay.acomm.model import (
-    ChannelState,
+    ArchiveInfo,
+    Channel,
+    ChannelSettings,
     Delivery,
     DeliveryState,
+    Message,
     MessageStatus,
+    Metadata,
     Obligation,
-    with_status,
+    Priority,
+    RetentionKind,
+    StoreFile,
+    Subscription,
 )
-from relay.engine import ack_rules, events
-from relay.engine.tables import Tables, record_bytes
-
-# What a delivery's state means for its message, once every delivery is at least there.
-_STATUS_OF = {
-    DeliveryState.DELIVERED: MessageStatus.DELIVERED,
-    DeliveryState.RECEIVED: MessageStatus.DELIVERED,
-    DeliveryState.ACKNOWLEDGED: MessageStatus.ACKNOWLEDGED,
-    DeliveryState.BOUNCED: MessageStatus.FAILED,
-    DeliveryState.EXPIRED: MessageStatus.FAILED,
-}
-_HOPELESS = frozenset({DeliveryState.BOUNCED, DeliveryState.EXPIRED, DeliveryState.DEAD})
-_SENT = Delivery()
-_NO_OBLIGATION = Obligation()
-MAX_DOWNTIMES = 64  # downtimes kept: open deliveries are younger than the oldest
+from relay.engine import ack_rules
+from relay.engine.query import MessageIndex
+from relay.engine.topics import TopicTrie
 
 
-class State(Tables):
-    """The tables of a store; changed by ``apply`` alone."""
+class PendingMessages:
+    """Message ids: pending ones by channel, held ones by channel and priority."""
 
-    def apply(self, event: events.Event) -> None:
-        """Change the state as the event says. The only code that does."""
-        _APPLY[type(event)](self, event)
-        self.sequence += 1
+    def __init__(self) -> None:
+        self.pending: dict[int, dict[int, None]] = {}  # only of channels that have a limit
+        self.held: dict[int, None] = {}  # every held message, in the order of acceptance
+        self._waiting: dict[int, tuple[dict[int, None], ...]] = {}  # channel -> by priority
 
-    def _channel_created(self, event: events.ChannelCreated) -> None:
-        self._add_channel(event.channel)
-        self.next_channel = max(self.next_channel, event.channel.id + 1)
-        self.modified_at = event.channel.created_at
+    def hold(self, message: Message) -> None:
+        """Hold a message, after those of its priority."""
+        self.held[message.id] = None
+        waiting = self._waiting.setdefault(message.channel_id, tuple({} for _ in Priority))
+        waiting[message.priority][message.id] = None
 
-    def _channel_changed(self, event: events.ChannelChanged) -> None:
-        channel = self.channels[event.channel_id]
-        self.channels[event.channel_id] = msgspec.structs.replace(
-            channel,
-            state=event.state,
-            config=event.config,
-            description=event.description,
-            tags=event.tags,
-            modified_at=event.at,
+    def release(self, message: Message) -> None:
+        """Stop holding a message."""
+        if message.id in self.held:
+            del self.held[message.id]
+            del self._waiting[message.channel_id][message.priority][message.id]
+
+    def holds_any(self, channel_id: int) -> bool:
+        """True when a channel has held messages."""
+        return any(self._waiting.get(channel_id, ()))
+
+    def holding(self) -> list[int]:
+        """The ids of channels with held messages."""
+        return sorted(c for c, waiting in self._waiting.items() if any(waiting))
+
+    def in_order(self, channel_id: int, heeds_priority: bool) -> Iterator[int]:
+        """The held messages of a channel, in the order of their release."""
+        waiting = self._waiting[channel_id]
+        if heeds_priority:
+            for one in waiting:
+                yield from one
+        else:
+            yield from merge(*waiting)
+
+
+MANY_TIMERS = 4096  # above this, timers left behind are removed
+Timer = tuple[int, int, str]  # due (Unix ms), message id, recipient
+
+
+class Timers:
+    """When deliveries, or answers, are due.
+
+    One that has changed leaves its timer behind: ``find`` looks up what is so now, and a timer with
+    another time is skipped.
+    """
+
+    def __init__(self, find: Callable[[int, str], Delivery | Obligation | None]) -> None:
+        self._find = find
+        self._heap: list[Timer] = []
+        self._most = MANY_TIMERS
+
+    def __len__(self) -> int:
+        """The number of timers, with those left behind."""
+        return len(self._heap)
+
+    def _is_current(self, timer: Timer) -> bool:
+        due_ms, message_id, recipient = timer
+        one = self._find(message_id, recipient)
+        return one is not None and one.due_ms == due_ms
+
+    def current(self) -> Iterator[Timer]:
+        """The timers that were not left behind, in any order."""
+        return filter(self._is_current, self._heap)
+
+    def load(self, timers: Iterable[Timer]) -> None:
+        """Replace all timers."""
+        self._heap = list(timers)
+        heapify(self._heap)
+
+    def add(self, due_ms: int, message_id: int, recipient: str) -> None:
+        """Add a timer."""
+        heappush(self._heap, (due_ms, message_id, recipient))
+        if len(self._heap) > self._most:  # those left behind would stay until they are due
+            self.load(self.current())
+            self._most = max(MANY_TIMERS, 2 * len(self._heap))
+
+    def next_ms(self) -> int | None:
+        """When the next one is due."""
+        while self._heap and not self._is_current(self._heap[0]):
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now_ms: int) -> Timer | None:
+        """Remove and return the next timer that is due by now."""
+        next_ms = self.next_ms()
+        return None if next_ms is None or next_ms > now_ms else heappop(self._heap)
+
+    def restore(self, timers: Iterable[Timer]) -> None:
+        """Put back timers that were removed."""
+        for timer in timers:
+            heappush(self._heap, timer)
+
+
+_by_time = attrgetter("created_at", "id")
+_NO_SETTINGS = ChannelSettings()
+_KEPT_BACK = frozenset({DeliveryState.SENT, DeliveryState.ACKNOWLEDGED})
+RECORD_BYTES = 160  # estimate of a message's record without content and metadata
+
+
+def variable_bytes(content: bytes, metadata: Metadata | None) -> int:
+    """Estimate of the bytes of content and metadata in a record."""
+    if not metadata:
+        return len(content)
+    size = len(content)
+    for name, value in metadata.items():  # of every message that a start loads
+        size += len(name)
+        if isinstance(value, str):
+            size += len(value) if value.isascii() else len(value.encode())
+    return size
+
+
+def record_bytes(message: Message) -> int:
+    """Estimate of the size of a message's record."""
+    return variable_bytes(message.content, message.metadata) + RECORD_BYTES
+
+
+class State:
+    """All data of a store. Anyone may read it; only ``transitions`` changes it."""
+
+    def __init__(self, created_at: int) -> None:
+        self.created_at = created_at  # Unix seconds
+        self.modified_at = created_at
+        self.sequence = 0  # events applied since the store began
+        self.messages_sent = 0  # since it was opened
+        self.channels: dict[int, Channel] = {}
+        self.names: dict[str, int] = {}  # channel name -> id
+        self.members: dict[int, dict[str, None]] = {}  # channel -> participants, in order
+        self.counts: dict[int, int] = {}  # channel -> message_count
+        self.settings: dict[int, ChannelSettings] = {}  # channel -> where they are not default
+        self.messages: dict[int, Message] = {}
+        self.bytes_sent = 0  # of records, since it was opened
+        self.record_bytes = 0  # of every message kept, live, dead or archived
+        self.kept: dict[int, int] = {}  # live messages or bytes, of channels that bound those
+        self.pending = PendingMessages()
+        self.retained: dict[int, None] = {}  # channels with a retention other than Forever
+        self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
+        self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
+        self.relay_ids: dict[str, int] = {}
+        self.index = MessageIndex()
+        self.subscriptions: dict[int, Subscription] = {}
+        self.topics: dict[int, TopicTrie] = {}  # channel -> its subscriptions by pattern
+        self.timers = Timers(self._open_delivery)
+        self.owed: dict[int, dict[str, Obligation]] = {}  # open ones; inner dicts are replaced
+        self.reminders = Timers(self._obligation)  # of what is owed
+        self.downtimes: tuple[Downtime, ...] = ()  # when the owner did not run, oldest first
+        self.dead: dict[int, DeadLetterInfo] = {}  # given-up deliveries, by message
+        self.dead_letters: dict[int, Message] = {}  # given up for all recipients: no longer live
+        self.dead_index = MessageIndex()
+        self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
+        self.next_forget_ms: int | None = None  # when the first of them expires
+        self.archive: dict[int, Message] = {}
+        self.archive_index = MessageIndex()
+        self.live_is_sorted = True
+        self._archive_is_sorted = True
+        self._archive_end = (0, 0)  # (created_at, id) of the last one
+        self.archives: tuple[ArchiveInfo, ...] = ()  # files of what was rolled, oldest first
+        self.evicting: tuple[int, ...] = ()  # messages of the last of them that are still here
+        self.journal: JournalPosition | None = None  # what the file that it was loaded from covers
+        self.next_channel = self.next_message = self.next_subscription = 1
+
+    @property
+    def next_archive(self) -> int:
+        """The number of the next archive file."""
+        if not self.archives:
+            return 1
+        return int(self.archives[-1].name.rpartition("/")[2].partition(".")[0]) + 1
+
+    @classmethod
+    def load(cls, file: StoreFile) -> Self:
+        """The state that a file holds; counters that the file lacks are derived.
+
+        Without ENGINE_STATE, ``derive_deliveries`` reconstructs the deliveries.
+        Errors: FormatError when it breaks an invariant, or its engine state is truncated.
+        """
+        kept = check.check_invariants(file)
+        state = cls(file.created_at)
+        state.modified_at = file.modified_at
+        for channel in file.channels:
+            state.add_channel(channel)
+        state._load_messages(file)
+        for subscription in file.subscriptions:
+            state.add_subscription(subscription)
+        state.load_deliveries(kept.deliveries)
+        unknown = {m.id: DeadLetterInfo(m.created_at, "", ()) for m in state.dead_letters.values()}
+        state.dead = unknown | kept.dead
+        state.duplicates = dict(kept.duplicates)
+        state.next_forget_ms = min(kept.duplicates.values(), default=None)
+        state.sequence = kept.sequence
+        for number in kept.held:
+            if number in state.messages:
+                state.pending.hold(state.messages[number])
+        state.load_owed(kept.owed)  # before the limits, which count what is pending
+        for channel_id, settings in kept.settings.items():
+            state.set_settings(channel_id, settings)
+        state.downtimes = kept.downtimes
+        state.archives, state.evicting = kept.archives, kept.evicting
+        state.journal = kept.journal
+        rolled = (note.last_id for note in kept.archives)
+        numbers = (*state.messages, *state.dead_letters, *state.archive, *rolled)
+        state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
+        state.next_message = max([kept.next_message - 1, *numbers]) + 1
+        state.next_subscription = max([kept.next_subscription - 1, *state.subscriptions]) + 1
+        return state
+
+    def _load_messages(self, file: StoreFile) -> None:
+        """Sort messages by status into tables; another writer may have all in section 2."""
+        live, dead, archived = file.messages, file.dead_letters, file.archive
+        if any(message.status >= MessageStatus.DEAD_LETTER for message in live):
+            dead += tuple(m for m in live if m.status is MessageStatus.DEAD_LETTER)
+            archived += tuple(m for m in live if m.status is MessageStatus.ARCHIVED)
+            live = tuple(m for m in live if m.status < MessageStatus.DEAD_LETTER)
+        self.messages = {message.id: message for message in live}
+        self.index = MessageIndex(live)
+        self.dead_letters = {message.id: message for message in dead}
+        self.dead_index = MessageIndex(dead)
+        for message in (*live, *dead):
+            self.record_bytes += record_bytes(message)
+            if message.metadata is not None:
+                self._note_relay_id(message)
+        for message in live if self.kept else ():
+            if message.channel_id in self.kept:
+                self.kept[message.channel_id] += self._weight(message)
+        for message in archived:
+            self.record_bytes += record_bytes(message)
+            self.add_archived(message)
+
+    def snapshot(self) -> StoreSnapshot:
+        """Everything as immutable values, in O(messages) pointer copies."""
+        if not self.live_is_sorted:  # a dead letter became live again
+            self.messages = dict(sorted(self.messages.items()))
+            self.live_is_sorted = True
+        return StoreSnapshot(
+            StoreFile(
+                self.created_at,
+                self.modified_at,
+                tuple(
+                    msgspec.structs.replace(channel, message_count=self.counts[channel.id])
+                    for channel in self.channels.values()
+                ),
+                tuple(self.messages.values()),
+                tuple(self.subscriptions.values()),
+                tuple(sorted(self.dead_letters.values(), key=_by_time)),
+                self._archive_in_order(),
+            ),
+            EngineState(
+                self.next_channel,
+                self.next_message,
+                self.next_subscription,
+                self.sequence,
+                self.deliveries.copy(),
+                self.dead.copy(),
+                self.duplicates.copy(),
+                self.settings.copy(),
+                tuple(self.pending.held),
+                self.archives,
+                self.evicting,
+                owed=self.owed.copy(),
+                downtimes=self.downtimes,
+            ),
         )
-        self._note_retention(event.channel_id)
-        self._set_settings(event.channel_id, event.settings)
-        if channel.state is ChannelState.PAUSED and event.state is not ChannelState.PAUSED:
-            self._release_replays(event.channel_id, event.at)
-        self.modified_at = event.at
 
-    def _release_replays(self, channel_id: int, at: int) -> None:
-        """Make replays that a paused channel held due now."""
-        for message_id in self.index.channel(channel_id):
-            known = self.deliveries.get(message_id, {})
-            held = {
-                recipient: msgspec.structs.replace(one, due_ms=at * 1000)
-                for recipient, one in known.items()
-                if ack_rules.is_replayed(one) and not one.due_ms
-            }
-            if held:
-                self._set_deliveries(message_id, known, held)
+    def _archive_in_order(self) -> tuple[Message, ...]:
+        """The archive by time, as in the file; sorted only if one was added out of order."""
+        if not self._archive_is_sorted:
+            self.archive = dict(sorted(self.archive.items(), key=lambda item: _by_time(item[1])))
+            self._archive_is_sorted = True
+        return tuple(self.archive.values())
 
-    def _participant_joined(self, event: events.ParticipantJoined) -> None:
-        channel = self.channels[event.channel_id]
-        self.channels[event.channel_id] = msgspec.structs.replace(
-            channel,
-            participants=(*channel.participants, event.participant),
-            modified_at=event.at,
-        )
-        self.members[event.channel_id][event.participant.id] = None
-        self.modified_at = event.at
+    def set_deliveries(
+        self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
+    ) -> None:
+        """Store changed deliveries, and update queues and timers."""
+        # a new dict, never a change of the old one: a snapshot may hold that
+        self.deliveries[message_id] = known | moved
+        for recipient, delivery in moved.items():
+            if delivery.due_ms:
+                self.timers.add(delivery.due_ms, message_id, recipient)
+            if delivery.queued:
+                self.queues.setdefault(recipient, {})[message_id] = None
+            elif recipient in self.queues:
+                self.queues[recipient].pop(message_id, None)
+        limited = self.pending
+        if limited.held or limited.pending:
+            message = self.messages.get(message_id)
+            if message is not None:
+                # acknowledging a held message does not release it for other recipients
+                everybody = self.deliveries[message_id].values()
+                if any(one.state not in _KEPT_BACK for one in moved.values()) or not any(
+                    one.state is DeliveryState.SENT for one in everybody
+                ):
+                    self.pending.release(message)
+                self.note_pending(message)
 
-    def _participant_left(self, event: events.ParticipantLeft) -> None:
-        channel = self.channels[event.channel_id]
-        self.channels[event.channel_id] = msgspec.structs.replace(
-            channel,
-            participants=tuple(p for p in channel.participants if p.id != event.participant),
-            modified_at=event.at,
-        )
-        self.members[event.channel_id].pop(event.participant, None)
-        for subscription in list(self.subscriptions.values()):
-            if (subscription.channel_id, subscription.subscriber) == (
-                event.channel_id,
-                event.participant,
-            ):
-                self._drop_subscription(subscription.id)
-        self.modified_at = event.at
+    def _open_delivery(self, message_id: int, recipient: str) -> Delivery | None:
+        """The delivery of a live message."""
+        if message_id not in self.messages:
+            return None
+        return self.deliveries.get(message_id, {}).get(recipient)
 
-    def _participant_identified(self, event: events.ParticipantIdentified) -> None:
-        for channel_id, members in self.members.items():
-            if event.participant not in members:
-                continue
-            channel = self.channels[channel_id]
-            participants = tuple(
-                msgspec.structs.replace(one, identity_id=event.identity_id)
-                if one.id == event.participant
-                else one
-                for one in channel.participants
-            )
-            if participants != channel.participants:
-                self.channels[channel_id] = msgspec.structs.replace(
-                    channel, participants=participants, modified_at=event.at
-                )
-        self.modified_at = event.at
+    def _obligation(self, message_id: int, recipient: str) -> Obligation | None:
+        """The obligation that a live message has left."""
+        return self.owed.get(message_id, {}).get(recipient) if message_id in self.messages else None
 
-    def _subscription_added(self, event: events.SubscriptionAdded) -> None:
-        subscription = event.subscription
-        self._add_subscription(subscription)
-        self.next_subscription = max(self.next_subscription, subscription.id + 1)
-        self.modified_at = subscription.created_at
-
-    def _subscription_changed(self, event: events.SubscriptionChanged) -> None:
-        if event.subscription.id in self.subscriptions:  # its pattern is unchanged
-            self.subscriptions[event.subscription.id] = event.subscription
-        self.modified_at = event.at
-
-    def _subscription_removed(self, event: events.SubscriptionRemoved) -> None:
-        self._drop_subscription(event.subscription_id)
-        self.modified_at = event.at
-
-    def _message_sent(self, event: events.MessageSent) -> None:
-        message = event.message
-        self.counts[message.channel_id] += 1  # first: an unknown channel raises before any change
-        self._add_message(message)
-        self.messages_sent += 1
-        self.next_message = max(self.next_message, message.id + 1)
-        size = record_bytes(message)
-        self.bytes_sent += size
-        self.record_bytes += size
-        self.deliveries[message.id] = dict.fromkeys(event.recipients, _SENT)
-        if event.held:
-            self.pending.hold(message)
-        elif self.pending.pending:
-            self._note_pending(message)
-        self.modified_at = message.created_at
-
-    def _deliveries_added(self, event: events.DeliveriesAdded) -> None:
-        for message_id in event.message_ids:
-            known = self.deliveries.get(message_id, {})
-            self._set_deliveries(message_id, known, {event.recipient: _SENT})
-        self.modified_at = event.at
-
-    def _deliveries_moved(self, event: events.DeliveriesMoved) -> None:
-        known = self.deliveries.get(event.message_id)
-        if known is None:
-            return
-        queued = event.state is DeliveryState.DELIVERED
-        moved = {
-            recipient: Delivery(
-                event.state, event.attempt or before.attempt, event.due_ms, queued, before.spent
-            )
-            for recipient in event.recipients
-            for before in (known[recipient],)
-        }
-        self._set_deliveries(event.message_id, known, moved)
-        if event.state is DeliveryState.ACKNOWLEDGED and event.message_id in self.dead:
-            self._revive_acknowledged(event.message_id, event.recipients)
-        if event.state in _HOPELESS and event.message_id in self.owed:
-            self._set_obligations(event.message_id, dict.fromkeys(event.recipients))
-        self._set_status(event.message_id, event.at)
-        if event.attempt:
-            self._note_retries(event.message_id, moved[event.recipients[0]])
-        if event.message_id in self.dead:
-            self._note_dead_delivery(event.message_id)
-
-    def _deliveries_staged(self, event: events.DeliveriesStaged) -> None:
-        for message_id, recipient, attempt in event.deliveries:
-            known = self.deliveries.get(message_id, {})
-            before = known.get(recipient)
-            if before is None:
-                continue  # it was discarded meanwhile
-            staged = Delivery(DeliveryState.STAGED, attempt, 0, False, before.spent)
-            self._set_deliveries(message_id, known, {recipient: staged})
-            if message_id in self.messages:
-                self._note_retries(message_id, staged)
-        self.modified_at = event.at
-
-    def _file_refused(self, event: events.FileRefused) -> None:
-        """Only for the record; the store does not change."""
-
-    def _late_read(self, event: events.LateRead) -> None:
-        """Only for the record; the delivery's state does not change."""
-
-    def _message_received(self, event: events.MessageReceived) -> None:
-        known = self.deliveries.get(event.message_id, {})
-        before = known.get(event.participant, _SENT)
-        waits = before.state is DeliveryState.WAITING  # keeps waiting for its next attempt
-        after = msgspec.structs.replace(
-            before, state=before.state if waits else DeliveryState.RECEIVED, queued=False
-        )
-        self._set_deliveries(event.message_id, known, {event.participant: after})
-        self.modified_at = event.at
-
-    def _delivery_timed(self, event: events.DeliveryTimed) -> None:
-        known = self.deliveries[event.message_id]
-        self._set_deliveries(event.message_id, known, {event.recipient: event.delivery})
-        self._note_retries(event.message_id, event.delivery)
-        self.modified_at = event.at
-
-    def _dead_lettered(self, event: events.DeadLettered) -> None:
-        known = self.deliveries[event.message_id]
-        dead = {
-            recipient: msgspec.structs.replace(
-                known[recipient], state=DeliveryState.DEAD, due_ms=0, queued=False
-            )
-            for recipient in event.recipients
-        }
-        self._set_deliveries(event.message_id, known, dead)
-        if event.message_id in self.owed:
-            self._set_obligations(event.message_id, dict.fromkeys(event.recipients))
-        earlier = self.dead.get(event.message_id, DeadLetterInfo(event.at, "", ()))
-        self.dead[event.message_id] = DeadLetterInfo(
-            event.at, event.last_error, (*earlier.recipients, *event.recipients)
-        )
-        self.modified_at = event.at
-        self._note_dead_delivery(event.message_id)
-
-    def _dead_letter_replayed(self, event: events.DeadLetterReplayed) -> None:
-        note = self.dead.pop(event.message_id)
-        self._revive(event.message_id)
-        message = self.messages[event.message_id]
-        self.messages[message.id] = msgspec.structs.replace(
-            message, status=MessageStatus.SENT, retry_count=0, acknowledged_at=None
-        )
-        known = self.deliveries.get(event.message_id, {})
-        is_paused = self.channels[message.channel_id].state is ChannelState.PAUSED
-        due_ms = 0 if is_paused else event.at * 1000  # 0: until the channel is resumed
-        due = {}
-        for recipient in note.recipients:
-            tried = known.get(recipient, _SENT).attempt
-            due[recipient] = Delivery(DeliveryState.WAITING, tried, due_ms, False, tried)
-        self._set_deliveries(event.message_id, known, due)
-        for recipient in note.recipients:  # a replay is meant to be delivered again
-            self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
-        self.modified_at = event.at
-
-    def _dead_letter_discarded(self, event: events.DeadLetterDiscarded) -> None:
-        del self.dead[event.message_id]
-        gone = self.dead_letters.pop(event.message_id, None)
-        if gone is not None:
-            self.dead_index.remove([gone])
-            self._forget(gone)
-        self.modified_at = event.at
-
-    def _messages_archived(self, event: events.MessagesArchived) -> None:
-        for message in self._drop_live(event.message_ids):
-            self._add_archived(msgspec.structs.replace(message, status=MessageStatus.ARCHIVED))
-        self.modified_at = event.at
-
-    def _archive_dropped(self, event: events.ArchiveDropped) -> None:
-        gone = [self.archive.pop(message_id) for message_id in event.message_ids]
-        self.archive_index.remove(gone)
-        for message in gone:
-            self._forget(message)
-        self.modified_at = event.at
-
-    def _rolled(self, event: events.Rolled) -> None:
-        self.archives += (event.note,)
-        self.evicting = event.message_ids
-        self.modified_at = event.at
-
-    def _taken_out(self, event: events.MessagesEvicted) -> None:
-        out, self.evicting = self.evicting[: event.count], self.evicting[event.count :]
-        gone = self._drop_live([number for number in out if number in self.messages])
-        archived = [self.archive.pop(number) for number in out if number in self.archive]
-        self.archive_index.remove(archived)
-        for message in (*gone, *archived):
-            self._forget(message)
-        self.modified_at = event.at
-
-    def _owed(self, event: events.Owed) -> None:
-        if event.message_id not in self.messages:
-            return  # dead for all recipients, or rolled out: no answer is expected any more
-        known = self.owed.get(event.message_id, {})
-        moved: dict[str, Obligation | None] = {
-            recipient: Obligation(
-                event.due_ms,
-                known.get(recipient, _NO_OBLIGATION).reminders,
-                event.said,
-                event.at,
-            )
-            for recipient in event.recipients
-        }
-        self._set_obligations(event.message_id, moved)
-        self.modified_at = event.at
-
-    def _reminded(self, event: events.Reminded) -> None:
-        before = self.owed[event.message_id][event.recipient]
-        after = msgspec.structs.replace(before, due_ms=event.due_ms, reminders=event.reminders)
-        self._set_obligations(event.message_id, {event.recipient: after})
-        self.modified_at = event.at
-
-    def _owed_no_more(self, event: events.OwedNoMore) -> None:
-        self._set_obligations(event.message_id, dict.fromkeys(event.recipients))
-        self.modified_at = event.at
-
-    def _time_lost(self, event: events.TimeLost) -> None:
-        by_ms = event.by_ms
-
-        def later(due_ms: int) -> int:
-            return max(1, due_ms + by_ms) if due_ms else 0
-
-        self.timers, self.reminders = [], []
-        for message_id, known in self.deliveries.items():
-            if any(one.due_ms for one in known.values()):
-                self.deliveries[message_id] = {
-                    recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
-                    for recipient, one in known.items()
-                }
-        self._load_deliveries(self.deliveries)
-        self._load_owed(
-            {
-                message_id: {
-                    recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
-                    for recipient, one in known.items()
-                }
-                for message_id, known in self.owed.items()
-            }
-        )
-        self.duplicates = {key: later(at_ms) for key, at_ms in self.duplicates.items()}
-        self.next_forget_ms = min(self.duplicates.values(), default=None)
-        self.downtimes = (*self.downtimes[1 - MAX_DOWNTIMES :], Downtime(event.at, by_ms))
-        self.modified_at = event.at
-
-    def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
-        self.duplicates[event.key] = event.expires_ms
-        if self.next_forget_ms is None or event.expires_ms < self.next_forget_ms:
-            self.next_forget_ms = event.expires_ms
-
-    def _duplicates_forgotten(self, event: events.DuplicatesForgotten) -> None:
-        self.duplicates = {k: at for k, at in self.duplicates.items() if at > event.at_ms}
-        self.next_forget_ms = min(self.duplicates.values(), default=None)
-
-    def _note_dead_delivery(self, message_id: int) -> None:
-        """Make a message with dead deliveries a dead letter once none of the others is open."""
-        states = [one.state for one in self.deliveries[message_id].values()]
-        if message_id in self.messages and min(states) in _HOPELESS:
-            message = self._drop_live([message_id])[0]
-            dead = msgspec.structs.replace(message, status=MessageStatus.DEAD_LETTER)
-            self.dead_letters[message_id] = dead
-            self.dead_index.add(dead)
-
-    def _revive(self, message_id: int) -> None:
-        """Make a dead letter live again, in its former place."""
-        message = self.dead_letters.pop(message_id, None)
-        if message is not None:
-            self.dead_index.remove([message])
-            self._add_message(message)
-            self._live_is_sorted = False
-
-    def _revive_acknowledged(self, message_id: int, recipients: tuple[str, ...]) -> None:
-        """Acknowledge deliveries that were given up: they are no longer dead."""
-        note = self.dead.pop(message_id)
-        left = tuple(name for name in note.recipients if name not in recipients)
+    def set_obligations(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
+        """Store changed obligations; None: it ended."""
+        both = self.owed.get(message_id, {}) | moved
+        left = {recipient: one for recipient, one in both.items() if one is not None}
         if left:
-            self.dead[message_id] = note._replace(recipients=left)
-        self._revive(message_id)
-
-    def _note_retries(self, message_id: int, delivery: Delivery) -> None:
-        """Update the number of retries of a message, over all recipients."""
-        message = self.messages[message_id]
-        retries = delivery.attempt - delivery.spent
-        retries -= delivery.state is not DeliveryState.WAITING
-        if retries > message.retry_count:
-            self.messages[message_id] = msgspec.structs.replace(message, retry_count=retries)
-
-    def _set_status(self, message_id: int, at: int) -> None:
-        """Update the message's status from its deliveries."""
-        self.modified_at = at
+            self.owed[message_id] = left
+        else:
+            self.owed.pop(message_id, None)
+        for recipient, one in left.items():
+            if recipient in moved and one.due_ms:
+                self.reminders.add(one.due_ms, message_id, recipient)
         message = self.messages.get(message_id)
-        states = {delivery.state for delivery in self.deliveries[message_id].values()}
-        status = _STATUS_OF.get(min(states))
-        if status is MessageStatus.ACKNOWLEDGED and DeliveryState.DEAD in states:
-            status = MessageStatus.DELIVERED  # an acknowledgment is missing
-        if (
-            message is not None
-            and status is not None
-            and status is not message.status
-            # all had acknowledged it: a recipient added later does not change the status
-            and message.status is not MessageStatus.ACKNOWLEDGED
+        if message is not None and self.pending.pending:
+            self.note_pending(message)
+
+    def load_owed(self, owed: dict[int, dict[str, Obligation]]) -> None:
+        self.owed = owed
+        self.reminders.load(
+            (one.due_ms, number, recipient)
+            for number, known in owed.items()
+            for recipient, one in known.items()
+            if one.due_ms
+        )
+
+    def set_settings(self, channel_id: int, settings: ChannelSettings) -> None:
+        """Store a channel's settings; only channels with ``max_pending`` count pending messages."""
+        self.settings.pop(channel_id, None)
+        self.pending.pending.pop(channel_id, None)
+        if settings != _NO_SETTINGS:
+            self.settings[channel_id] = settings
+        if settings.max_pending is not None:
+            self.pending.pending[channel_id] = {}
+            for message_id in self.index.channel(channel_id):
+                self.note_pending(self.messages[message_id])
+
+    def note_pending(self, message: Message) -> None:
+        """Update whether the message counts as pending, from its deliveries."""
+        numbers = self.pending.pending.get(message.channel_id)
+        if numbers is None:
+            return
+        deliveries = self.deliveries.get(message.id, {}).values()
+        if message.id not in self.pending.held and ack_rules.is_pending(
+            self.channels[message.channel_id], message, deliveries, self.owed.get(message.id, {})
         ):
-            self.messages[message_id] = with_status(message, status, at)
+            numbers[message.id] = None
+        else:
+            numbers.pop(message.id, None)
 
+    def add_subscription(self, subscription: Subscription) -> None:
+        self.subscriptions[subscription.id] = subscription
+        trie = self.topics.setdefault(subscription.channel_id, TopicTrie())
+        trie.add(subscription.topic_pattern, subscription.id)
 
-_APPLY: dict[type, Callable[..., None]] = {
-    events.ChannelCreated: State._channel_created,
-    events.ChannelChanged: State._channel_changed,
-    events.ParticipantJoined: State._participant_joined,
-    events.ParticipantLeft: State._participant_left,
-    events.ParticipantIdentified: State._participant_identified,
-    events.SubscriptionAdded: State._subscription_added,
-    events.SubscriptionChanged: State._subscription_changed,
-    events.SubscriptionRemoved: State._subscription_removed,
-    events.MessageSent: State._message_sent,
-    events.DeliveriesAdded: State._deliveries_added,
-    events.DeliveriesMoved: State._deliveries_moved,
-    events.DeliveriesStaged: State._deliveries_staged,
-    events.FileRefused: State._file_refused,
-    events.MessageReceived: State._message_received,
-    events.LateRead: State._late_read,
-    events.DeliveryTimed: State._delivery_timed,
-    events.DeadLettered: State._dead_lettered,
-    events.DeadLetterReplayed: State._dead_letter_replayed,
-    events.DeadLetterDiscarded: State._dead_letter_discarded,
-    events.MessagesArchived: State._messages_archived,
-    events.ArchiveDropped: State._archive_dropped,
-    events.Rolled: State._rolled,
-    events.MessagesEvicted: State._taken_out,
-    events.Owed: State._owed,
-    events.Reminded: State._reminded,
-    events.OwedNoMore: State._owed_no_more,
-    events.TimeLost: State._time_lost,
-    events.DuplicateNoted: State._duplicate_noted,
-    events.DuplicatesForgotten: State._duplicates_forgotten,
-}
+    def drop_subscription(self, subscription_id: int) -> None:
+        gone = self.subscriptions.pop(subscription_id, None)
+        if gone is not None:
+            self.topics[gone.channel_id].remove(gone.topic_pattern, gone.id)
+
+    def add_channel(self, channel: Channel) -> None:
+        self.channels[channel.id] = channel
+        self.names[channel.name] = channel.id
+        self.members[channel.id] = {member.id: None for member in channel.participants}
+        self.counts[channel.id] = channel.message_count
+        self.note_retention(channel.id)
+
+    def note_retention(self, channel_id: int) -> None:
+        """Update the data that the channel's retention depends on."""
+        kind = self.channels[channel_id].config.retention.kind
+        self.retained.pop(channel_id, None)
+        self.kept.pop(channel_id, None)
+        if kind is not RetentionKind.FOREVER:
+            self.retained[channel_id] = None
+        if kind in (RetentionKind.COUNT, RetentionKind.SIZE):
+            numbers = self.index.channel(channel_id)
+            self.kept[channel_id] = sum(self._weight(self.messages[n]) for n in numbers)
+
+    def _weight(self, message: Message) -> int:
+        """The weight of a message in its channel's retention: one, or its bytes."""
+        kind = self.channels[message.channel_id].config.retention.kind
+        return 1 if kind is RetentionKind.COUNT else len(message.content)
+
+    def add_message(self, message: Message) -> None:
+        self.messages[message.id] = message
+        self.index.add(message)
+        if self.kept and message.channel_id in self.kept:
+            self.kept[message.channel_id] += self._weight(message)
+        if message.metadata is not None:
+            self._note_relay_id(message)
+
+    def load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
+        """Like ``_set_deliveries`` for all messages at once, when a store is opened."""
+        self.deliveries = deliveries
+        timers: list[Timer] = []
+        for message_id, records in deliveries.items():
+            for recipient, delivery in records.items():
+                if delivery.due_ms:
+                    timers.append((delivery.due_ms, message_id, recipient))
+                if delivery.queued:
+                    self.queues.setdefault(recipient, {})[message_id] = None
+        self.timers.load(timers)
+
+    def add_archived(self, message: Message) -> None:
+        self.archive[message.id] = message
+        key = _by_time(message)
+        if key < self._archive_end:
+            self._archive_is_sorted = False
+        else:
+            self._archive_end = key
+        self.archive_index.add(message)
+        self._note_relay_id(message)
+
+    def _note_relay_id(self, message: Message) -> None:
+        relay_id = message.relay_id
+        if relay_id is not None:
+            self.relay_ids[relay_id] = message.id
+
+    def drop_live(self, message_ids: Sequence[int]) -> list[Message]:
+        """Remove messages from the live ones; their deliveries are kept."""
+        gone = [self.messages.pop(message_id) for message_id in message_ids]
+        self.index.remove(gone)
+        for message in gone:
+            if message.channel_id in self.kept:
+                self.kept[message.channel_id] -= self._weight(message)
+            self.pending.release(message)
+            self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
+        return gone
+
+    def forget(self, message: Message) -> None:
+        """Remove everything kept of a message that is deleted."""
+        self.record_bytes -= record_bytes(message)
+        self.owed.pop(message.id, None)
+        for recipient, delivery in self.deliveries.pop(message.id, {}).items():
+            if delivery.queued:
+                self.queues[recipient].pop(message.id, None)
+            if self.duplicates:
+                self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
+        relay_id = message.relay_id
+        if relay_id is not None and self.relay_ids.get(relay_id) == message.id:
+            del self.relay_ids[relay_id]

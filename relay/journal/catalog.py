@@ -283,27 +283,11 @@ def encode_snapshot(chunk_index: int, chunk_offset: int, entries: Iterable[Segme
 
 
 def _encode_entry(entry: SegmentEntry) -> bytes:
-    key, etag = entry.key.encode(), entry.etag.encode()
+    *fields, dictionary_id, key, etag = msgspec.structs.astuple(entry)
+    key, etag = key.encode(), etag.encode()
     if len(key) > MAX_KEY_BYTES or len(etag) > MAX_ETAG_BYTES:
         raise ValueError(f"segment {entry.segment_id}: key or etag is too long for a snapshot")
-    return SNAPSHOT_ENTRY.pack(
-        entry.segment_id,
-        entry.base_offset,
-        entry.durable_bytes,
-        entry.segment_crc64,
-        entry.ext_id,
-        entry.creation_ts_ms,
-        entry.compressed_bytes,
-        entry.residency,
-        entry.sealed,
-        0,
-        entry.dictionary_id,
-        len(key),
-        len(etag),
-        0,
-        key,
-        etag,
-    )
+    return SNAPSHOT_ENTRY.pack(*fields, 0, dictionary_id, len(key), len(etag), 0, key, etag)
 
 
 def decode_snapshot(data: bytes, path: str, snapshot_id: int) -> CatalogSnapshot:
@@ -340,30 +324,17 @@ def decode_snapshot(data: bytes, path: str, snapshot_id: int) -> CatalogSnapshot
 
 
 def _decode_entry(data: bytes, at: int, path: str) -> SegmentEntry:
-    segment_id, base, durable, crc, ext_id, created, compressed, *fields = (
+    *numbers, tiers, sealed, zero, dictionary_id, key_len, etag_len, more_zero, key, etag = (
         SNAPSHOT_ENTRY.unpack_from(data, at)
     )
-    tiers, sealed, zero, dictionary_id, key_len, etag_len, more_zero, key, etag = fields
     if tiers > _ALL_TIERS or sealed > 1 or zero or more_zero:
         expected = f"residency to {_ALL_TIERS}, sealed to 1, zeros"
         raise FormatError(path, at + 56, expected, (tiers, sealed, zero, more_zero))
     if key_len > MAX_KEY_BYTES or etag_len > MAX_ETAG_BYTES:
         expected = f"key_len to {MAX_KEY_BYTES}, etag_len to {MAX_ETAG_BYTES}"
         raise FormatError(path, at + 64, expected, (key_len, etag_len))
-    return SegmentEntry(
-        segment_id,
-        base,
-        durable,
-        crc,
-        ext_id,
-        created,
-        compressed,
-        Residency(tiers),
-        bool(sealed),
-        dictionary_id,
-        key[:key_len].decode(errors="replace"),
-        etag[:etag_len].decode(errors="replace"),
-    )
+    texts = (text.decode(errors="replace") for text in (key[:key_len], etag[:etag_len]))
+    return SegmentEntry(*(*numbers, Residency(tiers), bool(sealed), dictionary_id, *texts))
 
 
 def read_snapshot(stream_dir: str, snapshot_id: int) -> CatalogSnapshot:

@@ -1,17 +1,18 @@
 """Checking a stream: every chunk, snapshot and segment, and whether they agree. Reads only.
 
-Inspectors yield the good records of one file, and collect ``problems`` and ``warnings``, a line
-each. A file may be written at the same time: what looks wrong is read again before it counts.
+Inspectors yield the good records of one file, and collect ``findings``. A file may be written at
+the same time: what looks wrong is read again before it counts.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError, RelayError
+from relay.base.finding import Finding, Severity
 from relay.journal.catalog import (
     CatalogSnapshot,
     Residency,
@@ -54,7 +55,6 @@ from relay.journal.replay import (
 )
 from relay.journal.segment import (
     FIRST_RECORD,
-    WARM,
     WARM_SUFFIX,
     FileSource,
     SegmentSource,
@@ -63,11 +63,19 @@ from relay.journal.segment import (
     read_records,
     segment_files,
     segment_path,
+    warm_path,
 )
 
+WHAT = "journal"
+REPAIRED_BY = (
+    "`relay journal hydrate SEGMENT` repairs a segment from another tier; else use a backup"
+)
+SALVAGED = "their events may still be in the store's files and archives"
+TORN = "the next start sets it aside; nothing in it had been accepted"
 T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _GAP = int(RecordFlag.GAP)  # an int: the & of flags takes three times as long, for every record
+_ZEROS = bytes(1 << 16)
 _TRIES = 5  # reads of a file that is being written
 
 
@@ -97,8 +105,7 @@ class SegmentInspector:
     def __init__(self, path: str, entry: SegmentEntry | None = None) -> None:
         self.path = path
         self.entry = entry
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
+        self.findings: list[Finding] = []
         self.count = 0
         self.source, self.size = _open(path)
         try:
@@ -119,10 +126,10 @@ class SegmentInspector:
         for record in self._walk():
             self.count += 1
             if record.flags & _GAP:
-                self.problems.append(
-                    f"{self.path} at {self._at(record.offset)}: the records of offsets "
-                    f"[{record.offset}, {record.end}) are lost; the rest was salvaged"
-                )
+                where = f"{self.path} at {self._at(record.offset)}"
+                lost = f"the records of offsets [{record.offset}, {record.end}) are lost"
+                found = f"{where}: {lost}; the rest was salvaged"
+                self.findings.append(Finding(WHAT, where, found, SALVAGED))
             else:
                 yield record
 
@@ -137,7 +144,9 @@ class SegmentInspector:
                     yield record
                     at = record.end
             except IntegrityError:
-                pass  # read again from there; if it fails again, it is damaged
+                if self.footer is None and self._is_zero_from(at):
+                    return  # allocated ahead
+                # else it is read again from there; if it fails again, it is damaged
             else:
                 return
             for record in read_records(self.source, base, at, end, self._gap):
@@ -161,22 +170,28 @@ class SegmentInspector:
         return FIRST_RECORD + offset - self.base
 
     def _gap(self, begin: int, end: int, why: IntegrityError) -> None:
-        """Report bytes that are not a good record: zeros ahead, a torn tail, or damage."""
+        """Report bytes that are not a good record: a torn tail, or damage."""
         at, behind = self._at(begin), self._at(end)
         is_last = self.footer is None and behind >= self.size
         if not is_last:
-            self.problems.append(f"{why}; offsets [{begin}, {end}) are lost")
+            self._add(why, f"; offsets [{begin}, {end}) are lost", REPAIRED_BY)
             return
         rest = self.source.read_at(at, behind - at)
-        if not rest.strip(b"\0"):
-            return
         if self.source.read_at(at, behind - at) != rest:
-            self.warnings.append(f"{self.path} at {at}: being written")
+            self.findings.append(_warning(f"{self.path} at {at}", "being written"))
         elif is_footer(rest, at):
-            self.warnings.append(f"{self.path} at {at}: sealed, and not truncated yet")
+            self.findings.append(_warning(f"{self.path} at {at}", "sealed, and not truncated yet"))
         else:
-            length = length_without_zeros(rest)
-            self.problems.append(f"{why}: a torn tail of {length} bytes")
+            self._add(why, f": a torn tail of {length_without_zeros(rest)} bytes", TORN)
+
+    def _is_zero_from(self, offset: int) -> bool:
+        """True if only zeros follow; in pieces that fit a cache, since they are megabytes."""
+        at = self._at(offset)
+        while piece := self.source.read_at(at, len(_ZEROS)):
+            if piece != _ZEROS[: len(piece)]:
+                return False
+            at += len(piece)
+        return True
 
     def _read_footer(self) -> Footer | None:
         """The footer of a sealed and truncated file."""
@@ -229,7 +244,15 @@ class SegmentInspector:
             self._report(at + 32, f"flags {int(sealed)} by the manifest", flags)
 
     def _report(self, at: int, expected: str, found: object) -> None:
-        self.problems.append(str(IntegrityError(self.path, at, expected, found)))
+        self._add(IntegrityError(self.path, at, expected, found), "", REPAIRED_BY)
+
+    def _add(self, exc: FormatError, suffix: str, advice: str) -> None:
+        one = Finding.of_error(WHAT, exc, advice=advice)
+        self.findings.append(one._replace(found=one.found + suffix))
+
+
+def _warning(where: str, text: str) -> Finding:
+    return Finding(WHAT, where, f"{where}: {text}", severity=Severity.WARNING)
 
 
 def _open(path: str) -> tuple[SegmentSource, int]:
@@ -278,8 +301,7 @@ class ChunkInspector:
 
     def __init__(self, path: str, index: int | None = None, base: int | None = None) -> None:
         self.path = path
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
+        self.findings: list[Finding] = []
         self.records: list[ManifestRecord] = []
         self.ends: list[int] = []
         self.next_record: int | None = None
@@ -290,20 +312,20 @@ class ChunkInspector:
                 lambda data: decode_chunk(data, path, _index(data, index), base),
             )
         except FormatError as exc:
-            self.problems.append(str(exc))
+            self.findings.append(_of_error(exc, path))
             self.records, self.ends = salvage_chunk(load_chunk(path), path)
             return
         self.header, self.records, self.ends = chunk.header, chunk.records, chunk.ends
         self.next_record = chunk.header.base_record + len(chunk.records)
         if chunk.torn_bytes:
             at = chunk.header.committed_len
-            self.warnings.append(f"{path} at {at}: {chunk.torn_bytes} bytes after committed_len")
+            text = f"{chunk.torn_bytes} bytes after committed_len"
+            self.findings.append(_warning(f"{path} at {at}", text))
         unknown = [record for record in chunk.records if not record.is_known]
         if unknown:
             kinds = sorted({f"type {record.type} flags {record.flags}" for record in unknown})
-            self.warnings.append(
-                f"{path}: {len(unknown)} records of unknown types: {', '.join(kinds)}"
-            )
+            text = f"{len(unknown)} records of unknown types: {', '.join(kinds)}"
+            self.findings.append(_warning(path, text))
 
 
 def _index(data: bytes, index: int | None) -> int:
@@ -317,85 +339,71 @@ def load_snapshot(path: str, snapshot_id: int = 0) -> CatalogSnapshot:
     return decode_snapshot(data, path, snapshot_id)
 
 
-def describe_error(exc: RelayError | OSError, path: str) -> str:
-    """The error in one line with the file's name."""
-    if isinstance(exc, RelayError):
-        return str(exc)
-    return f"{path}: {exc.strerror or exc}"
-
-
-class StreamFindings(NamedTuple):
-    """Problems and warnings, a line each."""
-
-    problems: list[str]
-    warnings: list[str]
-
-
-def check_stream(path: str) -> StreamFindings:
-    """Verify a stream's directory, or one file of it. Does not raise for damaged files."""
-    findings = StreamFindings([], [])
+def check(path: str) -> Iterator[Finding]:
+    """Check a stream's directory, or one file of it. Does not raise for damaged files."""
     try:
         if not os.path.isdir(path):
-            _check_file(path, findings)
-            return findings
-        _check_catalog(path, findings)
+            yield from _check_file(path)
+            return
+        yield from _check_catalog(path)
         for file in segment_files(path):
-            tier1 = os.path.join(path, WARM, f"{file.segment_id:020d}{WARM_SUFFIX}")
-            for copy in dict.fromkeys((file.path, tier1)):
+            for copy in dict.fromkeys((file.path, warm_path(path, file.segment_id))):
                 if copy and os.path.exists(copy):
-                    check_segment(copy, file.entry, findings)
+                    yield from check_segment(copy, file.entry)
     except (RelayError, OSError) as exc:
-        findings.problems.append(describe_error(exc, path))
-    return findings
+        yield _of_error(exc, path)
 
 
-def check_manifest(stream_dir: str) -> StreamFindings:
-    """Verify a stream's manifest and snapshots, and that the segment files in them exist.
+def check_manifest(stream_dir: str) -> Iterator[Finding]:
+    """Check a stream's manifest and snapshots, and that the segment files in them exist.
 
     Does not read the segments. Does not raise for damaged files.
     """
-    findings = StreamFindings([], [])
     try:
-        _check_catalog(stream_dir, findings)
+        yield from _check_catalog(stream_dir)
     except (RelayError, OSError) as exc:
-        findings.problems.append(describe_error(exc, stream_dir))
-    return findings
+        yield _of_error(exc, stream_dir)
 
 
-def _check_catalog(stream_dir: str, findings: StreamFindings) -> None:
-    _check_manifest(stream_dir, findings)
-    _check_snapshots(stream_dir, findings)
-    _check_segments(stream_dir, findings)
+def _check_catalog(stream_dir: str) -> Iterator[Finding]:
+    yield from _check_chunks(stream_dir)
+    yield from _check_snapshots(stream_dir)
+    yield from _check_entries(stream_dir)
 
 
-def _check_file(path: str, findings: StreamFindings) -> None:
+def _of_error(exc: RelayError | OSError, path: str) -> Finding:
+    return Finding.of_error(WHAT, exc, path, REPAIRED_BY)
+
+
+def _check_file(path: str) -> Iterator[Finding]:
     kind = file_kind(path)
     if kind == "segment":
-        check_segment(path, None, findings)
+        yield from check_segment(path, None)
     elif kind == "chunk":
-        _add(ChunkInspector(path), findings)
+        yield from ChunkInspector(path).findings
     else:
         load_snapshot(path)
 
 
-def _check_manifest(stream_dir: str, findings: StreamFindings) -> None:
-    """Verify every chunk, and that none is missing between them."""
+def _check_chunks(stream_dir: str) -> Iterator[Finding]:
+    """Check every chunk, and that none is missing between them."""
     there = chunk_indexes(stream_dir)
     if not there:
         where = os.path.join(stream_dir, MANIFEST)
-        findings.problems.append(f"{where}: expected a manifest, found no chunk")
+        yield Finding(WHAT, where, "no chunk", REPAIRED_BY, expected="a manifest")
     next_record = 0 if there[:1] == [0] else None
     for number, index in enumerate(there):
         path = chunk_path(stream_dir, index)
         if number and index != there[number - 1] + 1:
-            findings.problems.append(f"{path}: expected chunk {there[number - 1] + 1} before it")
+            expected = f"chunk {there[number - 1] + 1} before it"
+            yield Finding(WHAT, path, "none", REPAIRED_BY, expected=expected)
             next_record = None
         inspector = ChunkInspector(path, index, next_record)
         next_record = inspector.next_record
-        _add(inspector, findings)
+        yield from inspector.findings
 
 
-def _check_snapshots(stream_dir: str, findings: StreamFindings) -> None:
+def _check_snapshots(stream_dir: str) -> Iterator[Finding]:
     for snapshot_id in snapshot_ids(stream_dir):
         path = snapshot_path(stream_dir, snapshot_id)
         try:
@@ -403,7 +411,7 @@ def _check_snapshots(stream_dir: str, findings: StreamFindings) -> None:
         except FileNotFoundError:
             continue  # removed meanwhile by its writer
         except (RelayError, OSError) as exc:
-            findings.problems.append(describe_error(exc, path))
+            yield _of_error(exc, path)
             continue
         chunk = chunk_path(stream_dir, snapshot.chunk_index)
         ends = [FIRST_MANIFEST_RECORD]
@@ -411,40 +419,42 @@ def _check_snapshots(stream_dir: str, findings: StreamFindings) -> None:
             ends += ChunkInspector(chunk).ends
         if snapshot.chunk_offset not in ends:
             position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
-            findings.warnings.append(f"{path}: {position} is not the end of a record")
+            yield _warning(path, f"{position} is not the end of a record")
 
 
-def _check_segments(stream_dir: str, findings: StreamFindings) -> None:
-    """Compare files and entries, and verify that the offsets are contiguous."""
+def _check_entries(stream_dir: str) -> Iterator[Finding]:
+    """Compare files and entries, and check that the offsets are contiguous."""
     behind: int | None = None  # expected base offset of the next segment
     for file in segment_files(stream_dir):
         entry = file.entry
         if entry is None:
-            findings.warnings.append(f"{file.path}: this segment is not in the manifest")
-        else:
-            if behind is not None and entry.base_offset != behind:
-                where = f"{stream_dir}: segment {file.segment_id}"
-                findings.problems.append(
-                    f"{where}: expected base_offset {behind}, found {entry.base_offset}"
-                )
-            behind = entry.end_offset if entry.sealed else None
-            _check_residency(stream_dir, entry, findings)
+            yield _warning(file.path, "this segment is not in the manifest")
+            continue
+        if behind is not None and entry.base_offset != behind:
+            where = f"{stream_dir}: segment {file.segment_id}"
+            expected = f"base_offset {behind}"
+            yield Finding(WHAT, where, str(entry.base_offset), REPAIRED_BY, expected=expected)
+        behind = entry.end_offset if entry.sealed else None
+        yield from _check_residency(stream_dir, entry)
 
 
-def _check_residency(stream_dir: str, entry: SegmentEntry, findings: StreamFindings) -> None:
-    """Verify that an entry's files exist; one local copy is enough to read the segment."""
+def _check_residency(stream_dir: str, entry: SegmentEntry) -> Iterator[Finding]:
+    """Check that an entry's files exist; one local copy is enough to read the segment."""
     copies = {
         Residency.TIER0: segment_path(stream_dir, entry.segment_id),
-        Residency.TIER1: os.path.join(stream_dir, WARM, f"{entry.segment_id:020d}{WARM_SUFFIX}"),
+        Residency.TIER1: warm_path(stream_dir, entry.segment_id),
     }
     missing = {
-        path: f"{path}: missing, but in the manifest as {str(tier.name).lower()}"
+        path: tier
         for tier, path in copies.items()
         if entry.residency & tier and not _may_exist(path)
     }
     if missing and _is_current(stream_dir, entry):
         is_whole = any(map(_may_exist, copies.values()))
-        (findings.warnings if is_whole else findings.problems).extend(missing.values())
+        severity = Severity.WARNING if is_whole else Severity.ERROR
+        for path, tier in missing.items():
+            found = f"{path}: missing, but in the manifest as {str(tier.name).lower()}"
+            yield Finding(WHAT, path, found, REPAIRED_BY, severity)
 
 
 def _may_exist(path: str) -> bool:
@@ -461,33 +471,27 @@ def _is_current(stream_dir: str, entry: SegmentEntry) -> bool:
     return now.get(entry.segment_id) == entry
 
 
-def check_segment(path: str, entry: SegmentEntry | None, findings: StreamFindings) -> None:
-    """Verify one copy of a segment, and compare it with its entry; adds to ``findings``.
+def check_segment(path: str, entry: SegmentEntry | None) -> list[Finding]:
+    """Check one copy of a segment, and compare it with its entry.
 
-    Problems count if a second reading finds them, too, since the file may be being written. Does
-    not raise for damaged files.
+    Findings count if a second reading has them, too, since the file may be being written. Does not
+    raise for damaged files.
     """
-    before: list[str] | None = None
+    before: list[Finding] | None = None
     while True:
         try:
             inspector = SegmentInspector(path, entry)
         except FileNotFoundError:
-            return  # sealed and evicted since the manifest was read
+            return []  # sealed and evicted since the manifest was read
         except (RelayError, OSError) as exc:
-            findings.problems.append(describe_error(exc, path))
-            return
+            return [_of_error(exc, path)]
         try:
             inspector.verify()
         except (RelayError, OSError) as exc:
-            inspector.problems.append(describe_error(exc, path))
+            inspector.findings.append(_of_error(exc, path))
         finally:
             inspector.close()
-        if not inspector.problems or inspector.problems == before:
-            _add(inspector, findings)
-            return
-        before = inspector.problems
-
-
-def _add(inspector: ChunkInspector | SegmentInspector, findings: StreamFindings) -> None:
-    findings.problems.extend(inspector.problems)
-    findings.warnings.extend(inspector.warnings)
+        errors = [one for one in inspector.findings if one.severity is Severity.ERROR]
+        if not errors or errors == before:
+            return inspector.findings
+        before = errors

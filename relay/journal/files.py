@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from relay.base import fsio
@@ -111,6 +111,12 @@ class SegmentCheck:
                 self.name, self.file_bytes, "the end", f"{self.seen - self.file_bytes} bytes more"
             )
 
+    def verify(self, pieces: Iterable[bytes]) -> Footer:
+        """The footer, after feeding all pieces. Errors: as ``done``."""
+        for piece in pieces:
+            self.feed(piece)
+        return self.done()
+
     def done(self) -> Footer:
         """The footer, after all pieces were fed. Errors: FormatError, IntegrityError."""
         if self.seen != self.file_bytes:
@@ -148,17 +154,12 @@ def numbered_files(folder: str, suffix: str) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
 
 
-def open_read(path: str) -> int:
-    """Open a regular file for reading. Errors: FileNotFoundError, UnsafePath, OSError."""
-    return fsio.open_read(path)
-
-
-def pieces(path: str) -> Iterator[bytes]:
+def pieces(path: str, size: int = PIECE_BYTES) -> Iterator[bytes]:
     """The bytes of a file, a piece at a time."""
-    fd = open_read(path)
+    fd = fsio.open_read(path)
     try:
         at = 0
-        while piece := os.pread(fd, PIECE_BYTES, at):
+        while piece := os.pread(fd, size, at):
             yield piece
             at += len(piece)
     finally:

@@ -120,12 +120,11 @@ class Journal:
     (the loop's), except for ``manifest``, which is thread-safe.
 
     After an error of ``commit``, ``seal`` or ``roll_if_due`` every method that writes raises
-    JournalFailed: open the journal again. ``fetch`` reads segments from other tiers, if set.
+    JournalFailed: open the journal again.
     """
 
     def __init__(self, stream: Stream, active: ActiveSegment, covered: int, warn: Warn) -> None:
         self.manifest = stream.manifest
-        self.fetch: Fetch | None = None
         self.covered = covered  # a checkpoint has the stream up to here
         self._stream = stream
         self._active = active
@@ -349,11 +348,12 @@ class Journal:
         by the replay after an open."""
         self._active.ext_id = max(self._active.ext_id, ext_id)
 
-    def read(self, start: int = 0) -> Iterator[Record]:
+    def read(self, start: int = 0, fetch: Fetch | None = None) -> Iterator[Record]:
         """The committed records from ``start`` on, up to ``durable`` as it is now.
 
         Pruned records are skipped silently (see ``first``), lost ones with one warning a gap.
-        Errors: SegmentAway, if ``fetch`` is needed and not set.
+        ``fetch`` opens segments that are in other tiers.
+        Errors: SegmentAway, if ``fetch`` is needed and not given.
         """
         base, end, path = self._active.base, self._durable, self._active.path
         at = max(start, self.first)
@@ -361,7 +361,7 @@ class Journal:
             if not entry.sealed or entry.end_offset <= at or entry.base_offset >= end:
                 continue
             at = self._gaps.skip(at, entry.base_offset)
-            found = read_sealed(self._stream.folder, entry, at, self.fetch, self._gaps.report)
+            found = read_sealed(self._stream.folder, entry, at, fetch, self._gaps.report)
             yield from self._gaps.drop(found)
             at = entry.end_offset
         at = self._gaps.skip(at, base)

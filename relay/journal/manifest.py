@@ -47,7 +47,6 @@ from relay.journal.replay import (
     FIRST_MANIFEST_RECORD,
     MANIFEST,
     ManifestChunk,
-    ManifestView,
     Replay,
     Warn,
     chunk_indexes,
@@ -55,7 +54,6 @@ from relay.journal.replay import (
     decode_chunk,
     load_chunk,
     read_manifest,
-    replay,
 )
 
 
@@ -154,7 +152,7 @@ def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
         os.close(fd)
 
 
-__all__ = ["SNAPSHOT_EVERY", "Manifest", "ManifestView", "read_manifest"]
+__all__ = ["SNAPSHOT_EVERY", "Manifest", "read_manifest"]
 
 SNAPSHOT_EVERY = 1_000  # records: replaying them takes about 10 ms
 _DIGITS = re.compile("0[0-9]{19}")
@@ -194,7 +192,7 @@ class Manifest:
         if name.isdigit() and int(name) != stream_id:
             raise RelayError(f"{stream_dir}: expected stream {stream_id}, found {int(name)}")
         _make_folders(stream_dir)
-        seen = replay(stream_dir, warn)
+        seen = Replay(stream_dir, warn).run()
         for line in seen.torn:
             warn(line)
         if seen.damaged:

@@ -64,9 +64,10 @@ def encode_records(
     *,
     is_joined: bool = False,
 ) -> tuple[list[bytes], list[int], int]:
-    """Records of (payload, flags, anything), the first at ``offset``: three pieces each, to be
-    joined; the offset of each; and the one behind the last. ``encode_record``'s bytes. All but the
-    first are JOINED; that one, too, where ``is_joined``.
+    """Encode records of (payload, flags, any value), the first at ``offset``, as ``encode_record``.
+
+    Returns pieces to be joined, three for each record; the offset of each record; and the end of
+    the last. All records are JOINED except the first, which is if ``is_joined``.
     """
     joined = _JOINED if is_joined else 0
     pieces: list[bytes] = []

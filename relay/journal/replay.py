@@ -145,57 +145,6 @@ _SEGMENTS = "segments"
 _TRIES = 5  # of a reader whose files change meanwhile
 
 
-class Replay(NamedTuple):
-    """The result of replaying a manifest."""
-
-    catalog: Catalog
-    records: list[ManifestRecord]  # those that were applied
-    last: ManifestChunk | None  # a writer continues here; None: there is none, or it is damaged
-    next_record: int  # ordinal of the next record
-    damaged_from: int | None  # index of the chunk where replay stopped
-    after_damage: list[ManifestRecord]  # good records after the damage, not applied
-    findings: list[str]
-    torn: list[str]  # writes in progress, or interrupted by a crash
-    snapshot: CatalogSnapshot | None  # the snapshot that replay started with
-
-    @property
-    def damaged(self) -> bool:
-        """True if the catalog lacks records because of damage."""
-        return self.damaged_from is not None
-
-
-def replay(stream_dir: str, warn: Warn) -> Replay:
-    """Replay the manifest of a stream, with a warning for each finding; damage does not raise.
-
-    Errors: OSError, UnsafePath.
-    """
-    findings: list[str] = []
-
-    def find(line: str) -> None:
-        findings.append(line)
-        warn(line)
-
-    start, first = _start(stream_dir, find)
-    run = _ReplayRun(stream_dir, start, find)
-    run.go(first)
-    catalog = run.catalog
-    if catalog.unknown:
-        flags = sorted({f"type {r.type} flags {r.flags}" for r in run.records if not r.is_known})
-        folder = os.path.join(stream_dir, MANIFEST)
-        find(f"{folder}: {catalog.unknown} records of unknown types skipped: {', '.join(flags)}")
-    return Replay(
-        catalog,
-        run.records,
-        run.last if run.damaged_from is None else None,
-        run.next_record,
-        run.damaged_from,
-        run.after_damage,
-        findings,
-        run.torn,
-        start,
-    )
-
-
 def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
     """The snapshot to start with, and the first chunk.
 
@@ -238,24 +187,32 @@ def _position_exists(stream_dir: str, snapshot: CatalogSnapshot, there: list[int
         return snapshot.chunk_offset <= len(data)
 
 
-class _ReplayRun:
-    """The state of one replay."""
+class Replay:
+    """A manifest as it was read. Damage does not raise: it is a finding."""
 
-    def __init__(self, stream_dir: str, start: CatalogSnapshot | None, find: Warn) -> None:
-        self.stream_dir = stream_dir
-        self.start = start
-        self.find = find
-        self.catalog = Catalog(start.entries if start else ())
-        self.records: list[ManifestRecord] = []
-        self.after_damage: list[ManifestRecord] = []
-        self.torn: list[str] = []
-        self.last: ManifestChunk | None = None
-        self.next_record = 0
-        self.damaged_from: int | None = None
+    def __init__(self, stream_dir: str, warn: Warn) -> None:
+        self.catalog = Catalog()
+        self.records: list[ManifestRecord] = []  # those that were applied
+        self.last: ManifestChunk | None = None  # a writer continues here, unless it is damaged
+        self.next_record = 0  # ordinal of the next record
+        self.damaged_from: int | None = None  # index of the chunk where replay stopped
+        self.after_damage: list[ManifestRecord] = []  # good records after the damage, not applied
+        self.findings: list[str] = []
+        self.torn: list[str] = []  # writes in progress, or interrupted by a crash
+        self.snapshot: CatalogSnapshot | None = None  # the one that replay started with
+        self._stream_dir = stream_dir
+        self._warn = warn
 
-    def go(self, first: int) -> None:
-        """Apply every chunk from ``first`` on, or up to the damage."""
-        there = [index for index in chunk_indexes(self.stream_dir) if index >= first]
+    @property
+    def damaged(self) -> bool:
+        """True if the catalog lacks records because of damage."""
+        return self.damaged_from is not None
+
+    def run(self) -> Replay:
+        """Read the manifest, with a warning for each finding. Errors: OSError, UnsafePath."""
+        self.snapshot, first = _start(self._stream_dir, self._find)
+        self.catalog = Catalog(self.snapshot.entries if self.snapshot else ())
+        there = [index for index in chunk_indexes(self._stream_dir) if index >= first]
         if there[:1] != [first]:
             self._missing(first, bool(there))
         for expected, index in enumerate(there, first):
@@ -265,31 +222,41 @@ class _ReplayRun:
                 self._chunk(index, index == there[-1])
             else:
                 self._read_after_damage(index)
+        if unknown := self.catalog.unknown:
+            skipped = {f"type {r.type} flags {r.flags}" for r in self.records if not r.is_known}
+            folder = os.path.join(self._stream_dir, MANIFEST)
+            kinds = ", ".join(sorted(skipped))
+            self._find(f"{folder}: {unknown} records of unknown types skipped: {kinds}")
+        return self
+
+    def _find(self, line: str) -> None:
+        self.findings.append(line)
+        self._warn(line)
 
     def _missing(self, index: int, others: bool) -> None:
         """Handle a missing chunk: damage, unless the stream is new."""
         if self.damaged_from is not None:
             return
-        if not others and self.start is None and not self._has_segments():
+        if not others and self.snapshot is None and not self._has_segments():
             return
         self.damaged_from = index
-        path = chunk_path(self.stream_dir, index)
-        self.find(f"{path}: this chunk is missing; replay stops before it")
+        path = chunk_path(self._stream_dir, index)
+        self._find(f"{path}: this chunk is missing; replay stops before it")
 
     def _has_segments(self) -> bool:
         try:
-            names = os.listdir(os.path.join(self.stream_dir, _SEGMENTS))
+            names = os.listdir(os.path.join(self._stream_dir, _SEGMENTS))
         except FileNotFoundError:
             return False
         return any(name.endswith(".seg") for name in names)
 
     def _chunk(self, index: int, newest: bool) -> None:
         """Verify a chunk, then apply it."""
-        path = chunk_path(self.stream_dir, index)
+        path = chunk_path(self._stream_dir, index)
         base = self.next_record if self.last is not None or index == 0 else None
         data = load_chunk(path)
         if not data and newest:
-            self.find(f"{path}: created and never written; it is started again")
+            self._find(f"{path}: created and never written; it is started again")
             return
         try:
             chunk = decode_chunk(data, path, index, base)
@@ -312,15 +279,15 @@ class _ReplayRun:
         base = max(self.next_record, _base_record(data, path))
         used = self._apply(index, base, records, ends)
         self.next_record = base + len(records)
-        self.find(f"{fault}; replay stops there, {used} records of this chunk used")
+        self._find(f"{fault}; replay stops there, {used} records of this chunk used")
 
     def _apply(self, index: int, base: int, records: list[ManifestRecord], ends: list[int]) -> int:
         """Apply the records that the snapshot does not cover; their number."""
         skip = 0
-        if self.start is not None and index == self.start.chunk_index:
-            skip = sum(end <= self.start.chunk_offset for end in ends)
+        if self.snapshot is not None and index == self.snapshot.chunk_index:
+            skip = sum(end <= self.snapshot.chunk_offset for end in ends)
             # Only the manifest counts jobs. Each has a record, so this is high enough.
-            self.catalog = Catalog(self.start.entries, jobs=base + skip)
+            self.catalog = Catalog(self.snapshot.entries, jobs=base + skip)
         for record in records[skip:]:
             self.catalog.apply(record)
         self.records += records[skip:]
@@ -328,11 +295,11 @@ class _ReplayRun:
 
     def _read_after_damage(self, index: int) -> None:
         """Read a chunk after the damage: its good records may help to rebuild the manifest."""
-        path = chunk_path(self.stream_dir, index)
+        path = chunk_path(self._stream_dir, index)
         try:
             chunk = decode_chunk(load_chunk(path), path, index)
         except FormatError as exc:
-            self.find(f"{exc}; it is after the damage")
+            self._find(f"{exc}; it is after the damage")
             return
         self.next_record = max(self.next_record, chunk.header.base_record + len(chunk.records))
         self.after_damage += chunk.records
@@ -346,16 +313,7 @@ def _base_record(data: bytes, path: str) -> int:
         return 0
 
 
-class ManifestView(NamedTuple):
-    """A manifest as read by another process at one instant."""
-
-    catalog: Catalog
-    records: list[ManifestRecord]  # after the newest good snapshot
-    findings: list[str]
-    damaged: bool
-
-
-def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
+def read_manifest(stream_dir: str, warn: Warn) -> Replay:
     """Read the catalog of a stream while its writer runs.
 
     A fault that a second reading does not find was a write in progress. Errors: OSError,
@@ -364,7 +322,7 @@ def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
     before: list[str] | None = None
     for last in [False] * _TRIES + [True]:
         try:
-            seen = replay(stream_dir, lambda _: None)
+            seen = Replay(stream_dir, lambda _: None).run()
         except FileNotFoundError:  # a chunk was removed between listing and reading
             if last:
                 raise
@@ -374,7 +332,7 @@ def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
         before = seen.findings
     for line in seen.findings:
         warn(line)
-    return ManifestView(seen.catalog, seen.records, seen.findings, seen.damaged)
+    return seen
 
 
 def checkpoint_offsets(stream_dir: str) -> list[int]:

@@ -23,6 +23,7 @@ from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.files import numbered_files
 from relay.journal.format import (
     FOOTER,
+    RECORD,
     SEGMENT_HEADER,
     Field,
     Footer,
@@ -57,6 +58,16 @@ OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offset
 def segment_path(stream_dir: str, segment_id: int) -> str:
     """The path of a segment in Tier 0."""
     return os.path.join(stream_dir, SEGMENTS, f"{segment_id:020d}.seg")
+
+
+def warm_name(segment_id: int) -> str:
+    """``00000000000000000007.seg.zst``."""
+    return f"{segment_id:020d}{WARM_SUFFIX}"
+
+
+def warm_path(stream_dir: str, segment_id: int) -> str:
+    """The path of a segment in Tier 1."""
+    return os.path.join(stream_dir, WARM, warm_name(segment_id))
 
 
 def segment_ids(stream_dir: str) -> list[int]:
@@ -137,7 +148,7 @@ def read_records(
             yield record
             at = record.end
         if at > before:
-            length = _PIECE_BYTES
+            length = min(4 * length, _PIECE_BYTES)
         elif length < (claimed := min(claimed_length(piece, at), end - at)):
             length = claimed
         else:
@@ -148,8 +159,12 @@ def _skip_damage(
     source: SegmentSource, base: int, at: int, end: int, gap: OnGap | None, starts: HeaderCrcs
 ) -> int:
     """The offset of the next good record, or ``end``; reports the gap."""
-    data = source.read_at(FIRST_RECORD + at - base, end - at)
-    why = IntegrityError(source.path, FIRST_RECORD + at - base, *describe_fault(data, at, starts))
+    position, length = FIRST_RECORD + at - base, end - at
+    if gap is None:  # a reader of the tail meets megabytes of zeros ahead each time
+        head = source.read_at(position, RECORD.size)
+        length = min(length, max(RECORD.size, claimed_length(head, at)))
+    data = source.read_at(position, length)
+    why = IntegrityError(source.path, position, *describe_fault(data, at, starts))
     if gap is None:
         raise why
     found = find_record(data, 1, at, starts)
@@ -378,11 +393,8 @@ class SegmentFile(NamedTuple):
 
 def segment_files(stream_dir: str) -> list[SegmentFile]:
     """All segments with a file or an entry, by id; the file of Tier 0 before that of Tier 1."""
-    warm = os.path.join(stream_dir, WARM)
-    found = {
-        number: os.path.join(warm, f"{number:020d}{WARM_SUFFIX}")
-        for number in numbered_files(warm, WARM_SUFFIX)
-    }
+    warm_ids = numbered_files(os.path.join(stream_dir, WARM), WARM_SUFFIX)
+    found = {number: warm_path(stream_dir, number) for number in warm_ids}
     found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
     entries = read_manifest(stream_dir, lambda line: None).catalog.entries
     return [

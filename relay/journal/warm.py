@@ -20,8 +20,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
-from relay.journal.files import NewFile, SegmentCheck, open_read, pieces
+from relay.journal.files import NewFile, SegmentCheck, pieces
 
 if TYPE_CHECKING:
     from backports import zstd
@@ -139,11 +140,6 @@ class Compressed(NamedTuple):
     dictionary_id: int  # 0: none
 
 
-def warm_name(segment_id: int) -> str:
-    """``00000000000000000007.seg.zst``."""
-    return f"{segment_id:020d}.seg.zst"
-
-
 def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> Compressed:
     """Compress the sealed segment ``source`` to ``target``; durable and verified on return.
 
@@ -159,9 +155,7 @@ def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries)
         check.done()
         file.sync()
         with WarmSegment(file.temp, known) as written:
-            for piece in written.pieces():
-                again.feed(piece)
-        again.done()
+            again.verify(written.pieces())
         file.commit()
         return Compressed(file.size, dictionary.dict_id if dictionary else 0)
 
@@ -172,7 +166,7 @@ class WarmSegment:
     def __init__(self, path: str, known: Dictionaries) -> None:
         """Open it and find its frames. Errors: FormatError, OSError."""
         self.path = path
-        self._fd = open_read(path)
+        self._fd = fsio.open_read(path)
         try:
             self._starts, self._at, self.dictionary_id = _walk(self._fd, path)
             self._dictionary = known.get(self.dictionary_id, path) if self.dictionary_id else None
@@ -187,7 +181,7 @@ class WarmSegment:
 
         Errors: FormatError, OSError.
         """
-        fd = open_read(path)
+        fd = fsio.open_read(path)
         try:
             return _walk(fd, path)[2]
         finally:
@@ -249,15 +243,9 @@ class WarmSegment:
 def _frames(source: str, check: SegmentCheck, dictionary: zstd.ZstdDict | None) -> Iterator[bytes]:
     """The segment's bytes as frames, each checked before it is compressed."""
     compressor = _compressor(dictionary)
-    fd = open_read(source)
-    try:
-        at = 0
-        while piece := os.pread(fd, FRAME_BYTES, at):
-            check.feed(piece)
-            yield compressor.compress(piece, compressor.FLUSH_FRAME)
-            at += len(piece)
-    finally:
-        os.close(fd)
+    for piece in pieces(source, FRAME_BYTES):
+        check.feed(piece)
+        yield compressor.compress(piece, compressor.FLUSH_FRAME)
 
 
 def _compressor(dictionary: zstd.ZstdDict | None) -> zstd.ZstdCompressor:
@@ -271,7 +259,7 @@ def _choose_dictionary(source: str, known: Dictionaries) -> zstd.ZstdDict | None
 
     Decided on sampled frames, so that the segment is compressed only once.
     """
-    fd = open_read(source)
+    fd = fsio.open_read(source)
     try:
         size = os.fstat(fd).st_size
         if size < _MIN_BYTES:

@@ -193,15 +193,15 @@ def content(db: sqlite3.Connection) -> LedgerContent:
     return LedgerContent(db.execute("PRAGMA user_version").fetchone()[0], counts)
 
 
-def quick_check(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -> str:
+def quick_check(db: sqlite3.Connection, may_continue: Callable[[], bool] = lambda: True) -> str:
     """The first problems that SQLite finds in a database's pages; empty if it finds none.
 
     Faster than ``integrity_problems``, which reads every index, too: 5 ms a MiB. Ends early when
-    ``goes_on``, called before each table, returns False.
+    ``may_continue``, called before each table, returns False.
     """
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     for table in ("sqlite_master", *tables):
-        if not goes_on():
+        if not may_continue():
             break
         found = str(db.execute(f'PRAGMA quick_check("{table}")').fetchone()[0])
         if found != "ok":
@@ -219,23 +219,33 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
 
 
 def verify(path: str) -> LedgerContent:
-    """Check a ledger's file completely; its content.
+    """Check the pages and rows of a ledger's file; its content.
 
     Errors: FormatError for a damaged one, LedgerError for a file that is not a ledger.
     """
+    with open_snapshot(path) as db:
+        wrong = integrity_problems(db)
+        if wrong:
+            raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
+        return ledger_content(db, path)
+
+
+@contextlib.contextmanager
+def open_snapshot(path: str) -> Iterator[Connection]:
+    """Open any ledger's file, as a backup, for the block. Errors: LedgerError."""
     try:
         with contextlib.closing(_connect_existing(path)) as db:
             db.execute("BEGIN")
-            wrong = integrity_problems(db)
-            if wrong:
-                raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
-            found = content(db)
+            yield db
     except LedgerError as exc:
         if exc.hint not in (LedgerError.hint, LedgerDamaged.hint):
             raise
-        raise LedgerError(
-            exc.message, hint=UNREADABLE
-        ) from exc  # the default hint says to check it
+        raise LedgerError(exc.message, hint=UNREADABLE) from exc  # the default hint says to check
+
+
+def ledger_content(db: sqlite3.Connection, path: str) -> LedgerContent:
+    """The content of a ledger. Errors: LedgerError for another database."""
+    found = content(db)
     if found.version < 1 or "messages" not in found.counts:
         raise LedgerError(f"{path} is a database, but not a ledger", hint="name a ledger's backup")
     return found

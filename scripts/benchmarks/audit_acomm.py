@@ -26,7 +26,7 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.base.clock import NS_PER_S
-from relay.engine.archives import Archives
+from relay.engine.archive_files import ArchiveFiles
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def write_archives(folder: str, messages: int) -> None:
     chance = random.Random(1)
     names = [f"{chance.choice(_SYLLABLES)}{chance.choice(_SYLLABLES)}-{n}" for n in range(AGENTS)]
     channels = _channels(names)
-    archives = Archives(folder)
+    archives = ArchiveFiles(folder)
     words = ["".join(chance.choices(_SYLLABLES, k=chance.randint(1, 4))) for _ in range(4000)]
     weights = [1 / (rank + 3) for rank in range(len(words))]
     talk = _Talk(chance, names, channels, chance.choices(words, weights, k=1_000_000))

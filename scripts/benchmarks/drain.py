@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from relay.agents.roster import Roster
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
-from relay.base.home import LEDGER, STORE, Home
-from relay.base.metrics import Metrics
-from relay.base.watcher import InotifyWatcher, WatchEvents
-from relay.daemon.opening import open_store
-from relay.daemon.session import make_roller
-from relay.delivery.loop import Dispatcher
-from relay.delivery.work import Context
-from relay.engine.checkpoint import Flusher, FlushPolicy
+from relay.base.home import LEDGER, Home
+from relay.daemon.session import Session
 from relay.ledger import Ledger
 from scripts.benchmarks.common import (
     fill,
@@ -86,31 +78,14 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
     _old_rows(home, ledger_rows)
     fill(home, names, files)
     sync()
-    clock, config = Clock(), Config()
-    ledger = Ledger.open(home.path(LEDGER))
-    opened = open_store(home, clock, config, None, note, ledger_position=ledger.position())
-    store, events = opened.store, opened.log
-    watcher = InotifyWatcher(home)
-    roster = Roster(home, watcher, "", _silent)
-    with ThreadPoolExecutor(1) as executor:
-        settings = config.store
-        policy = FlushPolicy(
-            settings.checkpoint_messages, settings.checkpoint_ms, settings.checkpoint_pause_factor
-        )
-        wake, path = watcher.wake, home.path(STORE)
-        flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
-        roller = make_roller(store, config, clock, executor, wake)
-        context = Context(config, home, ledger, store, events, clock, _silent, Metrics(clock))
-        dispatcher = Dispatcher(context, flusher, roller, roster)
-        began = time.perf_counter()
-        dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
-        while dispatcher.backlog:
-            dispatcher.tick(watcher.wait(0))
-        dispatcher.drain()
-        taken_s = time.perf_counter() - began
-    watcher.close()
-    ledger.close()
-    events.close()
+    session = Session(home, Config(), Clock(), _silent)
+    began = time.perf_counter()
+    session.begin()
+    while session.dispatcher.backlog:
+        session.turn(is_waiting=False)
+    session.dispatcher.drain()
+    taken_s = time.perf_counter() - began
+    session.close()
     _check(home, names, files)
     return taken_s
 

@@ -116,7 +116,7 @@ def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
 
 def _prepare(home: Home, segments: int) -> None:
     """Create sealed segments with meaningless records that compress to half."""
-    log = open_store(home, Clock(), TIERED, None, note).log
+    log = open_store(home, TIERED, Clock(), note).events
     codec = EventCodec()
     for number in range(segments):
         frames = [

@@ -11,22 +11,22 @@ import sys
 from typing import NamedTuple
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageStatus, Origin
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, boot_id
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.home import STORE, Home
+from relay.base.home import Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
-from relay.delivery.router import EngineFields
-from relay.engine import events
-from relay.engine.archives import Roller, RollPolicy
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.daemon.session import make_flusher, make_roller
+from relay.engine import events, validation
+from relay.engine.checkpoint import InlineExecutor
 from relay.engine.events import EventCodec
+from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
 from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 
 COMMIT_EVENTS = 4_000
-ROLL_MESSAGES = 100_000  # the most of one archive, and so the live ones
+ROLL_MESSAGES = 100_000  # live messages, and so the most of one archive
 
 
 ENDS = ("completed", "failed")
@@ -44,17 +44,12 @@ class Engine:
 
     def __init__(self, home: Home, config: Config, clock: Clock) -> None:
         self._clock = clock
-        opened = open_store(home, clock, config, None, _warn, boot=boot_id())
-        self._store, self._log, self._tiers = opened.store, opened.log, opened.tiers
-        assert self._store.archives is not None
+        opened = open_store(home, config, clock, _warn)
+        self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
-        policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
-        self._roller = Roller(self._store, self._store.archives, policy, clock, InlineExecutor())
-        manual = FlushPolicy(None, None)
-        self._flusher = Flusher(
-            self._store, home.path(STORE), manual, clock, InlineExecutor(), journal=self._log
-        )
+        self._roller = make_roller(self._store, config, clock, InlineExecutor())
+        self._flusher = make_flusher(opened, home, config, clock, InlineExecutor())
 
     @property
     def position(self) -> int:
@@ -70,59 +65,47 @@ class Engine:
         """Create the named channels."""
         store = self._store
         for name, members in cast.teams.items():
-            team = store.create_channel(name, ChannelType.GROUP, members[0])
+            team = store.channels.create(name, ChannelType.GROUP, members[0])
             for member in members[1:]:
-                store.join_channel(team.id, member)
-        topics = store.create_channel(TOPICS, ChannelType.PUB_SUB, cast.agents[0])
+                store.channels.join(team.id, member)
+        topics = store.channels.create(TOPICS, ChannelType.PUB_SUB, cast.agents[0])
         for agent in cast.agents[1:]:
-            store.join_channel(topics.id, agent)
+            store.channels.join(topics.id, agent)
         for agent, pattern in cast.subscribers.items():
-            store.subscribe(topics.id, agent, pattern)
-        everyone = store.create_channel(EVERYONE_CHANNEL, ChannelType.GROUP, ORCHESTRATOR)
+            store.channels.subscribe(topics.id, agent, pattern)
+        everyone = store.channels.create(EVERYONE_CHANNEL, ChannelType.GROUP, ORCHESTRATOR)
         for agent in cast.everyone:
-            store.join_channel(everyone.id, agent)
+            store.channels.join(everyone.id, agent)
         self._flush()
 
     def accept(
         self,
         sender: str,
         to: str,
-        fields: EngineFields,
-        content: bytes,
+        new: NewMessage,
         origin: Origin | None,
         recipients: tuple[str, ...] | None,
     ) -> Sent:
         """Number and route a message; ``recipients`` None: all of its channel."""
         store = self._store
-        message = store.accept(
-            self._channel(sender, to),
-            sender,
-            fields.message_type,
-            content,
-            recipients=recipients,
-            topic=fields.topic,
-            correlation_id=fields.correlation_id,
-            priority=fields.priority,
-            metadata=fields.metadata,
-            ttl=fields.ttl,
-            signature=fields.signature,
-            origin=origin,
+        message = store.messages.accept(
+            self._channel(sender, to), sender, new, recipients=recipients, origin=origin
         )
         return Sent(message.id, tuple(store.state.deliveries[message.id]))
 
-    def force(self, sender: str, to: str, fields: EngineFields, content: bytes) -> Sent:
+    def force(self, sender: str, to: str, new: NewMessage) -> Sent:
         """Accept a message to a recipient that ``accept`` would refuse."""
         number = self._store.state.next_message
         message = Message(
             number,
-            fields.message_type,
+            new.message_type,
             sender,
             self._channel(sender, to),
-            content,
-            fields.topic,
-            fields.correlation_id,
-            fields.priority,
-            fields.metadata,
+            validation.content_bytes(new.content),
+            new.topic,
+            new.correlation_id,
+            new.priority,
+            new.metadata,
             self._seconds(),
             status=MessageStatus.SENT,
         )
@@ -137,32 +120,34 @@ class Engine:
             name = EVERYONE_CHANNEL
         else:
             name = direct_channel_name(sender, to)
-        channel = store.get_channel_by_name(name)
+        channel = store.channels.get_by_name(name)
         if channel is None:
-            channel = store.create_channel(name, ChannelType.DIRECT, sender)
-            store.join_channel(channel.id, to)
+            channel = store.channels.create(name, ChannelType.DIRECT, sender)
+            store.channels.join(channel.id, to)
         return channel.id
 
     def find(self, relay_id: str) -> Message | None:
         """Return a message that is still in the store."""
-        return self._store.find_by_relay_id(relay_id)
+        return self._store.messages.find_by_relay_id(relay_id)
 
     def stage(self, sent: Sent, attempt: int = 1) -> None:
         """Record that its files are staged and the message accepted."""
-        self._store.stage((sent.number, recipient, attempt) for recipient in sent.recipients)
+        self._store.deliveries.stage(
+            (sent.number, recipient, attempt) for recipient in sent.recipients
+        )
 
     def deliver(self, sent: Sent, attempt: int = 0) -> None:
         """Record that its files are in the inboxes."""
-        self._store.deliver(sent.number, sent.recipients, attempt)
+        self._store.deliveries.deliver(sent.number, sent.recipients, attempt)
 
     def overdue(self, sent: Sent) -> OverdueDelivery | None:
         """Return the retry decision for an overdue acknowledgment, if any."""
-        found = self._store.due(self._clock.now_ns())
+        found = self._store.retries.due(self._clock.now_ns())
         return next((one for one in found if one.message.id == sent.number), None)
 
     def next_due_ns(self) -> int:
         """Time of the next overdue acknowledgment."""
-        due_ms = self._store.next_due_ms()
+        due_ms = self._store.retries.next_due_ms()
         assert due_ms is not None
         return due_ms * NS_PER_MS
 
@@ -179,17 +164,19 @@ class Engine:
 
     def read(self, number: int, recipient: str) -> None:
         """Record a read; of archived messages only the ledger knows it."""
-        self._store.receive(number, recipient)
+        self._store.deliveries.receive(number, recipient)
 
     def acknowledge(self, number: int, recipient: str, said: str, answer: tuple[str, str]) -> None:
         """Record an answer: its id and its first line."""
-        message = self._store.get_message(number)
+        message = self._store.messages.get(number)
         assert message is not None
-        self._store.record_answer(message, recipient, said, ends=said in ENDS, answer=answer)
+        self._store.deliveries.record_answer(
+            message, recipient, said, ends=said in ENDS, answer=answer
+        )
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """Make it a dead letter."""
-        self._store.dead_letter(number, [recipient], reason)
+        self._store.retries.dead_letter(number, [recipient], reason)
 
     def _seconds(self) -> int:
         return self._clock.now_ns() // NS_PER_S
@@ -207,7 +194,7 @@ class Engine:
                 sequence += 1
             self._log.journal.append(batch)
             self._written += len(fresh)
-            self._store.fresh_events = []
+            self._store.clear_events()
         if self._written >= COMMIT_EVENTS:
             self._flush()
         if len(self._store.state.messages) >= ROLL_MESSAGES:

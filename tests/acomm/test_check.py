@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from relay.acomm import store_file
-from relay.acomm.check import FileProblems, verify
+from relay.acomm.check import check
 from relay.acomm.model import ChannelType, Participant, ParticipantRole, StoreFile
 from relay.acomm.records import encode_channel, encode_subscription
 from relay.base.errors import FormatError
+from relay.base.finding import Severity
 from relay.engine.commstore import CommStore
 from tests.acomm.support import (
     assemble,
@@ -24,7 +25,7 @@ from tests.fakes import FakeClock
 
 
 def problems(data: bytes) -> tuple[str, ...]:
-    return verify(data, "it").problems
+    return tuple(one.text for one in check(data, "it") if one.severity is Severity.ERROR)
 
 
 def test_order_is_checked_in_every_section() -> None:
@@ -35,25 +36,25 @@ def test_order_is_checked_in_every_section() -> None:
     subscriptions = struct.pack("<Q", 2) + encode_subscription(subscription) * 2
     sections = [(1, channels), (2, two), (3, subscriptions), (5, two), (6, two)]
     assert problems(assemble(sections, counts=(2, 4, 2, 2), flags=4)) == (
-        "it: section 1: id 1 follows 1, ids must ascend",
-        "it: section 3: id 1 follows 1, ids must ascend",
+        "it: section 1: expected ascending ids, found 1 after 1",
+        "it: section 3: expected ascending ids, found 1 after 1",
         *(
-            f"it: section {number}: message 1 of 1 follows message 2 of 2, "
-            "created_at and id must ascend"
+            f"it: section {number}: expected ascending created_at and id, "
+            "found message 1 of 1 after message 2 of 2"
             for number in (2, 5, 6)
         ),
     )
 
 
-def test_an_id_given_twice_and_keys_out_of_order_are_told() -> None:
+def test_an_id_given_twice_and_keys_out_of_order_are_reported() -> None:
     twice = messages_body(message(1, created_at=1), message(1, created_at=2))
     assert problems(assemble([(2, twice)], counts=(0, 2, 0, 0))) == (
-        "it: section 2: message 1 occurs twice",
+        "it: section 2: expected message 1 once, found it 2 times",
     )
     body = messages_body(message(1, metadata={"a": None, "b": None}))
     body = body.replace(b"\1\0\0\0a\4\1\0\0\0b\4", b"\1\0\0\0b\4\1\0\0\0a\4")
     assert problems(assemble([(2, body)], counts=(0, 1, 0, 0), flags=16)) == (
-        "it: section 2: metadata of message 1 is not in key order",
+        "it: section 2: expected the metadata of message 1 in key order, found ['b', 'a']",
     )
 
 
@@ -80,7 +81,10 @@ LOST = replace(message(7), channel_id=9)
 @pytest.mark.parametrize(
     ("store", "told"),
     [
-        (replace(SMALL, archive=(*SMALL.archive, *SMALL.messages)), "message 1 once, found two"),
+        (
+            replace(SMALL, archive=(*SMALL.archive, *SMALL.messages)),
+            "message 1 once, found it 2 times",
+        ),
         (replace(SMALL, messages=(*SMALL.messages, LOST)), "a channel for message 7, found none"),
         (with_three(ChannelType.DIRECT), "2 in direct channel 2, found 3"),
         (with_three(ChannelType.BROADCAST), "one owner in broadcast channel 2, found 3"),
@@ -108,12 +112,11 @@ def test_flags_must_tell_the_truth(bit: int, name: str) -> None:
 
 
 def test_a_damaged_file_gives_its_fault_and_nothing_else() -> None:
-    assert verify(b"ACOM", "it") == FileProblems(
-        (
-            "it at 0: expected magic ACOMM001, found magic ACOM of another format, "
-            "AgenticComm's own (ACOM)",
-        )
+    (damaged,) = check(b"ACOM", "it")
+    assert damaged.text == (
+        "it at 0: expected magic ACOMM001, found magic ACOM of another format, "
+        "AgenticComm's own (ACOM)"
     )
-    assert verify(assemble([(7, b"")]), "it") == FileProblems(
-        (), ("it: section 7, 0 bytes, is not known: skipped",)
-    )
+    (skipped,) = check(assemble([(7, b"")]), "it")
+    assert skipped.text == "it: section 7, 0 bytes, is not known: skipped"
+    assert (damaged.severity, skipped.severity) == (Severity.ERROR, Severity.WARNING)

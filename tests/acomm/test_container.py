@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from relay.acomm import store_file
-from relay.acomm.check import verify
+from relay.acomm.check import check
 from relay.acomm.container import SectionEntry
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import encode_channel
@@ -56,7 +56,7 @@ def test_dead_letters_in_section_2_are_taken() -> None:
     dead = message(1, status=5)
     data = assemble([(2, messages_body(dead))], counts=(0, 1, 0, 0), flags=4)
     assert read(data)[0].messages[0].status.label == "DeadLetter"
-    assert verify(data, "it").problems == ()
+    assert list(check(data, "it")) == []
 
 
 def test_what_is_not_known_is_skipped_and_spoken_of() -> None:
@@ -181,7 +181,7 @@ def test_engine_state_is_written_by_tag_and_only_when_there_is_any() -> None:
 
 def test_damaged_engine_state_is_a_fault() -> None:
     block = struct.pack("<IQ", 1, 1) + b"x"
-    assert refuse(assemble([(256, block + block)])).expected == "engine_state tag 1 once"
+    assert refuse(assemble([(256, block + block)])).expected == "engine_state block 1 once"
     assert refuse(assemble([(256, block[:-1])])).found == "0 bytes left"
     assert refuse(assemble([(256, block + b"\1")])).found == "1 bytes left"
 

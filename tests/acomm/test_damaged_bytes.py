@@ -11,7 +11,7 @@ import struct
 import pytest
 
 from relay.acomm import store_file
-from relay.acomm.check import verify
+from relay.acomm.check import check
 from relay.acomm.fields import Reader
 from relay.acomm.model import Message
 from relay.acomm.records import read_message, read_messages
@@ -24,7 +24,7 @@ COMPRESSED = store_file.encode(small_store())
 
 def take(data: bytes) -> None:
     """Read it, or be refused in one line; what was read can be written and read again."""
-    verify(data, "it")
+    list(check(data, "it"))
     try:
         store = store_file.decode(data, "it", warn=lambda _: None)
     except FormatError as exc:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from struct import Struct
 
 import pytest
@@ -24,19 +22,10 @@ from relay.acomm.container import (
 )
 from relay.acomm.indexes import IndexType
 from relay.acomm.model import LabelledEnum
+from tests.documents import read_page, tables
 
-DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "acomm.md").read_text()
+DOCS = read_page("formats/acomm.md")
 CODES = {"u16": "H", "u32": "I", "u64": "Q"}
-
-
-def tables(heading: str) -> list[list[list[str]]]:
-    """The tables under a heading, each a list of rows of cells, heads left out."""
-    section = re.split(r"^#+ ", DOCS.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.M)[0]
-    blocks = re.findall(r"(?:^\|.*\n)+", section, flags=re.M)
-    return [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
-        for block in blocks
-    ]
 
 
 @pytest.mark.shows("engine 8.1")
@@ -49,7 +38,7 @@ def tables(heading: str) -> list[list[list[str]]]:
     ],
 )
 def test_a_table_is_its_struct(heading: str, struct: Struct, fields: tuple[str, ...]) -> None:
-    *rows, total = tables(heading)[0]
+    *rows, total = tables(DOCS, heading)[0]
     offset, packed = 0, "<"
     for at, size, kind, _, meaning in rows:
         assert int(at) == offset
@@ -62,18 +51,18 @@ def test_a_table_is_its_struct(heading: str, struct: Struct, fields: tuple[str, 
 
 
 def test_the_numbers_stand_in_the_tables() -> None:
-    assert MAGIC.decode() in tables("Header")[0][0][4]
-    assert FOOTER_MAGIC.decode() in tables("Footer")[0][1][4]
-    flags = {row[1]: 1 << int(row[0]) for row in tables("Header")[1][:-1]}
+    assert MAGIC.decode() in tables(DOCS, "Header")[0][0][4]
+    assert FOOTER_MAGIC.decode() in tables(DOCS, "Footer")[0][1][4]
+    flags = {row[1]: 1 << int(row[0]) for row in tables(DOCS, "Header")[1][:-1]}
     assert flags == {str(flag.name): flag.value for flag in Flag}
-    sections = {row[1]: int(row[0]) for row in tables("Section table entry")[1] if row[1]}
+    sections = {row[1]: int(row[0]) for row in tables(DOCS, "Section table entry")[1] if row[1]}
     assert sections == {kind.name: kind.value for kind in SectionType}
-    kinds = {row[1].upper(): int(row[0]) for row in tables("Indexes, section 4")[0]}
+    kinds = {row[1].upper(): int(row[0]) for row in tables(DOCS, "Indexes, section 4")[0]}
     assert kinds == {kind.name: kind.value for kind in IndexType}
-    blocks = {row[1]: int(row[0]) for row in tables("Blocks of COLUMNS")[0][:-1]}
+    blocks = {row[1]: int(row[0]) for row in tables(DOCS, "Blocks of COLUMNS")[0][:-1]}
     assert blocks == {block.name: block.value for block in ColumnBlock}
-    assert tables("Blocks of COLUMNS")[0][-1][0] == f"{FIRST_METADATA_BLOCK} and above"
-    limits = {row[0]: row[1] for row in tables("Writing")[0]}
+    assert tables(DOCS, "Blocks of COLUMNS")[0][-1][0] == f"{FIRST_METADATA_BLOCK} and above"
+    limits = {row[0]: row[1] for row in tables(DOCS, "Writing")[0]}
     assert limits["file"].startswith(f"{MAX_FILE_BYTES:,} bytes")
     assert limits["content of a message"] == f"{records.MAX_CONTENT_BYTES:,} bytes"
 
@@ -90,7 +79,7 @@ def test_the_numbers_stand_in_the_tables() -> None:
     ],
 )
 def test_a_record_has_the_fields_of_its_value(heading: str, cls: type, smallest: int) -> None:
-    *rows, total = tables(heading)[0]
+    *rows, total = tables(DOCS, heading)[0]
     assert [row[2] for row in rows] == list(cls.__struct_fields__)  # type: ignore[attr-defined]
     assert sum(int(row[0].split()[0]) for row in rows) == smallest
     assert total == [f"{smallest} +", "", "", "total"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.acomm import indexes, store_file
-from relay.acomm.check import verify
+from relay.acomm.check import check
 from relay.acomm.container import parse_header, parse_sections
 from relay.acomm.fields import Reader
 from relay.acomm.indexes import Indexes
@@ -56,36 +56,39 @@ def test_indexes_come_back_equal(messages: list[Message]) -> None:
     found = indexes.decode(reader)
     assert found == built
     assert reader.pos == reader.end
-    assert indexes.verify(found, messages) == []
+    assert list(indexes.verify(found, messages)) == []
 
 
 def test_the_golden_indexes_are_true() -> None:
     data = store_file.encode(golden())
-    assert verify(data, "it").problems == ()
+    assert list(check(data, "it")) == []
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"channel": {1: (1,)}}, "index 1 (channel) entry 0 disagrees with section 2: expected "),
-        ({"timestamp": ()}, "index 2 (timestamp) entry 0 disagrees with section 2: expected (1, "),
-        ({"topic": {}}, "index 3 (topic) entry 0 disagrees with section 2: expected ('a.b', "),
-        ({"sender": {"zed": (1, 2)}}, "index 4 (sender) entry 0 disagrees with section 2"),
-        ({"correlation": {"c-1": (1,), "d": (2,)}}, "index 5 (correlation) entry 1 disagrees"),
+        ({"channel": {1: (1,)}}, "index 1 (channel) entry 0: expected "),
+        ({"timestamp": ()}, "index 2 (timestamp) entry 0: expected (1, "),
+        ({"topic": {}}, "index 3 (topic) entry 0: expected ('a.b', "),
+        ({"sender": {"zed": (1, 2)}}, "index 4 (sender) entry 0: expected "),
+        ({"correlation": {"c-1": (1,), "d": (2,)}}, "index 5 (correlation) entry 1: expected "),
     ],
 )
-def test_an_index_at_odds_with_the_messages_is_told(change: dict[str, object], line: str) -> None:
+def test_an_index_at_odds_with_the_messages_is_reported(
+    change: dict[str, object], line: str
+) -> None:
     messages = small_store().messages
-    (problem,) = indexes.verify(
+    ((where, expected, found),) = indexes.verify(
         msgspec.structs.replace(indexes.build(messages), **change), messages
     )
+    problem = f"{where}: expected {expected}, found {found}"
     assert problem.startswith(line)
     assert len(problem) < 200
 
 
 def test_an_index_that_is_missing_or_not_known_is_not_wrong() -> None:
     messages = small_store().messages
-    assert indexes.verify(Indexes(), messages) == []
+    assert list(indexes.verify(Indexes(), messages)) == []
     assert indexes.decode(Reader(b"", "it")) == Indexes()
     assert indexes.encode(Indexes()) == bytes(4)
     data = struct.pack("<I", 2) + index(77, b"whatever") + index(3, bytes(8))
@@ -119,6 +122,6 @@ def test_a_wrong_index_does_not_keep_a_store_from_being_read() -> None:
     broken = patch(good, at, b"\xff" * 4)
     for data in (lie, broken):
         assert store_file.decode(data) == small_store()
-    assert "it: index 1 (channel) entry 0 disagrees" in verify(lie, "it").problems[0]
-    (problem,) = verify(broken, "it").problems
+    assert "it: index 1 (channel) entry 0: expected " in next(check(lie, "it")).text
+    (problem,) = [one.text for one in check(broken, "it")]
     assert problem.startswith(f"it: section 4 at {at}: expected index count of at most")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.acomm import jsonl, model, sections, store_file
-from relay.acomm.check import verify
+from relay.acomm.check import check
 from relay.acomm.fields import Reader
 from relay.acomm.records import (
     MIN_CHANNEL,
@@ -25,9 +25,9 @@ from relay.acomm.records import (
     read_message,
     read_messages,
 )
-from relay.base import fsio
 from relay.base.errors import StoreCapacity, UnsafePath, ValidationFailed
 from tests.acomm.support import MESSAGES, STEADY, STORES, golden, message, small_store
+from tests.disk import failing
 
 pytestmark = pytest.mark.shows("engine 8.9")
 
@@ -183,27 +183,19 @@ def test_a_file_above_its_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.shows("engine 8.7")
-def test_a_write_is_there_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "relay.acomm"
     store_file.write(str(path), golden())
     assert store_file.read(str(path)) == golden()
     assert os.listdir(tmp_path) == ["relay.acomm"]
 
-    def refuse(operation: str, name: str) -> None:
-        if operation == "rename":
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(fsio, "fault", refuse)
-    with pytest.raises(OSError, match="No space"):
+    with failing("rename"), pytest.raises(OSError, match="No space"):
         store_file.write(str(path), small_store())
-    monkeypatch.undo()
     assert store_file.read(str(path)) == golden()
     store_file.write(str(path), small_store(), compress=False)
     assert store_file.read(str(path)) == small_store()
     assert os.listdir(tmp_path) == ["relay.acomm"]
-    assert verify(path.read_bytes(), str(path)).problems == ()
+    assert list(check(path.read_bytes(), str(path))) == []
 
 
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from agent_sdk import Agent, Kind, MessageError, Refused, Timeout
 from relay.base.errors import InvalidName
 from relay.base.message import MessageFile
 from tests.agent_sdk.support import HandRelay, script
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> HandRelay:
-    return HandRelay(tmp_path / "home")
-
-
-@pytest.fixture
-def alice(relay: HandRelay) -> Agent:
-    agent = Agent("alice", relay.root)
-    yield agent
-    agent.close()
-
-
-@pytest.fixture
-def bob(relay: HandRelay) -> Agent:
-    agent = Agent("bob", relay.root)
-    yield agent
-    agent.close()
 
 
 def take(agent: Agent) -> object:

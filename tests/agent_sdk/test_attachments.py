@@ -18,18 +18,6 @@ DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece
 DIGEST = hashlib.sha256(DATA).hexdigest()
 
 
-@pytest.fixture
-def relay(tmp_path: Path) -> HandRelay:
-    return HandRelay(tmp_path / "home")
-
-
-@pytest.fixture
-def alice(relay: HandRelay) -> Agent:
-    agent = Agent("alice", relay.root)
-    yield agent
-    agent.close()
-
-
 def stored(relay: HandRelay) -> list[str]:
     """Every file in the store, hidden ones too."""
     store = relay.root / "attachments"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,17 +14,17 @@ from tests.procs import relay as run
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> HandRelay:
-    relay = HandRelay(tmp_path / "home")
+def relay(relay: HandRelay) -> HandRelay:
+    """Alice has her folder."""
     Agent("alice", relay.root).close()
     return relay
 
 
 @pytest.fixture
 def alice(relay: HandRelay) -> Agent:
-    agent = Agent("alice", relay.root, registers=False)
-    yield agent
-    agent.close()
+    """Alice, who does not register."""
+    with Agent("alice", relay.root, registers=False) as agent:
+        yield agent
 
 
 def bodies(alice: Agent) -> list[str]:

@@ -17,18 +17,11 @@ from tests.agent_sdk.support import HandRelay, open_fds, script
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> HandRelay:
-    relay = HandRelay(tmp_path / "home")
+def relay(relay: HandRelay) -> HandRelay:
+    """Alice and bob have their folders."""
     for name in ("alice", "bob"):
         Agent(name, relay.root).close()
     return relay
-
-
-@pytest.fixture
-def alice(relay: HandRelay) -> Agent:
-    agent = Agent("alice", relay.root)
-    yield agent
-    agent.close()
 
 
 def test_a_message_as_its_recipient_has_it(relay: HandRelay, alice: Agent) -> None:

@@ -36,11 +36,6 @@ class StillClock(Clock):
         return self.at_ns
 
 
-@pytest.fixture
-def relay(tmp_path: Path) -> HandRelay:
-    return HandRelay(tmp_path / "home")
-
-
 def fail(monkeypatch: pytest.MonkeyPatch, operation: str, *codes: int) -> list[str]:
     """Let the next calls of ``operation`` fail; returns the list of what was called."""
     called: list[str] = []

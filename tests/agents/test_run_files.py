@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 
 from relay.agents.run_files import BLOCK_BYTES, LogRotator, rotate
-from relay.base import fsio
 from relay.base.home import Home
 from relay.engine.checkpoint import InlineExecutor
+from tests.disk import killed_before
 from tests.fakes import FakeClock
 
 MOST = 2 * BLOCK_BYTES
@@ -98,38 +97,23 @@ def test_one_that_filled_it_and_ended_is_cut_all_the_same(home: Home, log: Path)
     assert rotator.due_ns() is None
 
 
-def test_what_a_crash_left_of_a_copy_is_begun_anew(home: Home, log: Path) -> None:
+def test_what_a_crash_left_of_a_copy_is_begun_again(home: Home, log: Path) -> None:
     log.write_bytes(b"a" * MOST + b"b")
     (log.parent / "w.log.part").write_bytes(b"half of it")  # killed here
     rotate(home, "w", MOST, 2)
     assert (log.parent / "w.log.1").read_bytes() == b"a" * MOST + b"b"
 
 
-class Killed(BaseException):
-    """Nothing after this instant is done."""
-
-
-def test_killed_at_any_step_nothing_of_the_log_is_lost(
-    home: Home, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_step_nothing_of_the_log_is_lost(home: Home, log: Path) -> None:
     data = os.urandom(MOST + 1000)
     for kill_at in range(10):
         for old in log.parent.iterdir():
             old.unlink()
         log.write_bytes(data)
         (log.parent / "w.log.1").write_bytes(b"the one before")
-        left = [kill_at]
-
-        def fault(operation: str, name: str, left: list[int] = left) -> None:
-            if not left[0]:
-                raise Killed
-            left[0] -= 1
-
-        monkeypatch.setattr(fsio, "fault", fault)
-        with contextlib.suppress(Killed):
+        with killed_before(kill_at + 1) as calls:
             rotate(home, "w", MOST, 2)
-        monkeypatch.undo()
-        if left[0]:
+        if len(calls) < kill_at:
             break
         rotate(home, "w", MOST, 2)
         kept = {path.name: path.read_bytes() for path in log.parent.iterdir()}

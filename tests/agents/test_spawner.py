@@ -150,7 +150,7 @@ def test_what_it_leaves_behind_is_found_and_ended(starts: Starts) -> None:
     until(lambda: not starts.spawner.others(pid))
 
 
-def test_a_number_that_was_given_again_is_somebody_elses(starts: Starts) -> None:
+def test_a_number_that_was_given_again_belongs_to_another(starts: Starts) -> None:
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
         try:
             taken = Pid(other.pid, "another boot 1")

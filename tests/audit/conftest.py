@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.audit.class_archive import java_options
 from tests.audit.home_builder import HomeBuilder
 
 if TYPE_CHECKING:
@@ -18,9 +19,19 @@ if TYPE_CHECKING:
 TIMEOUT_S = 240
 # A command that gives way to everything else on the machine does not end in that time, either.
 os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
-# A JVM that a test starts does not verify the classes of Spark's own jars: a fifth of its start.
-os.environ.setdefault(
-    "SPARK_SUBMIT_OPTS", "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
+# The JVM that only writes Spark's command line ends within half a second.
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Files that take 20 CPU seconds and more: begun first, none of them is left when others are done.
+LONGEST = (
+    "test_history.py",
+    "test_real_homes.py",
+    "test_cluster.py",
+    "test_watch.py",
+    "test_spark_errors.py",
+    "test_reconcile_sources.py",
+    "test_session.py",
+    "test_capacity.py",
 )
 # Classes of Spark's in its JVM -> static members.
 OFTEN_ASKED = {
@@ -34,11 +45,13 @@ OFTEN_ASKED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test beside this file may wait for a JVM."""
+    """Every test beside this file may wait for a JVM; the longest files come first."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    first = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(LONGEST)))
 
 
 def look_up_once(session: SparkSession) -> None:
@@ -93,3 +106,8 @@ def home(tmp_path: Path) -> Iterator[HomeBuilder]:
     builder = HomeBuilder(tmp_path / "home")
     yield builder
     builder.close()
+
+
+@pytest.fixture(autouse=True)
+def homes_are_sound() -> None:
+    """Homes are put together by hand here, as far as a test needs them: no store is checked."""

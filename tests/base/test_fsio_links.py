@@ -102,7 +102,7 @@ def test_a_refusal_leaves_no_descriptor_open(folder: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["a link", "a FIFO", "a socket"])
 def test_what_is_no_directory_is_not_opened_as_one(kind: str, folder: int, tmp_path: Path) -> None:
     ODD[kind](tmp_path / "odd")
-    with pytest.raises(UnsafePath, match="odd is a link or no directory"):
+    with pytest.raises(UnsafePath, match="odd is a link or not a directory"):
         fsio.open_dir("odd", folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,19 +15,10 @@ from relay.base.message import Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import MESSAGE_TYPES
+from tests.documents import read_page, tables
 
-DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "msg.md").read_text()
+DOCS = read_page("formats/msg.md")
 RE = "1769851800000000000-a1b2c3d4"
-
-
-def tables(heading: str) -> list[list[list[str]]]:
-    """The tables under a heading, each a list of rows of cells, heads left out."""
-    section = DOCS.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    blocks = re.findall(r"(?:^\|.*\n)+", section, flags=re.M)
-    return [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
-        for block in blocks
-    ]
 
 
 def examples() -> list[str]:
@@ -38,12 +28,14 @@ def examples() -> list[str]:
     return [block for block in found if block]
 
 
-KINDS = tables("Kinds")[0]
+KINDS = tables(DOCS, "Kinds")[0]
 SENT = [row for row in KINDS if row[0] in rules.SENT_KINDS]  # the others are the relay's
 
 
 def test_the_limits() -> None:
-    said = {name: int(value.split()[0].replace(",", "")) for name, value in tables("The file")[0]}
+    said = {
+        name: int(value.split()[0].replace(",", "")) for name, value in tables(DOCS, "The file")[0]
+    }
     assert said == {
         "header lines": rules.MAX_HEADER_LINES,
         "header": rules.MAX_HEADER_BYTES,
@@ -68,16 +60,16 @@ def test_the_name_of_a_file() -> None:
 
 
 def test_every_header_has_its_row() -> None:
-    given, relays, fields, body = ([row[0] for row in table] for table in tables("Headers"))
+    given, relays, fields, body = ([row[0] for row in table] for table in tables(DOCS, "Headers"))
     assert sorted(given) == sorted(["TO", "KIND", "ATTACHMENT", *rules._RULES])
     assert sorted(relays) == sorted(rules.RELAY_HEADERS)
     assert fields == list(rules.CONTROL_FIELDS)
     assert body == list(rules.BODY_FIELDS)
-    assert all(all(row) for table in tables("Headers") for row in table)
+    assert all(all(row) for table in tables(DOCS, "Headers") for row in table)
 
 
 def test_the_values_that_are_listed_are_the_ones_there_are() -> None:
-    rows = {row[0]: row for row in tables("Headers")[0]}
+    rows = {row[0]: row for row in tables(DOCS, "Headers")[0]}
     assert re.findall("`(.*?)`", rows["DELIVERY"][1]) == list(rules.DELIVERY_MODES)
     for value in re.findall("`(.*?)`", rows["AWAIT"][1]):
         assert rules.parse_duration_ms(value) > 0

@@ -38,62 +38,61 @@ def test_what_was_read_stays_as_it_was() -> None:
 
 def test_a_step_is_timed_when_the_next_begins_and_waiting_is_not() -> None:
     clock = FakeClock()
-    tally = Metrics(clock)
+    metrics = Metrics(clock)
     for step, seconds in (("stage", 2), ("commit", 0.001), (WAIT, 60), ("stage", 0)):
-        tally.begin(step)
+        metrics.begin(step)
         clock.advance(seconds)
-    tally.begin(WAIT)
-    assert tally.stages["stage"].read().total == pytest.approx(2)
-    assert tally.stages["stage"].read().number == 2
-    assert tally.stages["commit"].read().counts[SECONDS.index(0.001)] == 1
-    assert sum(times.read().number for times in tally.stages.values()) == 3
+    metrics.begin(WAIT)
+    assert metrics.stages["stage"].read().total == pytest.approx(2)
+    assert metrics.stages["stage"].read().number == 2
+    assert metrics.stages["commit"].read().counts[SECONDS.index(0.001)] == 1
+    assert sum(times.read().number for times in metrics.stages.values()) == 3
 
 
 def test_only_work_can_be_stuck() -> None:
     clock = FakeClock()
-    tally = Metrics(clock)
+    metrics = Metrics(clock)
     clock.advance(1000)
-    assert tally.stuck_s() == (START, 0.0)
+    assert metrics.stuck_s() == (START, 0.0)
     for step in NEVER_STUCK:
-        tally.begin(step)
+        metrics.begin(step)
         clock.advance(1000)
-        assert tally.stuck_s() == (step, 0.0)
-    tally.begin("commit")
+        assert metrics.stuck_s() == (step, 0.0)
+    metrics.begin("commit")
     clock.advance(7)
-    assert tally.stuck_s() == ("commit", 7.0)
+    assert metrics.stuck_s() == ("commit", 7.0)
 
 
 def test_a_batch_goes_through_every_stage(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
-    passed = {name for name, times in box.dispatcher.tally.stages.items() if times.read().number}
+    passed = {name for name, times in box.dispatcher.metrics.stages.items() if times.read().number}
     assert passed == set(STAGES)
-    assert box.dispatcher.tally.at[0] == "maintain"  # until the session waits again
+    assert box.dispatcher.metrics.at[0] == "processes"  # the last step of a turn
 
 
 def test_what_becomes_of_messages_is_counted(box: Box) -> None:
-    tally = box.dispatcher.tally
+    metrics = box.dispatcher.metrics
     box.drop("alice", "TO: *\n\nto bob, carol and the operator")
     asked = box.drop("alice", "TO: bob\nKIND: command\nAWAIT: 60\n\ndo it")
     box.drop("alice", "TO: nobody\n\nlost")
     box.drop("carol", "no message")
     box.tick()
-    assert (tally.accepted, tally.refused) == (2, 2)
-    assert tally.written == 3 + 1 + 2  # two nacks
-    assert tally.batch_files.read().total == 4
+    assert (metrics.accepted, metrics.refused) == (2, 2)
+    assert metrics.written == 3 + 1 + 2  # two nacks
+    assert metrics.batch_files.read().total == 4
     box.take("bob", asked)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
-    assert (tally.read, tally.acked, tally.accepted) == (1, 1, 3)
-    assert tally.delivery_s.read().number == 3
+    assert (metrics.read, metrics.acked, metrics.accepted) == (1, 1, 3)
+    assert metrics.delivery_s.read().number == 3
 
 
 def test_attempts_and_dead_letters_are_counted(box: Box) -> None:
-    tally = box.dispatcher.tally
+    metrics = box.dispatcher.metrics
     box.send("alice", "TO: bob\nKIND: command\nAWAIT: 1\n\ndo it")
     for _ in range(60):
-        box.clock.advance(61)
-        box.tick()
-    assert tally.again > 0
-    assert tally.dead == 1
+        box.after(61, turns=1)
+    assert metrics.again > 0
+    assert metrics.dead == 1
 
 
 def test_a_delivery_that_cannot_be_made_counts_as_held(box: Box) -> None:
@@ -101,8 +100,8 @@ def test_a_delivery_that_cannot_be_made_counts_as_held(box: Box) -> None:
     inbox.rename(box.path("tmp", "away"))
     inbox.write_text("no directory")
     box.send("alice", "TO: bob\n\nhi")
-    assert box.dispatcher.tally.held == 1
-    assert box.dispatcher.tally.written == 0
+    assert box.dispatcher.metrics.held == 1
+    assert box.dispatcher.metrics.written == 0
     inbox.unlink()
     box.path("tmp", "away").rename(inbox)
 

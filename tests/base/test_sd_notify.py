@@ -68,7 +68,7 @@ def test_a_watchdog_of_another_process_is_not_ours(
     assert SystemdNotifier(variables).watchdog_s == seconds
 
 
-def test_the_watchdog_speaks_while_the_loop_goes_on_and_then_no_more(
+def test_the_watchdog_speaks_while_the_loop_continues_and_then_no_more(
     system: socket.socket,
 ) -> None:
     asked: list[bool] = []

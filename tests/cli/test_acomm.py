@@ -62,7 +62,7 @@ def test_a_wrong_index_and_a_missing_file_are_problems(tmp_path: Path) -> None:
     result = run("check", tmp_path / "lie.acomm", tmp_path / "gone.acomm", tmp_path)
     assert result.exit_code == 3
     index, gone, folder, last = result.stdout.splitlines()
-    assert "lie.acomm: index 1 (channel) entry 0 disagrees with section 2" in index
+    assert "lie.acomm: index 1 (channel) entry 0: expected " in index
     assert gone == f"{tmp_path}/gone.acomm: No such file or directory"
     assert folder == f"{tmp_path} is not a regular file"
     assert last == "3 errors found"

@@ -20,7 +20,7 @@ from relay.daemon.journal_commands import covered_offset
 from relay.journal.journal import Append, Journal
 from relay.journal.replay import checkpoint_offsets
 from relay.journal.segment import SegmentPolicy, segment_path
-from tests.box import Box
+from tests.box import MakeBox
 from tests.journal.payloads import payload
 
 
@@ -119,20 +119,13 @@ def configure(home: Path, **settings: Any) -> None:
 
 
 @pytest.fixture
-def with_store(tmp_path: Path) -> Path:
+def with_store(make_box: MakeBox) -> Path:
     """The home of a relay that is down: a journal, a checkpoint and the one before."""
-    box = Box(
-        tmp_path / "box",
-        "alice",
-        "bob",
-        config=Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False)),
-    )
-    for number in range(40):
-        box.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            box.flush()
+    journal = JournalSettings(segment_bytes=4096, compress_segments=False)
+    box = make_box("alice", "bob", name="box", config=Config(journal=journal))
+    box.send_many(40, flush_every=10)
     box.close()
-    return tmp_path / "box"
+    return box.root
 
 
 def test_prune_plans_first(with_store: Path) -> None:

@@ -18,7 +18,7 @@ from relay.journal.journal import JournalReader
 from relay.journal.segment import FIRST_RECORD, segment_path
 from tests.box import Box
 from tests.crash.test_every_step import scenario
-from tests.journal.support import flip
+from tests.disk import flip
 
 
 def check(box: Box) -> None:

@@ -55,15 +55,15 @@ def spawn(box: ProcessBox) -> None:
 
 
 def restart(box: ProcessBox) -> None:
-    box.go_on(0)
-    box.go_on(1.1)
+    box.after(0)
+    box.after(1.1)
 
 
 def release(box: ProcessBox) -> None:
     box.drop("operator", "KIND: release\nNAME: w\nREASON: done\n\n", f"{RELEASE}.msg")
     box.tick(2)
-    box.go_on(5.1)
-    box.go_on(0.1)
+    box.after(5.1)
+    box.after(0.1)
     box.flush()
 
 
@@ -187,7 +187,7 @@ def play(root: Path, scenario: Scenario, falls_at: int = 0) -> list[Effect]:
             box.clock.advance(1)
             box.open()
         for _ in range(4):
-            box.go_on(5.2)
+            box.after(5.2)
         box.flush()
         scenario.check(box)
         assert box.open_intents() == []

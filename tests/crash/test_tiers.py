@@ -49,7 +49,7 @@ def run_killed(stream: Stream, store: FaultyObjects, at: int, read: bool = False
     fsio.fault = store.fault = killer
     try:
         if read:
-            list(stream.journal.read())
+            list(stream.journal.read(0, stream.tiers.fetch))
         else:
             stream.run()
     except Killed:

@@ -30,14 +30,14 @@ from tests.procs import until
 
 
 class Asked:
-    """A board, its servers, and who asks them."""
+    """A status, its servers, and who asks them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.clock = FakeClock()
         self.log: list[str] = []
-        self.board = SharedStatus(str(root), Config(), self.clock)
-        self.admin = Admin(self.board, lambda text, **_: self.log.append(text))
+        self.status = SharedStatus(str(root), Config(), self.clock)
+        self.admin = Admin(self.status, lambda text, **_: self.log.append(text))
 
     def ask(
         self, path: str, *, method: str = "GET", port: int = 0, host: str = ""
@@ -56,8 +56,8 @@ class Asked:
 
     def serve(self) -> None:
         """As a session that waits."""
-        self.board.is_serving = True
-        self.board.tally.begin(WAIT)
+        self.status.is_serving = True
+        self.status.metrics.begin(WAIT)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_relay_that_serves_is_healthy_and_ready(served: Asked) -> None:
 
 
 def test_a_loop_that_is_stuck_is_named_with_its_step(served: Asked) -> None:
-    served.board.tally.begin("commit")
+    served.status.metrics.begin("commit")
     served.clock.advance(14)
     assert served.ask("/healthz")[0] == 200
     served.clock.advance(1)
@@ -95,7 +95,7 @@ def test_a_loop_that_is_stuck_is_named_with_its_step(served: Asked) -> None:
     assert served.ask("/readyz")[::2] == (503, said)
     status = json.loads(served.ask("/status")[2])
     assert (status["healthy"], status["step"], status["step_s"]) == (False, "commit", 15)
-    served.board.tally.begin(WAIT)  # it goes on by itself
+    served.status.metrics.begin(WAIT)  # it goes on by itself
     served.clock.advance(3600)
     assert served.ask("/healthz")[0] == 200
 
@@ -104,12 +104,12 @@ def test_alive_and_not_ready(asked: Asked) -> None:
     asked.admin.begin("")
     assert asked.ask("/healthz")[0] == 200
     assert asked.ask("/readyz")[::2] == (503, "it is starting\n")
-    asked.board.trouble = "the disk is full"
+    asked.status.trouble = "the disk is full"
     said = "not serving, will retry: the disk is full\n"
     assert asked.ask("/readyz")[::2] == (503, said)
-    asked.board.trouble = ""
+    asked.status.trouble = ""
     asked.serve()
-    asked.board.pauses = {"test": "intake is paused: for the test"}
+    asked.status.pauses = {"test": "intake is paused: for the test"}
     assert asked.ask("/readyz")[::2] == (503, "intake is paused: for the test\n")
     assert asked.ask("/healthz")[0] == 200
 
@@ -284,7 +284,7 @@ def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
     connection.close()
 
 
-def test_a_browser_led_here_by_a_foreign_name_hears_nothing(asked: Asked) -> None:
+def test_a_browser_led_here_by_a_foreign_name_gets_nothing(asked: Asked) -> None:
     port = free_port()
     asked.admin.begin(f"127.0.0.1:{port}")
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
@@ -332,8 +332,8 @@ def test_a_port_that_is_taken_is_said_and_the_socket_answers(asked: Asked) -> No
 
 def test_the_time_of_a_stall_is_the_settings(served: Asked) -> None:
     admin = AdminSettings(stall_after_s=2)
-    served.board.config = msgspec.structs.replace(served.board.config, admin=admin)
-    served.board.tally.begin("complete")
+    served.status.config = msgspec.structs.replace(served.status.config, admin=admin)
+    served.status.metrics.begin("complete")
     served.clock.advance(3)
     assert served.ask("/healthz")[0] == 503
 

@@ -8,28 +8,12 @@ from pathlib import Path
 import pytest
 
 from relay.base.config import DiskSettings
-from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, look
-from relay.daemon.disk_monitor import DiskMonitor
-from relay.daemon.status import SharedStatus, StatusPublisher
+from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, measure_disk
+from relay.daemon.status import SharedStatus
 from relay.ledger import Ledger
 from tests.box import Box
-from tests.fakes import FakeClock
-
-SIZE = 100_000 * MIB
-
-
-class FakeDisk:
-    """A disk of 100,000 MiB of which so much is used."""
-
-    def __init__(self) -> None:
-        self.used_mib = 0
-        self.error: OSError | None = None
-
-    def __call__(self, path: str) -> tuple[int, int, int]:
-        """As ``look``."""
-        if self.error:
-            raise self.error
-        return SIZE, self.used_mib * MIB, SIZE - self.used_mib * MIB
+from tests.fakes import FakeClock, FakeDisk
+from tests.kills import Killed
 
 
 class Watched:
@@ -122,7 +106,7 @@ def test_no_floor_is_never_reached() -> None:
 
 
 def test_a_real_disk_has_a_size(tmp_path: Path) -> None:
-    size, used, free = look(str(tmp_path))
+    size, used, free = measure_disk(str(tmp_path))
     assert size > 0 and used >= 0 and 0 <= free <= size
 
 
@@ -130,30 +114,21 @@ def test_a_real_disk_has_a_size(tmp_path: Path) -> None:
 
 
 class Looked:
-    """A box whose disk is looked after, a turn at a time."""
+    """A box whose disk fills and empties, a turn at a time."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
-        self.disk = FakeDisk()
-        self.board = SharedStatus(box.home.root, box.config, box.clock)
-        self.open()
+        self.disk = box.disk
 
-    def open(self) -> None:
-        """As a session does."""
-        box = self.box
-        publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
-        watch = DiskWatch(box.home.root, box.config.disk, box.clock, self.disk)
-        self.overseer = DiskMonitor(
-            self.board, box.dispatcher, publisher, watch, box.ledger, box.clock, box._log
-        )
-        self.overseer.begin()
+    @property
+    def status(self) -> SharedStatus:
+        """What others see."""
+        return self.box.session.status
 
     def turn(self, used_mib: int) -> None:
         """So much is used; five seconds later."""
         self.disk.used_mib = used_mib
-        self.box.clock.advance(5)
-        self.box.tick()
-        self.overseer.step()
+        self.box.after(5, turns=1)
 
     def notices(self, agent: str) -> list[str]:
         """What an agent was told."""
@@ -167,29 +142,29 @@ def looked(box: Box) -> Looked:
 
 
 def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
-    box, board = looked.box, looked.board
-    box.dispatcher.pauses["wal"] = "a reader does not end"
+    box, status = looked.box, looked.status
+    box.dispatcher.pause("test", "a reader does not end")
     looked.turn(99_990)
-    assert board.pauses.keys() == {"wal", "disk"}
-    assert len(board.health().reasons) == 2 + (not board.is_serving)
+    assert status.pauses.keys() == {"test", "disk"}
+    assert len(status.health().reasons) == 2 + (not status.is_serving)
     box.drop("alice", "TO: bob\n\nwaits")
     looked.turn(50_000)
-    assert board.pauses == {"wal": "a reader does not end"} and box.inbox("bob") == {}
+    assert status.pauses == {"test": "a reader does not end"} and box.inbox("bob") == {}
     looked.turn(99_990)
-    box.dispatcher.pauses["wal"] = ""
+    box.dispatcher.pause("test", "")
     looked.turn(99_990)
-    assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
+    assert status.pauses.keys() == {"disk"} and box.inbox("bob") == {}
     looked.turn(50_000)
     box.tick(2)
-    assert board.pauses == {} and box.bodies("bob") == ["waits"]
+    assert status.pauses == {} and box.bodies("bob") == ["waits"]
 
 
 @pytest.mark.shows("ready 5.4")
-def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
+def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
     looked.turn(99_990)
-    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.board.paused
+    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.status.paused
     waits = box.drop("alice", "TO: bob\n\nwaits")
     box.take("bob", before)
     looked.turn(99_990)
@@ -198,9 +173,9 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
     assert box.dispatcher.backlog == 1
     assert box.deadline > box.clock.monotonic_ns()  # it does not turn for nothing
     looked.turn(99_930)  # 70 MiB: not yet
-    assert looked.board.paused
+    assert looked.status.paused
     looked.turn(50_000)
-    assert not looked.board.paused
+    assert not looked.status.paused
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
@@ -208,14 +183,15 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
 
 
 def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Looked) -> None:
+    looked.box.kill()
     looked.disk.used_mib = 100_000
-    looked.open()
+    looked.box.open()
     looked.box.send("alice", "TO: bob\n\nhi")
     assert looked.box.bodies("bob") == []
 
 
 @pytest.mark.shows("ready 5.4")
-def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
+def test_operator_and_lead_are_notified_once_an_episode(looked: Looked) -> None:
     box = looked.box
     box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')
     for used_mib in (91_000, 96_000, 99_990, 96_000, 91_000):
@@ -232,11 +208,10 @@ def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
     assert [line.split(":")[0].removeprefix("The disk is ") for line in said] == states
 
 
-def test_a_restart_in_the_middle_of_an_episode_tells_nobody_again(looked: Looked) -> None:
+def test_a_restart_in_the_middle_of_an_episode_notifies_nobody_again(looked: Looked) -> None:
     looked.turn(91_000)
     looked.box.kill()
     looked.box.open()
-    looked.open()
     looked.turn(91_000)
     assert len(looked.notices("operator")) == 1
 
@@ -246,9 +221,6 @@ def test_killed_before_the_episode_is_noted_it_is_told_once(
     looked: Looked, killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1: before the ledger has its beginning; 2: the notice is out, and nobody noted that."""
-
-    class Killed(BaseException):
-        """SIGKILL."""
 
     left, set_state = [killed_at], Ledger.set_state
 
@@ -264,7 +236,6 @@ def test_killed_before_the_episode_is_noted_it_is_told_once(
             looked.turn(91_000)
     looked.box.kill()
     looked.box.open()
-    looked.open()
     looked.turn(91_000)
     looked.turn(91_000)
     assert len(looked.notices("operator")) == 1

@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import STAGES
-from relay.daemon import status
-from relay.daemon.status import COUNTERS, TOTALS, SharedStatus, StatusPublisher
+from relay.daemon.status import COUNTERS, TOTALS, SharedStatus, StatusPublisher, metrics_page
 from tests.box import Box
 from tests.procs import PROJECT
 
@@ -20,26 +19,25 @@ UNITS = ("_seconds", "_bytes", "_ratio")
 
 
 def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
-    """The box's board, with its tally."""
-    board = SharedStatus(box.home.root, box.config, box.clock)
-    board.tally = box.dispatcher.tally
-    board.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
+    """The session's status as of now."""
+    status = box.session.status
+    status.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
     publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
-    board.snapshot = publisher.step(news=True)
-    return board, publisher
+    status.snapshot = publisher.step(news=True)
+    return status, publisher
 
 
-def families(board: SharedStatus) -> dict[str, Metric]:
+def families(status: SharedStatus) -> dict[str, Metric]:
     return {
         family.name: family
-        for family in text_string_to_metric_families(status.metrics_page(board).decode())
+        for family in text_string_to_metric_families(metrics_page(status).decode())
     }
 
 
-def value(board: SharedStatus, name: str, **labels: str) -> float:
+def value(status: SharedStatus, name: str, **labels: str) -> float:
     (sample,) = (
         one
-        for family in families(board).values()
+        for family in families(status).values()
         for one in family.samples
         if one.name == name and one.labels == labels
     )
@@ -48,9 +46,9 @@ def value(board: SharedStatus, name: str, **labels: str) -> float:
 
 @pytest.mark.shows("ready 3.2")
 def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> None:
-    board, _ = published(box)
-    text = status.metrics_page(board).decode()
-    found = families(board)
+    status, _ = published(box)
+    text = metrics_page(status).decode()
+    found = families(status)
     assert len(found) > 30
     for name, family in found.items():
         assert name.startswith("relay_")
@@ -65,17 +63,16 @@ def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> Non
 
 def test_every_total_is_a_metric(box: Box) -> None:
     assert list(COUNTERS) == list(TOTALS)
-    board, _ = published(box)
-    counters = [name for name, family in families(board).items() if family.type == "counter"]
+    status, _ = published(box)
+    counters = [name for name, family in families(status).items() if family.type == "counter"]
     assert sorted(counters) == sorted(name for name, _ in COUNTERS.values())
 
 
 def test_histograms_add_up(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
-    box.clock.advance(1)
-    box.tick()
-    board, _ = published(box)
-    histograms = [f for f in families(board).values() if f.type == "histogram"]
+    box.after(1, turns=1)
+    status, _ = published(box)
+    histograms = [f for f in families(status).values() if f.type == "histogram"]
     assert len(histograms) == 4
     for family in histograms:
         by_labels: dict[str, list[tuple[float, float]]] = {}
@@ -99,45 +96,45 @@ def test_the_numbers_are_those_of_the_box(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nhi")
     box.drop("alice", "TO: nobody\n\nhi")
     box.send("alice", "TO: bob\nKIND: command\n\ndo it")
-    board, _ = published(box)
-    assert value(board, "relay_messages_accepted_total") == 2
-    assert value(board, "relay_messages_refused_total") == 1
-    assert value(board, "relay_deliveries_written_total") == 3
-    assert value(board, "relay_delivery_seconds_count") == 2
-    assert value(board, "relay_batch_files_sum") == 3
-    assert value(board, "relay_acknowledgments_owed") == 1
-    assert value(board, "relay_agents") == 4
-    assert value(board, "relay_inotify_watches") == 9
-    assert value(board, "relay_journal_commit_seconds_count") > 0
-    assert value(board, "relay_disk_used_ratio") == 0.7
-    assert value(board, "relay_resident_memory_bytes") > 1_000_000
+    status, _ = published(box)
+    assert value(status, "relay_messages_accepted_total") == 2
+    assert value(status, "relay_messages_refused_total") == 1
+    assert value(status, "relay_deliveries_written_total") == 3
+    assert value(status, "relay_delivery_seconds_count") == 2
+    assert value(status, "relay_batch_files_sum") == 3
+    assert value(status, "relay_acknowledgments_owed") == 1
+    assert value(status, "relay_agents") == 4
+    assert value(status, "relay_inotify_watches") == 9
+    assert value(status, "relay_journal_commit_seconds_count") > 0
+    assert value(status, "relay_disk_used_ratio") == 0.7
+    assert value(status, "relay_resident_memory_bytes") > 1_000_000
     wal = os.stat(box.path("ledger.db-wal")).st_size
-    assert value(board, "relay_ledger_wal_bytes") == wal > 0
-    assert value(board, "relay_build_info", version="0.1.0") == 1
+    assert value(status, "relay_ledger_wal_bytes") == wal > 0
+    assert value(status, "relay_build_info", version="0.1.0") == 1
 
 
 def test_each_reason_of_a_pause_is_its_own(box: Box) -> None:
-    board, _ = published(box)
-    assert value(board, "relay_intake_paused_by", reason="disk") == 0
-    board.pauses = {"wal": "a reader"}
-    assert value(board, "relay_intake_paused_by", reason="disk") == 0
-    assert value(board, "relay_intake_paused_by", reason="wal") == 1
-    assert value(board, "relay_intake_paused") == 1
-    assert value(board, "relay_ledger_wal_limit_bytes") == 1024 << 20
+    status, _ = published(box)
+    assert value(status, "relay_intake_paused_by", reason="disk") == 0
+    status.pauses = {"wal": "a reader"}
+    assert value(status, "relay_intake_paused_by", reason="disk") == 0
+    assert value(status, "relay_intake_paused_by", reason="wal") == 1
+    assert value(status, "relay_intake_paused") == 1
+    assert value(status, "relay_ledger_wal_limit_bytes") == 1024 << 20
 
 
 def test_a_file_that_waits_makes_queue_and_age(box: Box) -> None:
-    box.dispatcher.pauses["test"] = "for the test"
+    box.dispatcher.pause("test", "for the test")
     box.send("alice", "TO: bob\n\nhi")
-    board, _ = published(box)
+    status, _ = published(box)
     box.clock.advance(90)
-    assert value(board, "relay_queue_files") == 1
-    assert value(board, "relay_outbox_age_seconds") == 90
-    assert value(board, "relay_snapshot_age_seconds") == 90
-    box.dispatcher.pauses["test"] = ""
+    assert value(status, "relay_queue_files") == 1
+    assert value(status, "relay_outbox_age_seconds") == 90
+    assert value(status, "relay_snapshot_age_seconds") == 90
+    box.dispatcher.pause("test", "")
     box.tick()
-    board, _ = published(box)
-    assert value(board, "relay_queue_files") == value(board, "relay_outbox_age_seconds") == 0
+    status, _ = published(box)
+    assert value(status, "relay_queue_files") == value(status, "relay_outbox_age_seconds") == 0
 
 
 def test_a_file_that_is_put_off_again_and_again_ages(
@@ -146,21 +143,20 @@ def test_a_file_that_is_put_off_again_and_again_ages(
     monkeypatch.setattr(box.dispatcher, "_room_for", lambda looks: "no room")
     box.send("alice", "TO: bob\n\nhi")
     for _ in range(3):
-        box.clock.advance(20)
-        box.tick()
-    board, _ = published(box)
-    assert value(board, "relay_outbox_age_seconds") == pytest.approx(60, abs=1)
-    assert value(board, "relay_messages_postponed_total") == 4
+        box.after(20, turns=1)
+    status, _ = published(box)
+    assert value(status, "relay_outbox_age_seconds") == pytest.approx(60, abs=1)
+    assert value(status, "relay_messages_postponed_total") == 4
 
 
 def test_before_the_first_session_there_is_little_to_say(box: Box) -> None:
-    board = SharedStatus(box.home.root, box.config, box.clock)
-    assert "relay_queue_files" not in families(board)
-    assert value(board, "relay_ready") == 0
+    status = SharedStatus(box.home.root, box.config, box.clock)
+    assert "relay_queue_files" not in families(status)
+    assert value(status, "relay_ready") == 0
 
 
 def test_a_snapshot_a_second_and_none_while_nothing_happens(box: Box) -> None:
-    board, publisher = published(box)
+    status, publisher = published(box)
     assert publisher.due_ns() is None
     assert publisher.step(news=False) is None
     assert publisher.step(news=True) is None  # too early: it is due by itself in a second
@@ -168,24 +164,24 @@ def test_a_snapshot_a_second_and_none_while_nothing_happens(box: Box) -> None:
     assert due is not None and due - box.clock.monotonic_ns() == 10**9
     box.clock.advance(1)
     later = publisher.step(news=False)
-    assert later is not None and board.snapshot is not None
-    assert later.monotonic_ns - board.snapshot.monotonic_ns == 10**9
+    assert later is not None and status.snapshot is not None
+    assert later.monotonic_ns - status.snapshot.monotonic_ns == 10**9
     assert publisher.due_ns() is None
     box.clock.advance(100)
     assert publisher.step(news=False) is None
 
 
 def test_overflows_are_counted_once(box: Box) -> None:
-    board, publisher = published(box)
+    status, publisher = published(box)
     box.watcher.overflows += 2
     for _ in range(2):
         box.clock.advance(1)
-        board.snapshot = publisher.step(news=True)
-        assert value(board, "relay_inotify_overflows_total") == 2
+        status.snapshot = publisher.step(news=True)
+        assert value(status, "relay_inotify_overflows_total") == 2
 
 
 def test_the_page_lists_every_metric(box: Box) -> None:
-    board, _ = published(box)
+    status, _ = published(box)
     rows = re.findall(
         r"^\| `(relay_\w+)`(?:, by `(\w+)`)? \| (\w+) \| ([^|]+) \|$",
         (PROJECT / "docs" / "metrics.md").read_text(),
@@ -195,7 +191,7 @@ def test_the_page_lists_every_metric(box: Box) -> None:
         (name.removesuffix("_total") if kind == "counter" else name, kind, text.strip())
         for name, _, kind, text in rows
     ]
-    there = [(f.name, f.type, f.documentation) for f in families(board).values()]
+    there = [(f.name, f.type, f.documentation) for f in families(status).values()]
     assert listed == there
 
 

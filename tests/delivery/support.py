@@ -9,7 +9,9 @@ from typing import Any
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, DetectionSettings, LimitSettings, encode
 from relay.base.home import Home
-from relay.delivery.intake import Intake, Malformed, Parsed, ParseResult
+from relay.delivery.intake import Intake
+from relay.delivery.router import Bounce
+from relay.delivery.values import Inbound
 from tests.fakes import FakeClock
 
 START_NS = 1_769_851_800 * NS_PER_S
@@ -56,9 +58,7 @@ class Desk:
         with self.home.dirs() as dirs:
             self.intake.scan(dirs, "alice")
 
-    def take(
-        self, limit: int = 256, in_hand: tuple[tuple[str, str], ...] = ()
-    ) -> list[ParseResult]:
+    def take(self, limit: int = 256, in_hand: tuple[tuple[str, str], ...] = ()) -> list[Inbound]:
         with self.home.dirs() as dirs:
             return self.intake.read_batch(dirs, limit, in_hand)
 
@@ -68,15 +68,22 @@ class Desk:
         return None if due is None else max(0, due - self.clock.monotonic_ns()) / NS_PER_S
 
 
-def bodies(looks: list[ParseResult]) -> list[bytes]:
+def bodies(looks: list[Inbound]) -> list[bytes]:
     """The bodies of looks that are all accepted."""
-    assert all(isinstance(look, Parsed) for look in looks), looks
-    return [look.message.body for look in looks if isinstance(look, Parsed)]
+    assert all(look.is_valid for look in looks), looks
+    return [look.message.body for look in looks if look.message is not None]
 
 
-def reason(looks: list[ParseResult]) -> str:
+def reason(looks: list[Inbound]) -> str:
     """Why the one file that was looked at is malformed."""
     (look,) = looks
-    assert isinstance(look, Malformed), look
+    assert look.message is None, look
     assert "\n" not in look.reason
     return look.reason
+
+
+def bounce(result: object) -> str:
+    """Why the router found no recipient."""
+    assert isinstance(result, Bounce), result
+    assert "\n" not in result.reason
+    return result.reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,7 @@ import pytest
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
 from relay.base.config import DetectionSettings, LimitSettings
-from relay.delivery.intake import Parsed
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
-    yield made
-    made.home.close()
-
 
 # -- renamed -------------------------------------------------------------------------------
 
@@ -30,7 +20,7 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
     desk.hint(renamed=True)
     assert desk.due_in_s() == 0
     (look,) = desk.take()
-    assert isinstance(look, Parsed)
+    assert look.message is not None
     status = path.stat()
     assert look.file == (
         "alice",
@@ -82,7 +72,7 @@ def test_a_checksum_that_was_declared_is_the_one_that_is_kept(desk: Desk) -> Non
     desk.rename(b"TO: bob\nCHECKSUM: sha256:" + declared.encode() + b"\n\nhi")
     desk.hint(renamed=True)
     (look,) = desk.take()
-    assert isinstance(look, Parsed) and look.checksum == declared
+    assert look.is_valid and look.checksum == declared
 
 
 def test_an_empty_body_has_the_checksum_of_its_content(desk: Desk) -> None:
@@ -90,7 +80,7 @@ def test_an_empty_body_has_the_checksum_of_its_content(desk: Desk) -> None:
     desk.rename(b"TO: bob\nKIND: leave\nCHECKSUM: sha256:" + empty + b"\n\n")
     desk.hint(renamed=True)
     (look,) = desk.take()
-    assert isinstance(look, Parsed) and look.checksum == sha256_hex(b"leave")
+    assert look.is_valid and look.checksum == sha256_hex(b"leave")
 
 
 # -- written in place ----------------------------------------------------------------------

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
-from relay.delivery.intake import LATEST_NS, Malformed, Parsed, found_of
+from relay.delivery.values import LATEST_NS, found_of
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
-    yield made
-    made.home.close()
-
 
 # -- not a regular file -------------------------------------------------------------------
 
@@ -52,8 +44,8 @@ def test_what_is_no_regular_file_is_refused_at_once(desk: Desk, kind: str, renam
     ODD[kind](desk.outbox / NAME)
     desk.hint(renamed=renamed)
     (look,) = desk.take()
-    assert isinstance(look, Malformed)
-    assert look.unsafe
+    assert look.message is None
+    assert look.is_unsafe
     assert "regular file" in look.reason
     assert look.file.inode == (desk.outbox / NAME).lstat().st_ino
     assert look.file.message_id == NAME.removesuffix(".msg")
@@ -63,7 +55,7 @@ def test_a_malformed_file_is_not_unsafe(desk: Desk) -> None:
     desk.rename(b"nonsense")
     desk.hint(renamed=True)
     (look,) = desk.take()
-    assert isinstance(look, Malformed) and not look.unsafe
+    assert look.message is None and not look.is_unsafe
 
 
 @pytest.mark.parametrize("part", ["agents/alice", "agents/alice/outbox"])
@@ -132,7 +124,7 @@ def test_a_name_that_carries_no_id_is_refused(desk: Desk, name: str) -> None:
     desk.rename(GOOD, name)
     desk.hint(name, renamed=True)
     (look,) = desk.take()
-    assert isinstance(look, Malformed)
+    assert look.message is None
     assert look.file.message_id is None
     assert look.reason.startswith(f"{name} is not a valid message name")
 
@@ -144,8 +136,7 @@ def test_a_name_that_is_no_text_ends_nothing(box: Box) -> None:
             writer.write(GOOD)
         os.rename(outbox + b"/.pending/x", outbox + b"/" + name)
     os.symlink("/dev/zero", outbox + b"/\xfd.msg")
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     box.flush()
     refused = box.sql("SELECT file_name FROM rejections ORDER BY 1")
     assert refused == [("\\xfd.msg",), ("\\xff.msg",), ("ok\\xfe.msg",)]
@@ -224,7 +215,7 @@ def test_a_large_one_written_in_place_has_5_s_too(desk: Desk) -> None:
 # -- scans ---------------------------------------------------------------------------------
 
 
-def test_a_scan_finds_what_nobody_told_of(desk: Desk) -> None:
+def test_a_scan_finds_what_no_event_announced(desk: Desk) -> None:
     desk.write(GOOD, mtime_s=-1)
     fresh = NAME.replace("a1", "b2")
     desk.write(b"TO: bob\n\nfresh", fresh)
@@ -247,7 +238,7 @@ def test_a_scan_goes_by_name(desk: Desk) -> None:
         desk.write(name.encode().join([b"TO: bob\n\n", b""]), name, mtime_s=-1)
     desk.scan()
     looks = desk.take()
-    assert all(isinstance(look, Parsed) for look in looks)
+    assert all(look.is_valid for look in looks)
     assert [look.file.file_name for look in looks] == sorted(names)
 
 

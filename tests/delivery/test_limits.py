@@ -11,11 +11,6 @@ pytestmark = pytest.mark.shows("ready 4.5")
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def limit(clock: FakeClock) -> RateLimit:
     """Ten a second, thirty at once."""
     return RateLimit(10, 30, clock)

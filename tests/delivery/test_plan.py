@@ -1,58 +1,27 @@
-"""What is to happen with a message: postings, answers with ids of their own, twice the same."""
+"""plan() as a table: message x directory x store -> plan; nothing is written."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Set
-
 import pytest
 
-from relay.acomm.model import DeliveryState, MessageStatus, MessageType
-from relay.base.checksums import sha256_hex
-from relay.base.message import Kind, parse, parse_delivered
-from relay.base.names import ORCHESTRATOR, message_id_of
-from relay.delivery.file_ops import reconstruct
-from relay.delivery.intake import OutboxFile, Parsed
-from relay.delivery.plan import MAX_NOTE, Planner
-from relay.delivery.work import Acknowledged, WorkItem
-from relay.engine.commstore import CommStore
-from tests.engine.support import NOW_S, new_store, standing
+from relay.acomm.model import ChannelType, DeliveryState, MessageType, Obligation
+from relay.agents.status import Directory
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.message import SENT_KINDS, Kind, parse
+from relay.delivery.notifications import remind
+from relay.delivery.plan import end_delivery
+from relay.delivery.values import (
+    Effects,
+    EndedDelivery,
+    Row,
+)
+from relay.delivery.view import StoreView
+from relay.engine.deliveries import OverdueAnswer
+from relay.ledger import MessageRow
+from tests.delivery.planning import AGENTS, AT_NS, Table
+from tests.engine.support import NOW_S, channel_of
 
-AGENTS = frozenset({"alice", "bob", "carol", "operator"})
-AT_NS = NOW_S * 10**9
-
-
-class Table:
-    """A store and a Decider; files are numbered as they come."""
-
-    def __init__(self) -> None:
-        self.store: CommStore = new_store()
-        self.lead: str | None = None
-        self.decider = Planner(self.store, lambda: self.lead)
-        self._number = 0
-
-    def decide(
-        self,
-        text: str,
-        sender: str = "alice",
-        agents: Set[str] = AGENTS,
-        number: int | None = None,
-        late_s: int = 0,
-    ) -> WorkItem:
-        if number is None:
-            self._number += 1
-        accepted = accept(text, sender, number or self._number)
-        assert accepted.file.message_id
-        work = WorkItem(accepted.file, accepted.file.message_id, AT_NS)
-        self.decider.plan(work, accepted, agents, AT_NS + late_s * 10**9)
-        return work
-
-
-def accept(text: str, sender: str, number: int) -> Parsed:
-    name = f"{AT_NS + number}-{number:08x}.msg"
-    found = OutboxFile(sender, name, message_id_of(name), len(text), AT_NS, number)
-    message = parse(text.encode())
-    return Parsed(found, message, sha256_hex(message.content))
+ORCHESTRATED = ("join", "leave", "subscribe", "unsubscribe", "spawn", "release", "continuity")
 
 
 @pytest.fixture
@@ -60,351 +29,205 @@ def table() -> Table:
     return Table()
 
 
-def said(work: WorkItem) -> str:
-    """The body of the one answer of the orchestrator's."""
-    (answer,) = [posting for posting in work.outgoing if posting.system is not None]
-    return parse_delivered(answer.data).body.decode()
+@pytest.fixture
+def talk(table: Table) -> Table:
+    """A group of three, a channel with topics, and three messages from alice to bob."""
+    channel_of(table.store, ChannelType.GROUP, "alice", "bob", "carol", name="team")
+    ci = channel_of(table.store, ChannelType.PUB_SUB, "alice", "bob", "carol", name="ci")
+    table.store.channels.subscribe(ci.id, "bob", "build.#")
+    for number, kind in ((1, "message"), (2, "command"), (3, "query")):
+        table.decide(f"TO: bob\nKIND: {kind}\n\ngo", number=number)
+    table.number = 20
+    return table
 
 
-# -- messages ------------------------------------------------------------------------------
+def sent(number: int) -> str:
+    return f"{AT_NS + number}-{number:08x}"
 
 
-def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
-    work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
-    (posting,) = work.outgoing
-    assert (posting.message_id, posting.recipients) == (work.message_id, ("bob",))
-    assert (posting.system, posting.attempt, work.failure) == (None, 0, "")
-    delivered = parse_delivered(posting.data)
-    assert (delivered.to, delivered.body) == ("bob", b"hi")
-    assert delivered.headers == {
-        "ID": work.message_id,
-        "FROM": "alice",
-        "SENT": "2026-01-31T09:30:00.000000Z",
-        "ATTEMPT": "1",
-        "CHECKSUM": f"sha256:{sha256_hex(b'hi')}",
-        "X-TICKET": "42",
-    }
-    stored = table.store.find_by_relay_id(work.message_id)
-    assert stored and stored.id == posting.engine_id
-    assert stored.status is MessageStatus.SENT
-    assert table.store.recipients(stored.id) == ("bob",)
+MESSAGES = [
+    ("TO: bob", "alice", ("bob",), MessageType.TEXT),
+    ("TO: bob\nKIND: command", "alice", ("bob",), MessageType.COMMAND),
+    ("TO: bob\nKIND: query", "alice", ("bob",), MessageType.QUERY),
+    ("TO: bob\nKIND: error", "alice", ("bob",), MessageType.ERROR),
+    ("TO: bob\nKIND: status", "alice", ("bob",), MessageType.NOTIFICATION),
+    ("TO: bob\nKIND: notification", "alice", ("bob",), MessageType.NOTIFICATION),
+    ("TO: *", "alice", ("bob", "carol", "operator"), MessageType.BROADCAST),
+    ("TO: #team", "bob", ("alice", "carol"), MessageType.TEXT),
+    ("TO: #ci\nTOPIC: build.ok", "alice", ("bob",), MessageType.TEXT),
+    (f"TO: alice\nKIND: ack\nRE: {sent(2)}", "bob", ("alice",), MessageType.ACKNOWLEDGMENT),
+    (f"TO: alice\nKIND: nack\nRE: {sent(2)}", "bob", ("alice",), MessageType.ACKNOWLEDGMENT),
+    (f"TO: alice\nKIND: response\nRE: {sent(3)}", "bob", ("alice",), MessageType.RESPONSE),
+]
 
 
-def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
-    (posting,) = table.decide("TO: *\n\nhi").outgoing
-    assert posting.recipients == ("bob", "carol", "operator")
-    assert b"\nCHANNEL: all\n" in posting.data
-    assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
+def test_every_kind_that_agents_send_is_in_a_table() -> None:
+    kinds = {parse(f"{head}\n\nhi".encode()).kind for head, *_ in MESSAGES}
+    assert kinds | {Kind(kind) for kind in ORCHESTRATED} == set(SENT_KINDS)
 
 
-def test_a_message_to_the_lead(table: Table) -> None:
-    table.lead = "carol"
-    (posting,) = table.decide("TO: Lead\n\nhi").outgoing
-    assert posting.recipients == ("carol",)
-    assert parse_delivered(posting.data).to == "Lead"
-
-
-def test_who_is_lead_is_asked_only_where_it_matters() -> None:
-    def never() -> str:
-        raise AssertionError("it takes reading a file of each agent")
-
-    table = Table()
-    table.decider = Planner(table.store, never)
-    assert table.decide("TO: bob\n\nhi").failure == ""
-
-
-def test_a_group_without_its_former_members(table: Table) -> None:
-    for who in ("alice", "bob", "carol"):
-        table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
-    work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
-    message, answer = sorted(work.outgoing, key=lambda posting: posting.system is not None)
-    assert message.recipients == ("bob",)
-    assert tuple(work.bounced) == ("carol",)
-    assert answer.recipients == ("alice",)
-    assert said(work).startswith("carol: no longer an agent, did not get")
-    stored = table.store.find_by_relay_id(work.message_id)
-    assert stored
-    states = standing(table.store, stored.id)
-    assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.SENT}  # until it is done
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("TO: dave\n\nhi", "there is no agent dave"),
-        ("TO: alice\n\nhi", "cannot send a message to itself"),
-        ("TO: #none\n\nhi", "channel none does not exist"),
-        ("TO: bob\nKIND: ack\nRE: 1234567890-\n\n", "does not name a message"),
-    ],
-)
-def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> None:
-    work = table.decide(text)
-    assert says in work.failure
-    assert table.store.find_by_relay_id(work.message_id) is None
-    (posting,) = work.outgoing
-    assert posting.recipients == ("alice",)
-    answer = parse_delivered(posting.data)
-    assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
-    assert answer.headers["RE"] == work.message_id
-    assert answer.body.decode().startswith(f"not delivered: {work.file.file_name}: ")
-    assert says in answer.body.decode()
-
-
-def test_what_the_engine_refuses_is_answered(table: Table) -> None:
-    table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
-    work = table.decide("TO: #ci\nTOPIC: t\n\nhi")
-    assert work.failure == "alice is not a participant of channel ci"
-    assert len(work.outgoing) == 1
-
-
-def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table) -> None:
-    work = table.decide("TO: dave\n\nhi")
-    (posting,) = work.outgoing
-    own = posting.system
-    assert own is not None
-    body = parse_delivered(posting.data).body
-    assert (own.message_id, own.agent_name, own.target) == (
-        posting.message_id,
-        ORCHESTRATOR,
-        "alice",
-    )
-    assert (own.message_type, own.checksum, own.file_size) == ("nack", sha256_hex(body), len(body))
-    assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
-    assert work.system_ids() == [posting.message_id]
-    stored = table.store.get_message(posting.engine_id)
-    assert stored and stored.metadata
-    assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
-    assert reconstruct(stored) == parse_delivered(posting.data)._replace(
-        headers={"RE": work.message_id}
-    )
-
-
-def test_the_answers_id_comes_from_the_message_not_from_the_file(table: Table) -> None:
-    first = table.decide("TO: dave\n\nhi", number=7)
-    moved = first.file._replace(inode=99, mtime_ns=1, size=5)
-    again = WorkItem(moved, first.message_id, first.discovered_at)
-    Table().decider.refuse(again, first.failure)
-    assert again.outgoing[0].message_id == first.outgoing[0].message_id
-
-
-def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> None:
-    answers = []
-    for inode in (1, 1, 2):
-        found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
-        work = WorkItem(found, "", AT_NS)
-        work.has_row = False
-        table.decider.refuse(work, "hello.msg is not a valid message name")
-        (posting,) = work.outgoing
-        message = parse_delivered(posting.data)
-        assert "RE" not in message.headers
-        assert message.body == b"not delivered: hello.msg is not a valid message name\n"
-        stored = table.store.get_message(posting.engine_id)
-        assert stored and stored.metadata and "re" not in stored.metadata
-        assert reconstruct(stored).headers == {}
-        answers.append(posting.message_id)
-    assert answers[0] == answers[1] != answers[2]
-    assert len(table.store) == 2
-
-
-def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
-    table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
-    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: ci")
-    signature = base64.b64encode(bytes(range(64))).decode()
-    for text in (
-        "TO: bob\n\nhi",
-        "TO: bob\nKIND: error\n\nhi",
-        "TO: *\nPRIORITY: 0\n\nhi",
-        "TO: bob\nKIND: status\n\nbusy",
-        "TO: __orchestrator__\nKIND: spawn\nNAME: w\n\nhi",
-        "TO: #ci\nTOPIC: build.ok\nTTL: 60\nTHREAD: t\nX-Ticket: 42\n\nhi",
-        "TO: bob\nDELIVERY: exactly-once\nAWAIT: 60000\nRE: 1769851800000000000-\n\nhi",
-        f"TO: bob\nATTACHMENT: sha256:{'a' * 64}\nATTACHMENT: sha256:{'b' * 64}\n\nhi",
-        f"TO: bob\nSIGNATURE: ed25519:{signature}\n\nhi",
-    ):
-        work = table.decide(text)
-        stored = table.store.find_by_relay_id(work.message_id)
-        assert stored, work.failure
-        assert reconstruct(stored) == parse(text.encode())
-
-
-def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
-    text = "TO: bob\nTTL: 30\n\nquick"
-    assert table.decide(text, late_s=30, number=7).failure == ""
-    work = table.decide(text, late_s=31)
-    assert work.failure == "its TTL of 30 s passed before it could be delivered"
-    assert work.failure in said(work)
-    again = table.decide(text, late_s=31, number=7)
-    assert (again.failure, again.is_stored) == ("", True)  # it was accepted in time
-
-
-def test_a_group_of_one_is_said_so(table: Table) -> None:
-    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    work = table.decide("TO: #team\n\nhi")
-    assert said(work) == "no recipients: team has no other members\n"
-    assert work.failure == ""
-
-
-def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
-    table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
-    (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").outgoing
-    assert (
-        "no recipients: there are no other subscribers to topic build.ok of #ci"
-        in posting.data.decode()
-    )
-
-
-def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> None:
-    sent = table.decide("TO: bob\n\nhi")
-    told = [
-        table.decider.reply("alice", sent.message_id, AT_NS, key, "bob: too late")
-        for key in ("bob expired", "bob expired", "carol expired")
-    ]
-    ids = [work.outgoing[0].message_id for work in told]
-    assert ids[0] == ids[1] != ids[2]
-    assert not told[0].has_row
-    answer = parse_delivered(told[0].outgoing[0].data)
-    assert (answer.kind, answer.body) == (Kind.NACK, b"bob: too late\n")
-    assert answer.headers["RE"] == sent.message_id
-
-
-# -- again after a crash -------------------------------------------------------------------
-
-
-def test_decided_again_before_anything_was_written_it_is_the_same(table: Table) -> None:
-    first = table.decide("TO: dave\n\nhi", number=7)
-    again = Table().decide("TO: dave\n\nhi", number=7)
-    assert [p.message_id for p in again.outgoing] == [p.message_id for p in first.outgoing]
-    assert [p.data for p in again.outgoing] == [p.data for p in first.outgoing]
-
-
-def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table: Table) -> None:
-    first = table.decide("TO: bob\n\nhi", number=7)
-    sequence = table.store.sequence
-    again = table.decide("TO: bob\n\nhi", number=7)
-    assert table.store.sequence == sequence
-    assert again.outgoing == first.outgoing
-
-
-def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> None:
-    first = table.decide("TO: *\n\nhi", number=7)
-    again = table.decide("TO: *\n\nhi", number=7, agents=AGENTS | {"newcomer"})
-    assert again.outgoing == first.outgoing
-    stored = table.store.find_by_relay_id(again.message_id)
-    assert stored and table.store.recipients(stored.id) == first.outgoing[0].recipients
-
-
-def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
-    table: Table,
+@pytest.mark.parametrize(("head", "sender", "recipients", "message_type"), MESSAGES)
+def test_a_plan_stores_a_message_and_writes_its_files(
+    talk: Table, head: str, sender: str, recipients: tuple[str, ...], message_type: MessageType
 ) -> None:
-    first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
-    again = table.decide("TO: dave\n\nhi", number=7)
-    assert (again.failure, [*again.bounced]) == ("", ["dave"])
-    stored = table.store.find_by_relay_id(first.message_id)
-    assert stored
-    table.store.deliver(stored.id, ["dave"])
-    assert table.decide("TO: dave\n\nhi", number=7).bounced == {}
+    before = talk.store.snapshot()
+    made = talk.plan(f"{head}\n\nhi", sender, number=9)
+    assert made.draft is not None and made.draft.route.recipients is not None
+    assert set(made.draft.route.recipients) == set(recipients)
+    assert made.draft.message.message_type is message_type
+    (file,) = made.files
+    assert (file.message_id, file.number, set(file.recipients)) == (sent(9), 0, set(recipients))
+    assert (made.refusal, made.messages, made.command) == ("", (), None)
+    assert (made.answer is not None) is ("RE:" in head)
+    assert talk.store.snapshot() == before
 
 
-# -- answers -------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [*ORCHESTRATED, "command", "status", "message"])
+def test_a_plan_for_the_orchestrator_is_a_command(talk: Table, kind: str) -> None:
+    text = f"TO: __orchestrator__\nKIND: {kind}\nNAME: worker\nACTION: list\n\nCHANNEL: new"
+    before = talk.store.snapshot()
+    made = talk.plan(text)
+    assert made.command is not None and not made.command.is_done
+    assert (made.files, made.messages, made.refusal) == ((), (), "")
+    assert talk.store.snapshot() == before
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "status", "said"),
+    ("head", "says"),
     [
-        ("ack", "", "received", ""),
-        ("ack", "\n", "received", ""),
-        ("ack", " \t\r\n", "received", ""),
-        ("ack", "received", "received", ""),
-        ("ack", "in_progress half way", "in_progress", "half way"),
-        ("ack", "completed\nall green", "completed", "all green"),
-        ("ack", "  completed: all green", "completed", "all green"),
-        ("ack", "completedly", "received", "completedly"),
-        ("ack", "Done!", "received", "Done!"),
-        ("nack", "", "failed", ""),
-        ("nack", "completed nothing", "failed", "completed nothing"),
+        ("TO: dave", "there is no agent dave"),
+        ("TO: relay", "there is no agent relay"),
+        ("TO: gone", "gone is retired"),
+        ("TO: alice", "cannot send a message to itself"),
+        ("TO: Lead", "no lead is set"),
+        ("TO: #none", "channel none does not exist"),
+        ("TO: #all", "write TO: *"),
+        ("TO: #dm/alice/bob", "write to the agent by its name"),
+        ("TO: bob\nKIND: join", "is for the relay itself"),
+        ("TO: bob\nKIND: spawn\nNAME: x", "is for the relay itself"),
+        ("TO: bob\nKIND: ack\nRE: 1234567890-", "does not name a message"),
+        (f"TO: bob\nKIND: ack\nRE: {sent(1)}", "was not sent to alice"),
+        (f"TO: bob\nKIND: response\nRE: {sent(2)}", "was not sent to alice"),
     ],
 )
-def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said: str) -> None:
-    asked = table.decide("TO: bob\nKIND: command\n\ngo")
-    work = table.decide(f"TO: alice\nKIND: {kind}\nRE: {asked.message_id}\n\n{body}", "bob")
-    assert work.failure == ""
-    assert work.acknowledged == Acknowledged(asked.message_id, "bob", status, work.message_id, said)
-    (posting,) = work.outgoing
-    assert posting.recipients == ("alice",)
-    stored = table.store.find_by_relay_id(asked.message_id)
-    assert stored and stored.status is MessageStatus.ACKNOWLEDGED
-
-
-def test_a_response_completes_its_query(table: Table) -> None:
-    asked = table.decide("TO: bob\nKIND: query\n\nhow many?")
-    work = table.decide(f"TO: *\nKIND: response\nRE: {asked.message_id}\n\n20", "bob")
-    assert work.acknowledged == Acknowledged(
-        asked.message_id, "bob", "completed", work.message_id, "20"
+def test_a_plan_refuses(talk: Table, head: str, says: str) -> None:
+    directory = Directory(AGENTS | {"gone"}, None, {"gone": "gone is retired"})
+    made = talk.plan(f"{head}\n\nhi", directory=directory)
+    assert says in made.refusal
+    assert (made.draft, made.files, made.command) == (None, (), None)
+    (nack,) = made.messages
+    assert (nack.message.kind, nack.message.to, nack.recipients) == (
+        Kind.NACK,
+        "alice",
+        ("alice",),
     )
-    assert work.outgoing[0].recipients == ("alice",)
 
 
-# -- for the orchestrator ------------------------------------------------------------------
+def test_an_answer_counts_though_its_sender_is_gone(talk: Table) -> None:
+    text = f"TO: alice\nKIND: ack\nRE: {sent(2)}\n\ncompleted"
+    made = talk.plan(text, "bob", AGENTS - {"alice"})
+    assert "recorded as answered" in made.refusal
+    assert made.answer is not None
+    assert (made.answer.status, made.answer.ends) == ("completed", True)
 
 
-def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
-    work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    assert work.is_control
-    (posting,) = work.outgoing
-    answer = parse_delivered(posting.data)
-    assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.message_id)
-    assert said(work) == "completed created the group team, you are its owner\n"
-    asked, reply = (
-        table.store.find_by_relay_id(work.message_id),
-        table.store.get_message(posting.engine_id),
-    )
-    assert asked and reply
-    assert asked.status is MessageStatus.ACKNOWLEDGED
-    assert reply.message_type is MessageType.ACKNOWLEDGMENT
-    assert reply.correlation_id == asked.correlation_id is not None
+def test_refused_before_it_was_planned(talk: Table) -> None:
+    incident = Incident(IncidentKind.UNSIGNED, "alice", "x", "not signed")
+    made = talk.plan("TO: bob\n\nhi", reason="not signed", incidents=(incident,), row=Row.REPEATED)
+    assert (made.refusal, made.draft) == ("not signed", None)
+    assert made.effects == Effects((incident,), may_repeat=True)
 
 
-def test_what_it_refuses_it_says_with_a_nack(table: Table) -> None:
-    work = table.decide("TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
-    assert (work.is_control, work.failure) == (True, "")
-    assert parse_delivered(work.outgoing[0].data).kind is Kind.NACK
-    assert said(work) == "channel team does not exist\n"
+def test_unavailable_and_inactive_agents_get_no_broadcast(talk: Table) -> None:
+    directory = Directory(AGENTS, None, {"bob": "bob is retired"}, {"carol"})
+    made = talk.plan("TO: *\n\nhi", directory=directory)
+    assert made.draft is not None and made.draft.route.recipients == ("operator",)
+    made = talk.plan("TO: #team\n\nhi", directory=directory)
+    assert dict(made.changes.bounced) == {"bob": "bob is retired"}
+    assert made.files[0].recipients == ("carol",)  # inactive: its mail waits
 
 
-def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) -> None:
-    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", "bob")
-    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    text = "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team"
-    first = table.decide(text, number=50)
-    sequence = table.store.sequence
-    again = table.decide(text, number=50)
-    assert [p.message_id for p in again.outgoing] == [p.message_id for p in first.outgoing]
-    assert table.store.sequence == sequence
+def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
+    for name, nacks in (("plain", 1), ("sticky", 0)):
+        channel_of(
+            talk.store, ChannelType.PUB_SUB, "alice", name=name, sticky_messages=name == "sticky"
+        )
+        made = talk.plan(f"TO: #{name}\nTOPIC: t\n\nhi")
+        assert made.draft is not None and made.draft.route.recipients == ()
+        assert (len(made.messages), made.refusal) == (nacks, "")
 
 
-def test_what_expects_no_ack_is_delivered_and_no_more(table: Table) -> None:
-    work = table.decide("TO: __orchestrator__\n\nhello")
-    asked = table.store.find_by_relay_id(work.message_id)
-    assert asked and asked.status is MessageStatus.DELIVERED
-    reply = table.store.get_message(work.outgoing[0].engine_id)
-    assert reply and (reply.message_type, reply.correlation_id) == (MessageType.ERROR, None)
-
-
-def test_a_status_is_noted_and_not_answered(table: Table) -> None:
-    work = table.decide("TO: __orchestrator__\nKIND: status\n\n" + "x" * 600)
-    assert work.outgoing == []
-    assert work.status_note == "x" * MAX_NOTE
-    assert work.is_control
-
-
-def test_the_rows_of_a_work(table: Table) -> None:
-    work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    (answer,) = work.system_ids()
-    assert work.undelivered_rows(AT_NS) == []
-    work.undelivered[answer, "alice"] = "no inbox"
-    work.bounced = {"dave": "no longer an agent"}
-    assert work.undelivered_rows(AT_NS) == [
-        (answer, "alice", "held", AT_NS, "no inbox", None),
-        (work.message_id, "dave", "bounced", AT_NS, "no longer an agent", None),
+def test_a_throttled_message_is_stored_and_deferred(talk: Table) -> None:
+    channel = talk.store.channels.get_by_name("team")
+    assert channel is not None
+    talk.store.channels.configure(channel.id, max_pending=1)
+    assert talk.decide("TO: #team\n\nfirst").deferred == ()
+    second = talk.decide("TO: #team\nTTL: 5\n\nsecond")
+    assert second.files == ()
+    assert [(one.recipient, one.due_at - AT_NS) for one in second.deferred] == [
+        ("bob", 5 * 10**9 + 1),
+        ("carol", 5 * 10**9 + 1),
     ]
-    assert work.deliveries() == 1
+
+
+def test_a_repeated_message_is_not_stored_again(talk: Table) -> None:
+    first = talk.decide("TO: bob\n\nhi", number=9)
+    again = talk.plan("TO: bob\n\nhi", number=9, row=Row.REPEATED)
+    assert again.draft is None
+    assert again.files == first.files  # those already delivered are left out when they are staged
+    assert again.effects.may_repeat
+
+
+def test_a_command_carried_out_before_is_answered_as_then(talk: Table) -> None:
+    text = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob"
+    first = talk.decide(text, "operator", number=9)
+    again = talk.plan(text, "operator", number=9, row=Row.REPEATED)
+    assert again.command is not None and again.command.is_done
+    (reply,) = again.messages
+    assert (reply.message.kind, reply.message_id) == (Kind.ACK, first.files[0].message_id)
+    assert again.effects.status_change == first.effects.status_change is not None
+
+
+def row_of(number: int) -> MessageRow:
+    return MessageRow(
+        sent(number), "alice", "", None, "archived", AT_NS, 0, None, 0, 0, 0, "", "bob"
+    )
+
+
+@pytest.mark.parametrize(
+    "state", [DeliveryState.EXPIRED, DeliveryState.BOUNCED, DeliveryState.DEAD]
+)
+def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> None:
+    channel_of(talk.store, ChannelType.PUB_SUB, "operator", "carol", name="_system")
+    system = talk.store.channels.get_by_name("_system")
+    assert system is not None
+    talk.store.channels.subscribe(system.id, "carol", "#")
+    ended = EndedDelivery(1, sent(1), "bob", state, 1, "too late")
+    view = StoreView(talk.store)
+    made = end_delivery(ended, row_of(1), Directory(AGENTS), view)
+    assert made.changes.ended == (ended,)
+    nack, *published = made.messages
+    assert nack.recipients == ("alice",) and b"not delivered to bob: too late" in nack.message.body
+    assert [one.recipients for one in published] == [("carol",)] * (state is DeliveryState.DEAD)
+    assert end_delivery(ended, row_of(1), Directory(AGENTS), view) == made
+    without_sender = end_delivery(ended, row_of(1), Directory(AGENTS - {"alice"}), view)
+    assert without_sender.messages == tuple(published)
+    assert end_delivery(ended, None, Directory(AGENTS), view).messages == ()
+
+
+@pytest.mark.parametrize(("reminders", "is_last"), [(0, False), (1, False), (2, True)])
+def test_an_overdue_answer_is_reminded_then_given_up(
+    talk: Table, reminders: int, is_last: bool
+) -> None:
+    message = talk.store.messages.find_by_relay_id(sent(2))
+    assert message is not None
+    owed = Obligation(due_ms=1, since=NOW_S, reminders=reminders)
+    talk.store.state.owed[message.id] = {"bob": owed}
+    overdue = [OverdueAnswer(message, "bob", owed, next_due_ms=7)]
+    made = remind(overdue, Directory(AGENTS), StoreView(talk.store), AT_NS)
+    (change,) = made.changes.reminders
+    assert (change.recipient, change.due_ms) == ("bob", 0 if is_last else 7)
+    to = [(one.message.to, one.message.kind) for one in made.messages]
+    assert to == [("bob", Kind.REMINDER)] * (not is_last) + [("alice", Kind.NOTIFICATION)]
+    gone = remind(overdue, Directory(AGENTS - {"bob"}), StoreView(talk.store), AT_NS)
+    assert b"no longer awaited: bob is no longer an agent" in gone.messages[0].message.body

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Set
 
+import msgspec
 import pytest
 
 from relay.acomm.model import DeliveryState
+from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S
-from relay.delivery.retry import DeferredQueue, FailedDeferral
-from relay.delivery.work import WorkItem
-from relay.engine.commstore import CommStore
+from relay.delivery.retry import DeferredQueue
+from relay.delivery.values import Plan
+from relay.engine.engine import Engine
 from tests.box import Box
-
-
-@contextlib.contextmanager
-def broken_inbox(box: Box, agent: str) -> Iterator[None]:
-    """The agent's inbox cannot be written for as long as the block lasts."""
-    inbox, aside = box.path("agents", agent, "inbox"), box.path("tmp", f"inbox-{agent}")
-    inbox.rename(aside)
-    inbox.write_text("a file where a directory must be")
-    yield
-    inbox.unlink()
-    aside.rename(inbox)
 
 
 @pytest.fixture
@@ -38,18 +28,18 @@ def due_in_s(box: Box, held: DeferredQueue) -> float | None:
     return None if due is None else (due - box.clock.monotonic_ns()) / NS_PER_S
 
 
-def retry(box: Box, held: DeferredQueue, limit: int = 256) -> None:
+def plans_due(box: Box, held: DeferredQueue, agents: Set[str] | None = None) -> list[Plan]:
     with box.home.dirs() as dirs:
-        works, ended = held.due(dirs, box.roster.agents, limit)
-        box.dispatcher._writer.execute(dirs, works + endings(box, ended))
+        return held.plans_due(dirs, Directory(box.roster.agents if agents is None else agents))
 
 
-def endings(box: Box, ended: list[FailedDeferral]) -> list[WorkItem]:
-    loop = box.dispatcher
-    return [
-        loop._retries.failure_notice(loop._ended_delivery(one), one.row, box.roster.agents)
-        for one in ended
-    ]
+def retry(box: Box, held: DeferredQueue) -> None:
+    execute(box, held, plans_due(box, held))
+
+
+def execute(box: Box, held: DeferredQueue, plans: list[Plan]) -> None:
+    with box.home.dirs() as dirs:
+        held.settle(box.dispatcher._executor.execute(dirs, plans))
 
 
 def test_with_nothing_held_nothing_is_due(box: Box, held: DeferredQueue) -> None:
@@ -60,7 +50,7 @@ def test_with_nothing_held_nothing_is_due(box: Box, held: DeferredQueue) -> None
 
 
 def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         assert due_in_s(box, held) == 1
         retry(box, held)
@@ -70,7 +60,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
             retry(box, held)
             assert due_in_s(box, held) == pause_s
         (error,) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
-        assert "inbox is a link or no directory" in error[0]
+        assert "inbox is a link or not a directory" in error[0]
         box.clock.advance(120)
         assert due_in_s(box, held) == 0
     retry(box, held)
@@ -80,7 +70,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
 
 
 def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         one = box.send("alice", "TO: bob\nX-Ticket: 42\n\none")
         box.flush()
         assert box.row(one)["file_path"].startswith("archive/")
@@ -100,14 +90,13 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
     }
     assert delivered[one].headers["X-TICKET"] == "42"
     assert delivered[one].headers["FROM"] == "alice"
-    stored = box.store.find_by_relay_id(one)
+    stored = box.store.messages.find_by_relay_id(one)
     assert stored and stored.status.label == "Delivered"
 
 
 def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueue) -> None:
-    for agent in ("alice", "bob"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    with broken_inbox(box, "bob"):
+    box.join("team", "alice", "bob")
+    with box.broken_inbox("bob"):
         group = box.send("alice", "TO: #team\n\nto all")
         direct = box.send("alice", "TO: bob\n\nto bob")
     box.clock.advance(60)
@@ -118,7 +107,7 @@ def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueu
 
 
 def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "alice"):
+    with box.broken_inbox("alice"):
         sent = box.send("alice", "TO: nobody\n\nhi")
         box.flush()
         assert box.nacks("alice") == []
@@ -132,28 +121,31 @@ def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueu
 
 
 def test_one_bad_inbox_holds_no_other_up(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
-        with broken_inbox(box, "carol"):
+    with box.broken_inbox("bob"):
+        with box.broken_inbox("carol"):
             sent = box.send("alice", "TO: *\n\nhi")
         box.clock.advance(1)
         retry(box, held)
         assert box.states(sent) == {"bob": "held", "carol": "written", "operator": "written"}
 
 
-def test_so_many_at_a_time(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+def test_so_many_at_a_time(box: Box) -> None:
+    limits = msgspec.structs.replace(box.config.limits, batch_files=2)
+    config = msgspec.structs.replace(box.config, limits=limits)
+    held = DeferredQueue(box.ledger, box.store, config, box.clock)
+    with box.broken_inbox("bob"):
         for number in range(5):
             box.send("alice", f"TO: bob\n\n{number}")
     box.clock.advance(60)
     for left in (3, 1, 0):
-        retry(box, held, limit=2)
+        retry(box, held)
         assert len(box.sql("SELECT 1 FROM deliveries WHERE state = 'held'")) == left
     assert len(box.bodies("bob")) == 5
 
 
 @pytest.mark.parametrize(("late_s", "state"), [(29, "written"), (31, "expired")])
 def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
     box.clock.advance(late_s)
     retry(box, held)
@@ -165,7 +157,7 @@ def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str
 def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
     box: Box, held: DeferredQueue
 ) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         gone = box.send("alice", "TO: bob\nTHREAD: t\nX-Ticket: 42\nPRIORITY: 0\n\ngone")
         changed = box.send("alice", "TO: bob\n\nfirst")
         box.flush()
@@ -181,62 +173,61 @@ def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
 
 
 def test_what_could_not_be_written_is_not_delivered(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(1)
         retry(box, held)
-        stored = box.store.find_by_relay_id(sent)
+        stored = box.store.messages.find_by_relay_id(sent)
         assert stored and stored.status.label == "Sent"
     box.clock.advance(60)
     retry(box, held)
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored and stored.status.label == "Delivered"
 
 
 def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(86_399)
         retry(box, held)
         assert box.states(sent) == {"bob": "held"}
-        box.clock.advance(60)
-        box.tick()
+        box.after(60, turns=1)
     assert box.states(sent) == {"bob": "dead"}
-    (letter,) = box.store.dead_letters()
+    (letter,) = box.store.retries.dead_letters()
     assert letter.recipients == ("bob",)
     (nack,) = box.nacks("alice")
     assert nack.startswith("not delivered to bob: its inbox could not be written for 86459 s: ")
 
 
 def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
-    with box.home.dirs() as dirs:
-        works, (ended,) = held.due(dirs, {"alice"}, 256)
-        assert works == []
-        assert (ended.recipient, ended.state, ended.reason) == (
-            "bob",
-            DeliveryState.BOUNCED,
-            "no longer an agent",
-        )
-        assert box.states(sent) == {"bob": "held"}  # its sender is told with it
-        box.dispatcher._writer.execute(dirs, endings(box, [ended]))
+    plans = plans_due(box, held, {"alice", "operator"})
+    ((ended,),) = [plan.changes.ended for plan in plans]
+    assert (ended.recipient, ended.state, ended.reason) == (
+        "bob",
+        DeliveryState.BOUNCED,
+        "no longer an agent",
+    )
+    assert box.states(sent) == {"bob": "held"}  # its sender is told with it
+    execute(box, held, plans)
     assert "no longer an agent" in box.nacks("alice")[0]
     assert box.states(sent) == {"bob": "bounced"}
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored and stored.status.label == "Failed"
     assert held.due_ns() is None
 
 
+@pytest.mark.damages
 def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Box) -> None:
-    with broken_inbox(box, "bob"):
+    with box.broken_inbox("bob"):
         one = box.send("alice", "TO: bob\n\none")
         two = box.send("alice", "TO: bob\n\ntwo")
         box.flush()
     os.unlink(box.path(*box.row(two)["file_path"].split("/")))
     box.clock.advance(60)
-    alone = DeferredQueue(box.ledger, CommStore(box.clock), box.config, box.clock)
+    alone = DeferredQueue(box.ledger, Engine(box.clock), box.config, box.clock)
     retry(box, alone)
     assert box.bodies("bob") == ["one"]
     assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})
@@ -244,6 +235,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
     assert "neither file nor store holds it" in error
 
 
+@pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
         box.ledger.deliveries.stage([("1-", "bob", "held", 1, "by hand", 1)])

@@ -21,11 +21,14 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import FormatError
-from relay.engine import archives
-from relay.engine.archives import Archives, Roller, RollPolicy
-from relay.engine.checkpoint import InlineExecutor
-from relay.engine.commstore import CommStore
+from relay.engine import archives, transitions
+from relay.engine.archive_files import ArchiveFiles
+from relay.engine.archives import Roller, RollPolicy
+from relay.engine.checkpoint import InlineExecutor, state_of
+from relay.engine.engine import Engine
+from relay.engine.events import Event
 from relay.engine.state import State
+from tests.engine.support import BY_FILES, accept
 from tests.fakes import FakeClock
 
 POLICY = RollPolicy(after_s=60, messages=4, most_messages=100, live_messages=1000)
@@ -40,25 +43,26 @@ class Scene:
         self.folder = folder
         self.key = key
         self.policy = policy
-        self.open(CommStore(self.clock))
-        self.channel = self.store.create_channel("c", ChannelType.GROUP, "a")
-        self.store.join_channel(self.channel.id, "b")
+        self.open()
+        self.channel = self.store.channels.create("c", ChannelType.GROUP, "a")
+        self.store.channels.join(self.channel.id, "b")
 
-    def open(self, store: CommStore) -> None:
-        store.delivers_itself = False
-        store.archives = Archives(str(self.folder), self.key)
-        self.store = store
-        self.roller = Roller(store, store.archives, self.policy, self.clock, InlineExecutor())
+    def open(self, state: State | None = None) -> None:
+        files = ArchiveFiles(str(self.folder), self.key)
+        self.store = Engine(
+            self.clock, state, settings=BY_FILES, archive_files=files, keeps_events=True
+        )
+        self.roller = Roller(self.store.archives, self.policy, self.clock, InlineExecutor())
 
     def reopened(self) -> None:
         """Written, and loaded again."""
-        self.open(CommStore.load(self.clock, self.store.snapshot().file()))
+        self.open(state_of(self.store.snapshot().file()))
 
     def send(self, text: str, kind: MessageType = MessageType.TEXT, **fields: object) -> Message:
         """A message from a, delivered to b; a second later than the one before."""
         self.clock.advance(1)
-        message = self.store.accept(self.channel.id, "a", kind, text, **fields)  # type: ignore[arg-type]
-        self.store.deliver(message.id, ["b"])
+        message = accept(self.store, self.channel.id, "a", kind, text, **fields)
+        self.store.deliveries.deliver(message.id, ["b"])
         return message
 
     def roll(self, seconds: float = 0) -> None:
@@ -89,9 +93,9 @@ def bodies(messages: list[Message]) -> list[str]:
 def test_what_is_final_and_old_enough_is_rolled(scene: Scene) -> None:
     sent = [scene.send(f"message {n}") for n in range(5)]
     scene.roll(30)
-    assert len(scene.store) == 5  # too young
+    assert len(scene.store.state.messages) == 5  # too young
     scene.roll(61)
-    assert len(scene.store) == 0
+    assert len(scene.store.state.messages) == 0
     (note,) = scene.store.state.archives
     assert (note.messages, note.first_id, note.last_id) == (5, sent[0].id, sent[-1].id)
     assert (note.first_at, note.last_at) == (sent[0].created_at, sent[-1].created_at)
@@ -106,11 +110,11 @@ def test_what_still_waits_for_something_stays(scene: Scene) -> None:
     for n in range(4):
         scene.send(f"text {n}")
     command = scene.send("deploy", MessageType.COMMAND)
-    held = scene.store.accept(scene.channel.id, "a", MessageType.TEXT, "not written yet")
+    held = accept(scene.store, scene.channel.id, "a", MessageType.TEXT, "not written yet")
     scene.roll(200)
     assert set(scene.store.state.messages) == {command.id, held.id}
-    scene.store.acknowledge_message(command.id, "b", "completed")
-    scene.store.deliver(held.id, ["b"])
+    scene.store.deliveries.record_answer(command, "b", "completed", ends=True)
+    scene.store.deliveries.deliver(held.id, ["b"])
     for n in range(4):
         scene.send(f"more {n}")
     scene.roll(200)
@@ -124,7 +128,7 @@ def test_few_wait_for_more_and_a_day_at_most(scene: Scene) -> None:
     assert scene.files() == []
     scene.roll(86_400)
     assert len(scene.files()) == 1
-    assert len(scene.store) == 0
+    assert len(scene.store.state.messages) == 0
 
 
 def test_under_pressure_age_does_not_matter(tmp_path: Path) -> None:
@@ -132,10 +136,10 @@ def test_under_pressure_age_does_not_matter(tmp_path: Path) -> None:
     for n in range(10):
         scene.send(str(n))
     scene.roll()
-    assert len(scene.store) == 10
+    assert len(scene.store.state.messages) == 10
     scene.send("one too many")
     scene.roll(61)
-    assert len(scene.store) == 0
+    assert len(scene.store.state.messages) == 0
 
 
 def test_so_many_in_one_archive(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_so_many_in_one_archive(tmp_path: Path) -> None:
     for _ in range(3):
         scene.roll(100)
     assert [note.messages for note in scene.store.state.archives] == [4, 4]
-    assert len(scene.store) == 2
+    assert len(scene.store.state.messages) == 2
 
 
 def test_in_slices(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +161,16 @@ def test_in_slices(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
     for _ in range(9):
         scene.roller.step()
-        left.append(len(scene.store))
+        left.append(len(scene.store.state.messages))
     assert left == [7, 7, 7, 7, 7, 5, 3, 1, 0]  # begin, look three times, count, take out
 
 
-def test_numbers_and_counters_go_on(scene: Scene) -> None:
+def test_numbers_and_counters_continue(scene: Scene) -> None:
     for n in range(5):
         scene.send(str(n))
     scene.roll(100)
     scene.reopened()
-    assert scene.store.message_count(scene.channel.id) == 5
+    assert scene.store.channels.get(scene.channel.id).message_count == 5
     assert scene.send("next").id == 6
     assert scene.store.state.next_archive == 2
 
@@ -183,65 +187,58 @@ def test_killed_while_they_leave_the_rest_leaves_later(
     scene.roller.step()
     assert len(scene.store.state.evicting) == 3
     scene.reopened()
-    assert len(scene.store) == 3
-    assert scene.store.query_messages().total_count == 5  # nothing twice
-    assert len(scene.store.search("")) == 5
+    assert len(scene.store.state.messages) == 3
+    assert scene.store.messages.query().total_count == 5  # nothing twice
+    assert len(scene.store.messages.search("")) == 5
     scene.roll()
-    assert len(scene.store) == 0
+    assert len(scene.store.state.messages) == 0
     assert len(scene.store.state.archives) == 1
 
 
 def test_the_same_events_give_the_same_store(scene: Scene) -> None:
-    replayed = State(scene.store.created_at)
+    replayed = State(scene.store.state.created_at)
     for event in _events_of(scene):
-        replayed.apply(event)
+        transitions.apply(replayed, event)
     assert replayed.snapshot() == scene.store.snapshot()
     assert replayed.archives != ()
 
 
-def _events_of(scene: Scene):  # type: ignore[no-untyped-def]
+def _events_of(scene: Scene) -> list[Event]:
     """Everything that happens in a store, from its beginning, rolled in the end."""
-    happened = []
-
-    class Noted(CommStore):
-        def apply(self, event) -> None:  # type: ignore[no-untyped-def]
-            happened.append(event)
-            super().apply(event)
-
-    scene.open(Noted(scene.clock))
-    scene.channel = scene.store.create_channel("c", ChannelType.GROUP, "a")
-    scene.store.join_channel(scene.channel.id, "b")
+    scene.open()
+    scene.channel = scene.store.channels.create("c", ChannelType.GROUP, "a")
+    scene.store.channels.join(scene.channel.id, "b")
     for n in range(6):
         scene.send(str(n), metadata={"relay_id": f"1-{n}"})
-    scene.store.receive(1, "b")
+    scene.store.deliveries.receive(1, "b")
     scene.roll(100)
-    return happened
+    return scene.store.fresh_events
 
 
 def test_what_is_archived_by_retention_is_rolled_too(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "archive")
     keep = ChannelConfig(retention=Retention(RetentionKind.COUNT, 2))
-    scene.channel = scene.store.create_channel("short", ChannelType.GROUP, "a", keep)
-    scene.store.join_channel(scene.channel.id, "b")
+    scene.channel = scene.store.channels.create("short", ChannelType.GROUP, "a", keep)
+    scene.store.channels.join(scene.channel.id, "b")
     for n in range(8):
         scene.send(str(n))
     assert len(scene.store.state.archive) == 6
     scene.roll(100)
     assert scene.store.state.archive == {}
-    assert scene.store.query_messages().total_count == 2
+    assert scene.store.messages.query().total_count == 2
     everything = MessageFilter(include_archived=True)
-    assert scene.store.query_messages(everything).total_count == 8
+    assert scene.store.messages.query(everything).total_count == 8
 
 
 def test_what_is_past_its_retention_by_time_goes_though_nobody_sends(scene: Scene) -> None:
-    scene.store.configure_channel(
+    scene.store.channels.configure(
         scene.channel.id, retention=Retention(RetentionKind.DURATION, 300)
     )
     scene.send("old")
     scene.roll(61)
     assert scene.store.state.archive == {}
     scene.roll(301)
-    assert len(scene.store) == 0
+    assert len(scene.store.state.messages) == 0
     assert [m.content for m in scene.store.state.archive.values()] == [b"old"]
 
 
@@ -254,13 +251,13 @@ def test_an_archive_that_cannot_be_written_is_tried_again(
     for n in range(5):
         scene.send(str(n))
     with monkeypatch.context() as patch:
-        patch.setattr(Archives, "write", full)
+        patch.setattr(ArchiveFiles, "write", full)
         scene.roll(100)
     assert "No space left" in scene.roller.error
-    assert len(scene.store) == 5
+    assert len(scene.store.state.messages) == 5
     scene.roll(61)
     assert scene.roller.error == ""
-    assert len(scene.store) == 0
+    assert len(scene.store.state.messages) == 0
 
 
 # -- what is asked for later ---------------------------------------------------------------
@@ -285,21 +282,21 @@ def history(scene: Scene) -> Scene:
 
 def test_queries_look_into_archives(history: Scene) -> None:
     store = history.store
-    newest = store.query_messages(MessageFilter(limit=4))
+    newest = store.messages.query(MessageFilter(limit=4))
     assert bodies(newest.messages) == ["live 2", "live 1", "live 0", "archive 2 message 4"]
     assert (newest.total_count, newest.has_more) == (18, True)
-    oldest = store.query_messages(MessageFilter(limit=6, sort_order=SortOrder.ASCENDING))
+    oldest = store.messages.query(MessageFilter(limit=6, sort_order=SortOrder.ASCENDING))
     assert bodies(oldest.messages)[-1] == "archive 1 message 0"
-    second = store.query_messages(MessageFilter(limit=5, offset=5))
+    second = store.messages.query(MessageFilter(limit=5, offset=5))
     assert bodies(second.messages)[0] == "archive 2 message 2"
-    by_type = store.query_messages(MessageFilter(sort_by=SortField.MESSAGE_TYPE, limit=100))
+    by_type = store.messages.query(MessageFilter(sort_by=SortField.MESSAGE_TYPE, limit=100))
     assert len(by_type.messages) == 18
-    assert len(store.search("message 3")) == 3
-    assert store.query_messages(MessageFilter(sender="nobody")).total_count == 0
+    assert len(store.messages.search("message 3")) == 3
+    assert store.messages.query(MessageFilter(sender="nobody")).total_count == 0
 
 
 def test_threads_go_through_archives(history: Scene) -> None:
-    thread = history.store.get_thread("7b0e4f6a-1d2c-4a3b-8c4d-5e6f70819203")
+    thread = history.store.messages.thread("7b0e4f6a-1d2c-4a3b-8c4d-5e6f70819203")
     assert bodies(thread) == [
         "archive 0 message 2",
         "archive 1 message 2",
@@ -322,23 +319,23 @@ def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyP
         lambda path, real=store_file.read_indexes: (aids.append(path[-12:]), real(path))[1],
     )
     store = history.store
-    store.query_messages(MessageFilter(limit=3), grouped=False)  # the live ones fill the page
+    store.messages.query(MessageFilter(limit=3), grouped=False)  # the live ones fill the page
     assert (read, aids) == ([], [])
     middle = store.state.archives[1]
     wanted = MessageFilter(after=middle.first_at - 1, before=middle.last_at + 1)
-    assert store.query_messages(wanted).total_count == 5
+    assert store.messages.query(wanted).total_count == 5
     assert (read, aids) == (["000002.acomm"], [])
-    assert store.query_messages(MessageFilter(sender="nobody")).total_count == 0
+    assert store.messages.query(MessageFilter(sender="nobody")).total_count == 0
     assert read == ["000002.acomm"]  # the indexes said no
     assert len(aids) == 3
 
 
 def test_a_message_is_found_by_its_relay_id(history: Scene) -> None:
-    found = history.store.find_by_relay_id("1-3", include_archived=True)
+    found = history.store.messages.find_by_relay_id("1-3", include_archived=True)
     assert found is not None and found.content == b"archive 1 message 3"
-    assert history.store.find_by_relay_id("1-3") is None
-    assert history.store.recipients(found.id) == ("b",)
-    assert history.store.find_by_relay_id("9-9", include_archived=True) is None
+    assert history.store.messages.find_by_relay_id("1-3") is None
+    assert history.store.messages.recipients(found.id) == ("b",)
+    assert history.store.messages.find_by_relay_id("9-9", include_archived=True) is None
 
 
 def test_a_damaged_archive_is_named(history: Scene) -> None:
@@ -348,16 +345,16 @@ def test_a_damaged_archive_is_named(history: Scene) -> None:
     data[200] ^= 1
     path.write_bytes(data)
     with pytest.raises(FormatError, match=r"000001\.acomm at .*SHA-256"):
-        history.store.search("message 0")
+        history.store.messages.search("message 0")
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        history.store.search("message 0")
-    newest = history.store.query_messages(MessageFilter(limit=3), grouped=False)
+        history.store.messages.search("message 0")
+    newest = history.store.messages.query(MessageFilter(limit=3), grouped=False)
     assert newest.messages  # needs none of it
 
 
 def test_what_a_crash_left_is_set_aside(history: Scene) -> None:
-    archives = history.store.archives
+    archives = history.store.archives.files
     assert archives is not None
     folder = history.folder / "2026-01-31"
     folder.mkdir(exist_ok=True)
@@ -367,7 +364,7 @@ def test_what_a_crash_left_is_set_aside(history: Scene) -> None:
     (aside,) = archives.rename_strays(state.archives, state.next_archive)
     assert aside.endswith("2026-01-31/000004.acomm.stray")
     assert archives.rename_strays(state.archives, state.next_archive) == []
-    assert len(history.store.search("")) == 18
+    assert len(history.store.messages.search("")) == 18
 
 
 def test_sealed_like_the_store(tmp_path: Path) -> None:
@@ -377,4 +374,4 @@ def test_sealed_like_the_store(tmp_path: Path) -> None:
     scene.roll(100)
     (note,) = scene.store.state.archives
     assert b"secret" not in store_file.read(str(scene.folder / note.name)).messages[0].content
-    assert len(scene.store.search("secret")) == 5
+    assert len(scene.store.messages.search("secret")) == 5

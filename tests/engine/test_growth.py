@@ -12,10 +12,11 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
+from relay.engine import transitions
 from relay.engine.commstore import CommStore
 from relay.engine.events import DuplicatesForgotten, Event
 from relay.engine.retries import FORGET_PER_MS
-from relay.engine.tables import MANY_TIMERS
+from relay.engine.state import MANY_TIMERS, State
 from tests.engine.support import EXACTLY_ONCE, channel_of, reopened, send
 from tests.fakes import FakeClock
 
@@ -27,7 +28,7 @@ def given_up(store: CommStore, many: int) -> tuple[Channel, list[int]]:
     channel = channel_of(store, ChannelType.GROUP, "lead", "worker")
     numbers = [send(store, channel, "lead", MessageType.COMMAND).id for _ in range(many)]
     for number in numbers:
-        store.dead_letter(number, ["worker"], "it is gone")
+        store.engine.retries.dead_letter(number, ["worker"], "it is gone")
     return channel, numbers
 
 
@@ -40,6 +41,7 @@ class Unwalked(dict[int, object]):
     values = items = keys = __iter__  # type: ignore[assignment]
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("call", ["late", "replay", "discard", "other"])
 def test_no_call_goes_through_all_dead_letters(store: CommStore, call: str) -> None:
     channel, numbers = given_up(store, 3)
@@ -54,6 +56,7 @@ def test_no_call_goes_through_all_dead_letters(store: CommStore, call: str) -> N
         store.discard_dead_letter(numbers[0])
     else:
         store.acknowledge_message(other, "worker", "completed")
+    assert (numbers[0] in store.state.dead_letters) == (call == "other")
 
 
 def test_dead_letters_are_found_like_others(store: CommStore, clock: FakeClock) -> None:
@@ -71,7 +74,7 @@ def test_dead_letters_are_found_like_others(store: CommStore, clock: FakeClock) 
 
 
 def test_a_large_exactly_once_set_is_gone_through_rarely(
-    store: CommStore, clock: FakeClock
+    store: CommStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = channel_of(
         store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10
@@ -81,13 +84,13 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
         store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
         clock.advance(0.001)
     walks: list[int] = []
-    apply = store.state.apply
+    apply = transitions.apply
 
-    def counted(event: Event) -> None:
+    def counted(state: State, event: Event) -> None:
         walks.append(isinstance(event, DuplicatesForgotten))
-        apply(event)
+        apply(state, event)
 
-    store.state.apply = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(transitions, "apply", counted)
     clock.advance(20 - many / 1000)
     for _ in range(many + 200):
         clock.advance(0.001)
@@ -121,7 +124,8 @@ def test_what_is_gone_for_good_leaves_nothing_behind(store: CommStore) -> None:
         store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10**6
     )
     store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
-    store.delivers_itself = False  # what is written is final, whether it was received or not
+    store.receive_messages(None, "lead")
+    store.receive_messages(None, "worker")
     store.evict()
     store.compact()
     state = store.state

@@ -20,12 +20,6 @@ from tests.fakes import FakeClock
 pytestmark = pytest.mark.shows("engine 6.16")
 
 
-@pytest.fixture
-def store() -> CommStore:
-    """A store of its own for each example."""
-    return CommStore(FakeClock())
-
-
 @pytest.mark.shows("engine 3.1")
 def test_one_to_one_task_delegation(store: CommStore) -> None:
     channel = store.create_channel("planner-executor", ChannelType.DIRECT, "agent-planner")
@@ -105,7 +99,7 @@ def test_threaded_conversation(store: CommStore) -> None:
 def test_querying_message_history(store: CommStore) -> None:
     channel = store.create_channel("project", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")
-    clock = store._clock
+    clock = store.engine.clock
     assert isinstance(clock, FakeClock)
     store.send_message(channel.id, "lead", MessageType.COMMAND, "an old one")
     clock.advance(7200)
@@ -159,7 +153,7 @@ def test_a_message_past_its_ttl_is_not_received(store: CommStore) -> None:
     channel = store.create_channel("c", ChannelType.GROUP, "lead")
     store.join_channel(channel.id, "worker")
     sent = store.send_message(channel.id, "lead", MessageType.TEXT, "hi", ttl=10)
-    clock = store._clock
+    clock = store.engine.clock
     assert isinstance(clock, FakeClock)
     clock.advance(11)
     assert store.receive_messages(None, "worker") == []

@@ -38,7 +38,7 @@ def kept_store() -> StoreSnapshot:
     store = new_store()
     channel = channel_of(store, ChannelType.GROUP, "a", "b", ack_timeout=1)
     send(store, channel, "a", MessageType.COMMAND)
-    store.dead_letter(1, ["b"], "nobody is there")
+    store.engine.retries.dead_letter(1, ["b"], "nobody is there")
     send(store, channel, "a")
     store.configure_channel(channel.id, max_pending=5)
     return store.snapshot()
@@ -63,8 +63,8 @@ def test_a_dead_letter_that_another_writer_dropped_is_gone(tmp_path: Path) -> No
     assert store.stats().dead_letters == 0
     assert store.purge_dead_letters(-1) == 0
     assert checked(tmp_path / "a.acomm", file)[:2] == [
-        "section 256 has deliveries of message 1, which does not exist",
-        "section 256 has a dead letter of message 1, which does not exist",
+        "section 256: expected deliveries of a message in the file, found message 1",
+        "section 256: expected dead letters of a message in the file, found message 1",
     ]
     assert send(store, store.get_channel(1), "a").id == 3
 
@@ -75,7 +75,7 @@ def test_a_message_that_another_writer_added_is_delivered() -> None:
     messages = (*snapshot.values.messages, added)
     store = opened(msgspec.structs.replace(snapshot.file(), messages=messages))
     assert standing(store, 7) == {"b": DeliveryState.SENT}
-    store._enqueue_undelivered()
+    store._queues.enqueue_undelivered()
     assert [one.id for one in store.receive_messages(1, "b")] == [2, 7]
     assert send(store, store.get_channel(1), "a").id == 8
 
@@ -83,7 +83,7 @@ def test_a_message_that_another_writer_added_is_delivered() -> None:
 def test_settings_of_a_channel_that_is_gone_are_left_out(tmp_path: Path) -> None:
     file = msgspec.structs.replace(kept_store().file(), channels=(), messages=(), dead_letters=())
     assert opened(file).create_channel("new", ChannelType.GROUP, "a").id == 2
-    assert "section 256 has settings of channel 1, which does not exist" in checked(
+    assert "section 256: expected settings of a channel in the file, found channel 1" in checked(
         tmp_path / "a.acomm", file
     )
 
@@ -94,7 +94,8 @@ def test_a_retry_count_at_its_limit_is_counted_on_from_what_fits() -> None:
     tried = msgspec.structs.replace(sent, message_type=MessageType.COMMAND, retry_count=2**32 - 1)
     store = opened(msgspec.structs.replace(snapshot.values, messages=(tried,)))
     store.tick()
-    store_file.encode(store.snapshot().file())
+    (kept,) = store_file.decode(store_file.encode(store.snapshot().file())).messages
+    assert kept.retry_count == 2**32 - 1
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from relay.acomm.model import (
     Priority,
 )
 from relay.base.errors import ChannelUnavailable, ValidationFailed
+from relay.engine.checkpoint import state_of
 from relay.engine.commstore import CommStore
-from tests.engine.support import channel_of, send, standing
+from tests.engine.support import channel_of, relay_engine, send, standing
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 4.6")
@@ -109,12 +110,12 @@ def test_whoever_left_an_acknowledgment_owing_is_given_up_in_time(
     assert f"message {command.id} to b is dead" in notice[0].content.decode()
 
 
-def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(store: CommStore) -> None:
-    store.delivers_itself = False
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
-    message = send(store, channel, "a")
-    store.leave_channel(channel.id, "b")
-    assert standing(store, message.id) == {"b": DeliveryState.DELIVERED}
+def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(clock: FakeClock) -> None:
+    engine = relay_engine(clock)
+    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
+    message = send(engine, channel, "a")
+    engine.channels.leave(channel.id, "b")
+    assert standing(engine, message.id) == {"b": DeliveryState.DELIVERED}
 
 
 # -- a costly filter -----------------------------------------------------------------------
@@ -136,12 +137,12 @@ def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> No
 
 
 @pytest.mark.shows("engine 2.12")
-def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(store: CommStore) -> None:
+def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(clock: FakeClock) -> None:
+    store = CommStore(clock, warn=lambda _: None)
     channel = channel_of(store, ChannelType.PUB_SUB, "a", sticky_messages=True)
     for _ in range(100):
         store.publish(channel.id, "a", "t", "a" * 5000 + "c")
     store.publish(channel.id, "a", "t", "aaa")
-    store.warn = lambda _: None
     began = time.process_time()
     store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="^(a|a?)+$"))
     assert time.process_time() - began < 4
@@ -156,9 +157,9 @@ def test_a_filter_that_a_file_had_and_is_none_matches_nothing(
     file = store.snapshot().file()
     odd, quick = file.subscriptions
     odd = msgspec.structs.replace(odd, filter=MessageFilter(content_pattern="("))
-    opened = CommStore.load(clock, msgspec.structs.replace(file, subscriptions=(odd, quick)))
     said: list[str] = []
-    opened.warn = said.append
+    state = state_of(msgspec.structs.replace(file, subscriptions=(odd, quick)))
+    opened = CommStore(clock, state, warn=said.append)
     for _ in range(2):
         sent = opened.publish(channel.id, "a", "t", "x")
         assert opened.recipients(sent.id) == ("quick",)

@@ -35,7 +35,7 @@ def topics(store: CommStore) -> Channel:
 
 
 @pytest.mark.shows("engine 2.11")
-def test_a_subscription_rests_and_goes_on(
+def test_a_subscription_rests_and_continues(
     store: CommStore, topics: Channel, clock: FakeClock
 ) -> None:
     one = store.subscribe(topics.id, "bob", "build.#")
@@ -135,7 +135,7 @@ def handed_out(store: CommStore) -> dict[str, Message]:
     found = {
         "sent": sent,
         "got": store.get_message(sent.id),
-        "by_relay_id": store.find_by_relay_id("r-1"),
+        "by_relay_id": store.engine.messages.find_by_relay_id("r-1"),
         "queried": store.query_messages().messages[0],
         "searched": store.search("hi")[0],
         "thread": store.get_thread(sent.correlation_id or "")[0],

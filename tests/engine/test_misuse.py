@@ -6,6 +6,7 @@ Every command is given every value in the place of every argument, one at a time
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import ChannelNotFound, RelayError, ValidationFailed
+from relay.engine.archive_files import ArchiveFiles
 from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, channel_of, new_store, send, standing
 
@@ -38,7 +40,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "acknowledge_message": ((1, "b", "received", "text"), {}),
     "archive": ((1,), {"before": 5}),
     "broadcast": ((GROUP, "a", "hi"), {}),
-    "find_by_relay_id": (("17-ab",), {}),
+    "engine.messages.find_by_relay_id": (("17-ab",), {}),
     "configure_channel": (
         (GROUP,),
         {name: None for name in (*ChannelConfig.__struct_fields__, "flush", "tags", "max_pending")},
@@ -52,15 +54,15 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "get_channel_by_name": (("group",), {}),
     "get_message": ((1,), {}),
     "get_thread": (("id",), {}),
-    "is_held": ((1,), {}),
-    "is_answered": ((1, "b"), {}),
+    "engine.deliveries.is_held": ((1,), {}),
+    "engine.deliveries.is_answered": ((1, "b"), {}),
     "join_channel": ((GROUP, "z"), {"role": None}),
     "leave_channel": ((GROUP, "b"), {}),
     "message_count": ((GROUP,), {}),
     "publish": ((TOPICS, "a", "x.y", "hi"), {}),
     "purge_dead_letters": ((5,), {}),
     "query_messages": ((MessageFilter(),), {}),
-    "receive": ((1, "b"), {}),
+    "engine.deliveries.receive": ((1, "b"), {}),
     "receive_messages": ((GROUP, "b", MessageFilter()), {}),
     "recipients": ((1,), {}),
     "replay_dead_letter": ((1,), {}),
@@ -112,7 +114,7 @@ def test_whatever_it_is_given_it_says_so_or_does_it(name: str) -> None:
     for args, named in attempts(name):
         before = store.snapshot()
         try:
-            getattr(store, name)(*args, **named)
+            attrgetter(name)(store)(*args, **named)
         except RelayError as exc:
             assert "\n" not in str(exc)
             assert store.snapshot() == before, (args, named)
@@ -163,13 +165,12 @@ def test_what_was_taken_for_something_else(call: Callable[[CommStore], object], 
 
 def test_a_query_with_plain_numbers_is_the_same_with_archives(tmp_path: Any) -> None:
     """sort_by and sort_order may be given as the numbers that they are in a file."""
-    from relay.engine.archives import Archives
-
     store = prepared()
     send(store, store.get_channel(GROUP), "a", priority=Priority.LOW)
-    store.archives = Archives(str(tmp_path))
+    store.engine.archives.files = ArchiveFiles(str(tmp_path))
     archived = prepared().snapshot()
-    size = store.archives.write("d/1.acomm", StoreSnapshot(archived.values, archived.state))
+    snapshot = StoreSnapshot(archived.values, archived.state)
+    size = store.engine.archives.files.write("d/1.acomm", snapshot)
     store.state.archives = (ArchiveInfo("d/1.acomm", 1, 1, 1, NOW_S, NOW_S, 0, size),)
     named = MessageFilter(sort_by=SortField.PRIORITY, sort_order=SortOrder.DESCENDING)
     plain = MessageFilter(sort_by=1, sort_order=1)  # type: ignore[arg-type]

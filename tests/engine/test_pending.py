@@ -15,7 +15,19 @@ from relay.acomm.model import (
 )
 from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
+from relay.engine.engine import Engine
+from relay.engine.state import State
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    BY_FILES,
+    accept,
+    channel_of,
+    receive,
+    relay_engine,
+    reopened,
+    send,
+    standing,
+)
 from tests.fakes import FakeClock
 
 
@@ -35,11 +47,11 @@ def test_beyond_the_limit_messages_are_taken_and_wait_in_order(
     channel = narrow(store)
     sent = [send(store, channel, "a", content=f"{n}") for n in range(5)]
     assert [m.status for m in sent] == [MessageStatus.DELIVERED] * 2 + [MessageStatus.SENT] * 3
-    assert [store.is_held(m.id) for m in sent] == [False] * 2 + [True] * 3
+    assert [store.engine.deliveries.is_held(m.id) for m in sent] == [False] * 2 + [True] * 3
     assert standing(store, sent[2].id) == {"b": DeliveryState.SENT}
     for one in (reopened(store, clock), store):
-        assert waiting(one) == ["0", "1"] and one.resumable() == []
-        one.receive(sent[1].id, "b")
+        assert waiting(one) == ["0", "1"] and one.engine.deliveries.resumable() == []
+        receive(one, sent[1].id, "b")
         assert waiting(one) == ["0", "2"]
         assert [m.content for m in one.receive_messages(None, "b")] == [b"0", b"2"]
         assert waiting(one) == ["3", "4"]
@@ -50,7 +62,7 @@ def test_what_owes_an_acknowledgment_counts_until_that_comes(store: CommStore) -
     channel = narrow(store, 1, delivery=AT_LEAST_ONCE)
     first, second = send(store, channel, "a"), send(store, channel, "a", content="second")
     store.receive_messages(None, "b")
-    assert store.is_held(second.id) and store.stats().pending == 1
+    assert store.engine.deliveries.is_held(second.id) and store.stats().pending == 1
     store.acknowledge_message(first.id, "b", "received")
     assert waiting(store) == ["second"]
 
@@ -67,7 +79,7 @@ def test_answers_are_never_held_and_hold_up_nothing(store: CommStore) -> None:
 @pytest.mark.parametrize(
     ("heeds", "order"), [(True, ["high", "one", "two"]), (False, ["one", "high", "two"])]
 )
-def test_they_go_on_by_priority_where_the_channel_heeds_it(
+def test_they_continue_by_priority_where_the_channel_heeds_it(
     store: CommStore, clock: FakeClock, heeds: bool, order: list[str]
 ) -> None:
     channel = narrow(store, 1, priority_ordering=heeds)
@@ -75,7 +87,7 @@ def test_they_go_on_by_priority_where_the_channel_heeds_it(
     for text, priority in (("one", 2), ("high", 1), ("two", 2)):
         send(store, channel, "a", content=text, priority=Priority(priority))
     store = reopened(store, clock)
-    store.receive(first.id, "b")
+    receive(store, first.id, "b")
     came = []
     while got := store.receive_messages(None, "b"):
         came += [m.content.decode() for m in got]
@@ -122,9 +134,9 @@ def test_past_its_ttl_a_held_message_is_not_delivered(store: CommStore, clock: F
     assert standing(store, short.id) == {"b": DeliveryState.EXPIRED}
 
 
-def test_who_has_left_bounces_and_the_others_get_it(store: CommStore) -> None:
+def test_who_has_left_bounces_and_the_others_get_it(clock: FakeClock) -> None:
     said: list[str] = []
-    store.warn = said.append
+    store = CommStore(clock, warn=said.append)
     channel = narrow(store, 1)
     store.join_channel(channel.id, "c")
     send(store, channel, "a", content="first")
@@ -140,23 +152,37 @@ def test_who_has_left_bounces_and_the_others_get_it(store: CommStore) -> None:
 
 
 @pytest.mark.shows("engine 4.11")
-def test_where_the_owner_delivers_it_is_told_what_may_go(
-    store: CommStore, clock: FakeClock
-) -> None:
-    store.delivers_itself = False
-    channel = narrow(store, 1)
+def test_where_the_owner_delivers_it_is_told_what_may_go(clock: FakeClock) -> None:
+    engine = relay_engine(clock)
+    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
+    engine.channels.configure(channel.id, max_pending=1)
     numbers = [
-        store.accept(channel.id, "a", MessageType.TEXT, "x", priority=priority).id
+        accept(engine, channel.id, "a", MessageType.TEXT, "x", priority=priority).id
         for priority in (Priority.NORMAL, Priority.LOW, Priority.HIGH)
     ]
-    assert [store.is_held(number) for number in numbers] == [False, True, True]
-    assert store.resumable() == []
-    store.deliver(numbers[0], ["b"])
-    store.receive(numbers[0], "b")
-    assert store.resumable() == [numbers[2]] == store.resumable()
-    assert standing(store, numbers[2]) == {"b": DeliveryState.SENT}
-    store.deliver(numbers[2], ["b"])
-    assert not store.is_held(numbers[2]) and store.resumable() == []
+    deliveries = engine.deliveries
+    assert [deliveries.is_held(number) for number in numbers] == [False, True, True]
+    assert deliveries.resumable() == []
+    deliveries.deliver(numbers[0], ["b"])
+    deliveries.receive(numbers[0], "b")
+    assert deliveries.resumable() == [numbers[2]] == deliveries.resumable()
+    assert standing(engine, numbers[2]) == {"b": DeliveryState.SENT}
+    deliveries.deliver(numbers[2], ["b"])
+    assert not deliveries.is_held(numbers[2]) and deliveries.resumable() == []
+
+
+def test_an_answer_that_is_owed_counts_after_a_start_as_well(clock: FakeClock) -> None:
+    engine = relay_engine(clock)
+    channel = engine.channels.create("c", ChannelType.GROUP, "a")
+    engine.channels.join(channel.id, "b")
+    engine.channels.configure(channel.id, max_pending=1)
+    first = accept(engine, channel.id, "a", MessageType.COMMAND, "x").id
+    engine.deliveries.deliver(first, ["b"])
+    engine.deliveries.receive(first, "b")  # read, and not answered
+    opened = Engine(clock, State.load(engine.state.snapshot().file()), settings=BY_FILES)
+    for one in (engine, opened):
+        second = accept(one, channel.id, "a", MessageType.TEXT, "y").id
+        assert one.deliveries.is_held(second)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", 2**32])
@@ -169,7 +195,7 @@ def test_a_limit_that_is_none_is_refused(store: CommStore, value: object) -> Non
     assert store.snapshot() == before
 
 
-def test_ten_thousand_held_messages_go_on_one_by_one(store: CommStore) -> None:
+def test_ten_thousand_held_messages_continue_one_by_one(store: CommStore) -> None:
     channel = narrow(store, 1)
     for _ in range(10_000):
         send(store, channel, "a")

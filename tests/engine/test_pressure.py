@@ -9,17 +9,22 @@ import pytest
 from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
+from relay.engine import transitions
 from relay.engine.commstore import CommStore
-from relay.engine.messages import CAPACITY_TOPIC
+from relay.engine.events import Event
+from relay.engine.queues import CAPACITY_TOPIC
+from relay.engine.state import State
 from relay.engine.validation import Limits
-from tests.engine.support import channel_of, reopened, send, standing
+from tests.engine.support import channel_of, receive, reopened, send, standing
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 1.7")
 
 
-def limited(clock: FakeClock, **limits: int) -> CommStore:
-    return CommStore(clock, limits=Limits()._replace(**limits))
+def limited(
+    clock: FakeClock, warn: Callable[[str], object] | None = None, **limits: int
+) -> CommStore:
+    return CommStore(clock, limits=Limits()._replace(**limits), warn=warn)
 
 
 def refused(store: CommStore, call: Callable[[], object], kind: type[CommError]) -> str:
@@ -52,7 +57,7 @@ def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeC
     sent = [send(store, channel, "a") for _ in range(3)]
     text = refused(store, lambda: send(store, channel, "a"), StoreFull)
     assert text == "the store has 3 active messages, its limit is 3"
-    store.receive(sent[1].id, "b")
+    receive(store, sent[1].id, "b")
     assert send(store, channel, "a").status is MessageStatus.DELIVERED
     assert len(store) == 3 and list(store.state.archive) == [sent[1].id]
     refused(store, lambda: send(store, channel, "a"), StoreFull)
@@ -77,12 +82,13 @@ def test_a_store_that_is_full_does_not_look_at_everything_each_time(clock: FakeC
     for _ in range(1000):
         send(store, channel, "a")
     looks: list[int] = []
-    is_final = store.is_final
-    store.is_final = lambda m: looks.append(m.id) or is_final(m)  # type: ignore[method-assign,func-returns-value]
+    archives = store.engine.archives
+    is_final = archives.is_final
+    archives.is_final = lambda m: looks.append(m.id) or is_final(m)  # type: ignore[method-assign,func-returns-value]
     for _ in range(50):
         refused(store, lambda: send(store, channel, "a"), StoreFull)
     assert len(looks) == 1000
-    store.receive(1, "b")
+    receive(store, 1, "b")
     store.tick()
     assert send(store, channel, "a").id == 1001
 
@@ -94,9 +100,8 @@ SMALL = {"file_bytes": 10_000, "warn_bytes": 8_000, "reserve_bytes": 1_000}
 
 @pytest.mark.shows("engine 5.2")
 def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: FakeClock) -> None:
-    store = limited(clock, **SMALL)
     said: list[str] = []
-    store.warn = said.append
+    store = limited(clock, said.append, **SMALL)
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     system = store.create_channel("_system", ChannelType.PUB_SUB, "_system")
     store.subscribe(system.id, "watcher", CAPACITY_TOPIC)
@@ -117,8 +122,7 @@ def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: Fak
 
 @pytest.mark.shows("engine 5.3")
 def test_within_the_reserve_only_answers_are_taken(clock: FakeClock) -> None:
-    store = limited(clock, **SMALL)
-    store.warn = lambda _: None
+    store = limited(clock, lambda _: None, **SMALL)
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     command = send(store, channel, "a", MessageType.COMMAND)
     with pytest.raises(StoreCapacity) as caught:
@@ -145,15 +149,14 @@ def test_one_large_message_does_not_slip_past_the_limit(clock: FakeClock) -> Non
 
 
 def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
-    store = limited(clock, **SMALL)
-    store.warn = lambda _: None
+    store = limited(clock, lambda _: None, **SMALL)
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     with pytest.raises(StoreCapacity):
         while True:
             send(store, channel, "a", metadata={"k" * 100: "é" * 200})
     assert 8_000 < len(store_file.encode(store.snapshot().file(), compress=False)) < 10_000
     store.receive_messages(None, "b")
-    assert reopened(store, clock).used_bytes() == store.state.record_bytes
+    assert reopened(store, clock).stats().used_bytes == store.state.record_bytes
     store.evict()
     store.compact()
     assert store.state.record_bytes == 0
@@ -265,17 +268,17 @@ def test_a_channel_is_not_limited_to_fewer_than_it_has(
 
 @pytest.mark.shows("engine 1.12")
 def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
-    store: CommStore,
+    store: CommStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = channel_of(store, ChannelType.BROADCAST, "a", *(f"r{n}" for n in range(2500)))
     statuses: list[MessageStatus] = []
-    apply = store.apply
+    apply = transitions.apply
 
-    def watching(event: object) -> None:
-        apply(event)  # type: ignore[arg-type]
+    def watching(state: State, event: Event) -> None:
+        apply(state, event)
         statuses.append(store.state.messages[1].status)
 
-    store.apply = watching  # type: ignore[method-assign]
+    monkeypatch.setattr(transitions, "apply", watching)
     message = store.broadcast(channel.id, "a", "to all")
     sent, delivered = MessageStatus.SENT, MessageStatus.DELIVERED
     assert statuses == [sent, sent, sent, delivered]
@@ -284,9 +287,9 @@ def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
 
 
 @pytest.mark.shows("engine 1.13")
-def test_one_who_is_not_there_holds_up_nobody(store: CommStore) -> None:
+def test_one_who_is_not_there_holds_up_nobody(clock: FakeClock) -> None:
     said: list[str] = []
-    store.warn = said.append
+    store = CommStore(clock, warn=said.append)
     channel = channel_of(store, ChannelType.GROUP, "a", *(f"r{n}" for n in range(1500)))
     people = [f"r{n}" for n in range(1500)]
     message = send(store, channel, "a", recipients=[*people[:700], "ghost", *people[700:]])

@@ -16,7 +16,7 @@ from relay.acomm.model import (
 )
 from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send
+from tests.engine.support import AT_LEAST_ONCE, channel_of, receive, reopened, send
 from tests.fakes import FakeClock
 
 FOREVER = Retention()
@@ -68,7 +68,7 @@ def test_each_policy_when_sending(
         gone = [m for m in everything if m.id not in left]
         assert {m.status for m in gone} <= {MessageStatus.ARCHIVED}
         assert {m.content for m in everything} == {b"ten bytes!"}
-        assert one.message_count(channel.id) == 6
+        assert one.engine.channels.get(channel.id).message_count == 6
     assert [m.id for m in store.snapshot().values.archive] == [
         n for n in range(1, 7) if n not in left
     ]
@@ -100,9 +100,9 @@ def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> N
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 2))
     unread = send(store, channel, "a")
     command = send(store, channel, "a", MessageType.COMMAND, metadata={"delivery": "at-least-once"})
-    store.receive(command.id, "b")
+    receive(store, command.id, "b")
     send_received_after = send(store, channel, "a")
-    store.receive(send_received_after.id, "b")
+    receive(store, send_received_after.id, "b")
     store.tick()
     assert live(store) == [unread.id, command.id]
     store.acknowledge_message(command.id, "b", "completed")
@@ -136,14 +136,15 @@ def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: Fake
 def test_what_is_stuck_does_not_make_each_send_dear(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 1))
     looked = 0
-    is_final = store.is_final
+    archives = store.engine.archives
+    is_final = archives.is_final
 
     def counting(message: Message) -> bool:
         nonlocal looked
         looked += 1
         return is_final(message)
 
-    store.is_final = counting  # type: ignore[method-assign]
+    archives.is_final = counting  # type: ignore[method-assign]
     for _ in range(2000):
         send(store, channel, "a")
     assert looked < 2000 * 32
@@ -181,7 +182,7 @@ def test_archiving_all_before_a_time(store: CommStore, clock: FakeClock) -> None
         clock.advance(1)
         send(store, channel, "a", content=f"{number}")
     for number in (2, 3, 4):
-        store.receive(number, "b")
+        receive(store, number, "b")
     assert store.archive(before=at + 3) == 2
     assert live(store) == [1, 4]
     assert store.archive(before=at + 3) == 0
@@ -230,7 +231,10 @@ def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
     assert freed[:2] == (4, 1) and freed.content_bytes > 16 and freed.file_bytes == 0
     assert store.dead_letters() == [] and with_archived(store) == [unread]
     assert store.state.deliveries.keys() == {unread.id}
-    assert store.find_by_relay_id("d") is None and store.get_thread(str(dead.correlation_id)) == []
+    assert (
+        store.engine.messages.find_by_relay_id("d") is None
+        and store.get_thread(str(dead.correlation_id)) == []
+    )
     assert store.compact()[:3] == (0, 0, 0)
     assert [m.content for m in reopened(store, clock).receive_messages(None, "b")] == [b"unread"]
 
@@ -264,7 +268,7 @@ def test_the_store_in_numbers(store: CommStore, clock: FakeClock) -> None:
     store.configure_channel(channel.id, max_pending=2)
     for number in range(4):
         send(store, channel, "a", content=f"{number}")
-    store.receive(1, "b")
+    receive(store, 1, "b")
     store.archive(1)
     stats = store.stats()
     assert stats.messages == {MessageStatus.SENT: 1, MessageStatus.DELIVERED: 2}
@@ -281,7 +285,7 @@ def test_looking_for_many_at_once_leaves_the_indexes_right(store: CommStore) -> 
     for number in range(200):
         send(store, channel, "a", content=f"{number}")
         if number % 2:
-            store.receive(number + 1, "b")
+            receive(store, number + 1, "b")
     assert store.evict() == 100
     assert live(store) == list(range(1, 201, 2))
     assert [m.id for m in with_archived(store)] == list(range(1, 201))

@@ -15,7 +15,15 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    accept,
+    channel_of,
+    relay_engine,
+    reopened,
+    send,
+    standing,
+)
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 4.7")
@@ -112,9 +120,9 @@ def test_a_subscriber_gets_what_its_pattern_and_filter_match(store: CommStore) -
     assert received(store, channel.id, "b") == ["deploy.ok"]
 
 
-def test_where_the_owner_delivers_they_wait_for_it(store: CommStore) -> None:
-    store.delivers_itself = False
-    channel = channel_of(store, ChannelType.GROUP, "a", sticky_messages=True)
-    early = store.accept(channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": "r-1"})
-    store.join_channel(channel.id, "late")
-    assert standing(store, early.id) == {"late": DeliveryState.SENT}
+def test_where_the_owner_delivers_they_wait_for_it(clock: FakeClock) -> None:
+    engine = relay_engine(clock)
+    channel = channel_of(engine, ChannelType.GROUP, "a", sticky_messages=True)
+    early = accept(engine, channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": "r-1"})
+    engine.channels.join(channel.id, "late")
+    assert standing(engine, early.id) == {"late": DeliveryState.SENT}

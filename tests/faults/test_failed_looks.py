@@ -53,7 +53,7 @@ def killed_with_three_in_hand(relay: Relay, folder: Path) -> None:
     assert relay.process is not None
     (segment,) = relay.home.glob("journal/*/segments/*.seg")
     killing = Tracing(folder, [segment], "pwrite64:signal=SIGKILL:when=1")
-    with killing.attached(relay.process.pid):
+    with killing.attached(relay.pid):
         drop(relay.home, "bob", *NAMES)
         assert relay.process.wait(20) == -9
     relay.process = None
@@ -120,9 +120,8 @@ def test_D1_a_start_that_cannot_look_into_an_inbox_doubles_nothing(
     want of descriptors does not mean that it is still to be delivered."""
     home = relay.home
     relay.start()
-    assert relay.process is not None
     killing = Tracing(tmp_path, [home / "agents/bob/outbox"], "renameat:signal=SIGKILL:when=1")
-    with killing.attached(relay.process.pid):
+    with killing.attached(relay.pid):
         drop(home, "bob", NAMES[0])
         assert relay.process.wait(20) == -9
     relay.process = None

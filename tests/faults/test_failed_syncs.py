@@ -34,7 +34,7 @@ def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
     (segment,) = relay.home.glob("journal/*/segments/*.seg")
     marker = f"{segment}.unsynced.tmp"
     dying = Tracing(tmp_path, [segment, marker], "fdatasync:error=EIO", "fsync:error=EIO")
-    with dying.attached(relay.process.pid):
+    with dying.attached(relay.pid):
         drop(relay.home, "bob", NAMES[0])
         until(lambda: dying.text().count("(INJECTED)") >= 2, "both syncs", 20)
         relay.kill()

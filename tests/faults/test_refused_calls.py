@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from relay.base.home import Home
-from relay.base.status_client import ask_status
 from tests.faults.test_failed_looks import NAMES, drop, inbox
 from tests.faults.tracing import Tracing
-from tests.procs import Relay, until
+from tests.procs import Relay, log_of, status_of, until
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def logged(home: Path, action: str) -> list[dict[str, Any]]:
-    lines = (home / "logs/relay.log").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["action"] == action]
-
-
-def answers(home: Path) -> bool:
-    with Home(str(home)) as opened:
-        return ask_status(opened) is not None
 
 
 def listening(home: Path) -> str:
@@ -44,12 +30,12 @@ def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
 ) -> None:
     home = relay.home
     relay.start()
-    assert relay.process is not None and answers(home)
+    assert relay.process is not None and status_of(home)
     refusing = Tracing(tmp_path, [listening(home)], "poll:error=ENOMEM:when=1..3")
-    with refusing.attached(relay.process.pid):
+    with refusing.attached(relay.pid):
         until(lambda: refusing.text().count("(INJECTED)") == 3, "three errors", 20)
-        until(lambda: answers(home), "an answer", 20)
-    (said,) = logged(home, "admin")
+        until(lambda: status_of(home), "an answer", 20)
+    (said,) = log_of(home, "admin")
     assert "error on admin.sock, still serving" in said["event"]
     assert "Cannot allocate memory" in said["event"] and "exception" not in said
     begin = time.monotonic()
@@ -60,17 +46,16 @@ def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
 def test_D9_a_foreseen_fault_is_a_line_and_says_what_to_do(relay: Relay, tmp_path: Path) -> None:
     home = relay.home
     relay.start()
-    assert relay.process is not None
     without_threads = Tracing(tmp_path, [], "clone3:error=EAGAIN", "clone:error=EAGAIN")
-    with without_threads.attached(relay.process.pid):
+    with without_threads.attached(relay.pid):
         os.rename(home / "store", home / "elsewhere")
         drop(home, "bob", NAMES[0])
-        until(lambda: logged(home, "begin_again"), "the first", 20)
+        until(lambda: log_of(home, "begin_again"), "the first", 20)
         os.rename(home / "elsewhere", home / "store")
-        until(lambda: logged(home, "begin_again")[-1]["error"] == "RuntimeError", "no thread", 20)
+        until(lambda: log_of(home, "begin_again")[-1]["error"] == "RuntimeError", "no thread", 20)
     until(lambda: inbox(home, "alice") == NAMES[:1], "the message", 20)
-    first, *_, last = logged(home, "begin_again")
+    first, *_, last = log_of(home, "begin_again")
     assert first["error"] == "UnsafePath" and "put the directory back" in first["event"]
     assert "can't start new thread; raise the limit of processes" in last["event"]
-    assert not [line for line in logged(home, "begin_again") if "exception" in line]
+    assert not [line for line in log_of(home, "begin_again") if "exception" in line]
     relay.stop()

@@ -11,32 +11,47 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.config import Config, DetectionSettings
+from tests.box import Box, MakeBox
 from tests.procs import Relay, home_of
 
 
+@pytest.fixture(params=["inotify", "scan"])
+def any_box(request: pytest.FixtureRequest, make_box: MakeBox) -> Box:
+    """A relay with alice and bob, once with inotify and once with scans: the same rules hold."""
+    config = Config(detection=DetectionSettings(watcher=request.param))
+    return make_box("alice", "bob", config=config)
+
+
 @pytest.fixture
-def home() -> Iterator[Path]:
-    """A home with a short path: it has a socket."""
+def private_files() -> Iterator[None]:
+    """What the test makes is nobody else's to read: modes have tests of their own."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A home with alice and bob, or what the mark ``home`` says. Its path is short: it has a
+    socket."""
     root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
-    yield home_of(root / "home", "alice", "bob")
+    mark = request.node.get_closest_marker("home") or pytest.mark.home("alice", "bob").mark
+    yield home_of(root / "home", *mark.args, **mark.kwargs)
     shutil.rmtree(root)
 
 
 @pytest.fixture
 def running(home: Path) -> Iterator[Relay]:
-    """A relay that runs, and is down at the end."""
-    made = Relay(home)
-    made.start()
-    yield made
-    if made.process is not None:
-        made.kill()
+    """A relay that runs for ``home``, and is stopped at the end."""
+    with Relay(home) as made:
+        yield made
 
 
 @pytest.fixture
 def stopped(running: Relay) -> Iterator[int]:
     """The pid of a relay that SIGSTOP holds; it goes on afterwards."""
-    assert running.process is not None
-    pid = running.process.pid
+    pid = running.pid
     os.kill(pid, signal.SIGSTOP)
     yield pid
     os.kill(pid, signal.SIGCONT)

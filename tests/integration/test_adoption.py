@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from relay.base import fsio
 from relay.base.config import SpawnSettings
+from tests.disk import failing
 from tests.process_support import ProcessBox
 
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[ProcessBox]:
-    made = ProcessBox(tmp_path / "home", "alice")
-    yield made
-    assert made.open_intents() == []
-    made.close()
+pytestmark = pytest.mark.box("alice", kind=ProcessBox)
 
 
 def reopen(box: ProcessBox) -> None:
@@ -33,15 +23,15 @@ def test_what_runs_is_taken_over_not_doubled(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: always")
     process = box.running
     reopen(box)
-    box.go_on(10)
+    box.after(10)
     assert box.spawner.processes == [process]
     assert (box.process().state, box.process().pid) == ("starting", process.pid.number)
     box.spawner.end(0)  # nobody can know the code of somebody else's child
-    box.go_on(1.1)
+    box.after(1.1)
     assert box.said()[-1] == (
         "notification w ended, its exit code is not known; it will be restarted in 1 s"
     )
-    box.go_on(1.1)
+    box.after(1.1)
     assert box.running is not process
 
 
@@ -51,45 +41,30 @@ def test_a_session_that_began_again_knows_the_codes_of_its_children(box: Process
     box.open()
     box.tick(2)
     box.spawner.end(3)
-    box.go_on(0)
+    box.after(0)
     assert box.said()[-1] == "notification w exited with code 3"
 
 
-def test_where_the_disk_is_full_a_spawn_waits(
-    box: ProcessBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".json"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", full)
+def test_where_the_disk_is_full_a_spawn_waits(box: ProcessBox) -> None:
+    with failing("write", ".json"):
         sent = box.spawn()
         assert box.row(sent)["status"] == "pending"
         assert "run/ cannot be written" in box.row(sent)["last_error"]
         assert (box.said(), box.spawner.processes) == ([], [])
-    box.go_on(2)
+    box.after(2)
     assert box.said() == [f"ack completed started w, pid {box.running.pid.number}"]
 
 
-def test_where_the_disk_is_full_nothing_goes_on_before_it_is_said(
-    box: ProcessBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_disk_is_full_nothing_continues_before_it_is_said(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always")
-
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".msg"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", full)
+    with failing("write", ".msg"):
         box.spawner.end(1)
         for _ in range(5):
-            box.go_on(1.1)
+            box.after(1.1)
         assert box.spawner.running() == []
         assert len(box.said(about=request)) == 1
-    box.go_on(1.1)
-    box.go_on(1.1)
+    box.after(1.1)
+    box.after(1.1)
     assert len(box.said(about=request)) == 3
     assert box.process().pid == box.running.pid.number
 
@@ -105,7 +80,7 @@ def test_what_ended_while_no_relay_ran_follows_its_policy(
     box.open()
     box.tick(2)
     assert (box.process().state, box.process().exit_code) == (state, None)
-    box.go_on(2)
+    box.after(2)
     assert len(box.spawner.running()) == (state == "starting")
 
 
@@ -116,7 +91,7 @@ def test_without_its_spec_it_is_looked_after_and_not_started_again(box: ProcessB
     reopen(box)
     assert box.process().pid == box.running.pid.number
     box.spawner.end(1)
-    box.go_on(1.1)
+    box.after(1.1)
     assert box.said()[-1].endswith("; its spec was lost, so it is not restarted")
     assert box.process().state == "failed"
 
@@ -124,9 +99,9 @@ def test_without_its_spec_it_is_looked_after_and_not_started_again(box: ProcessB
 def test_it_waits_for_its_next_start_through_a_restart_of_the_relay(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always", "ENV: A=hunter2")
     box.spawner.end(1)
-    box.go_on(0)
+    box.after(0)
     reopen(box)
-    box.go_on(1.1)
+    box.after(1.1)
     assert box.running.spec.env == {"A": "hunter2"}
     assert [text.partition(" ")[0] for text in box.said(about=request)] == [
         "ack",
@@ -138,12 +113,12 @@ def test_it_waits_for_its_next_start_through_a_restart_of_the_relay(box: Process
 def test_started_again_and_killed_before_it_was_noted_it_is_found(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always")
     box.spawner.end(1)
-    box.go_on(0)
+    box.after(0)
     box.clock.advance(1.1)
     box.supervisor.poll(has_requests=False)  # started; nothing is said or noted
     process = box.running
     reopen(box)
-    box.go_on(10)
+    box.after(10)
     assert box.spawner.running() == [process]
     assert (box.process().pid, box.process().restarts) == (process.pid.number, 1)
     assert box.said(about=request)[-1] == (

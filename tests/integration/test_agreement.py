@@ -3,68 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from relay.base import fsio
-from relay.base.home import STORE
+from relay.base.home import LEDGER, STORE
+from relay.daemon import agreement
+from relay.ledger import open_readonly
 from tests.box import Box
+from tests.disk import failing
 
 pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 SYSTEM = "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#"
 
 
-def after(box: Box, seconds: float) -> None:
-    """Time goes on, and the loop runs until nothing is due now."""
-    box.clock.advance(seconds)
-    box.tick(3)
-
-
-def until_dead(box: Box) -> None:
-    """Four attempts, each a minute; 1, 2 and 4 s between them."""
-    for pause_s in (1, 2, 4):
-        after(box, 60)
-        after(box, pause_s)
-    after(box, 60)
-
-
 def restart(box: Box) -> None:
     """SIGKILL, and the next start."""
-    box.kill()
-    box.open()
+    box.restart()
     box.tick(2)
 
 
 def ack(box: Box, agent: str, message_id: str) -> None:
     box.send(agent, f"TO: alice\nKIND: ack\nRE: {message_id}\n\ncompleted")
-    after(box, 1)  # where the inbox was moved away, the outbox is looked at a second later
+    box.after(1)  # where the inbox was moved away, the outbox is looked at a second later
 
 
 def replay(box: Box, message_id: str) -> None:
-    box.send(
-        "operator", f"TO: __orchestrator__\nKIND: command\n\nACTION: dead.replay\nID: {message_id}"
-    )
-
-
-def stored(box: Box, message_id: str) -> dict[str, str]:
-    """Recipient -> what the engine says of its delivery."""
-    message = box.store.find_by_relay_id(message_id)
-    assert message is not None
-    deliveries = box.store.state.deliveries[message.id]
-    return {who: one.state.label.lower() for who, one in deliveries.items()}
+    box.command("operator", "dead.replay", f"ID: {message_id}")
 
 
 def agree(box: Box, message_id: str, **expected: str) -> None:
-    """Both say this."""
+    """The ledger says this of a message, and the store the same."""
     assert box.states(message_id) == expected
-    assert stored(box, message_id) == {
-        who: {"acked": "acknowledged", "written": "delivered", "read": "received"}.get(said, said)
-        for who, said in expected.items()
-    }
+    assert [line for line in differences(box) if message_id in line] == []
+
+
+def differences(box: Box) -> list[str]:
+    """What ledger and store say differently of any message."""
+    with contextlib.closing(open_readonly(box.home.path(LEDGER))) as db:
+        return [one.text for one in agreement.check(db, box.store)]
 
 
 @contextlib.contextmanager
@@ -72,39 +51,15 @@ def away(box: Box, agent: str) -> Iterator[None]:
     """The agent's directory is gone for as long as the block lasts."""
     box.path("agents", agent).rename(box.path("tmp", agent))
     box.tick()
-    after(box, 1)
+    box.after(1)
     yield
     box.path("tmp", agent).rename(box.path("agents", agent))
     box.tick()
 
 
-@contextlib.contextmanager
-def broken(box: Box, agent: str) -> Iterator[None]:
-    """The agent's inbox cannot be written for as long as the block lasts."""
-    inbox, aside = box.path("agents", agent, "inbox"), box.path("tmp", f"inbox-{agent}")
-    inbox.rename(aside)
-    inbox.write_text("a file where a directory must be")
-    yield
-    inbox.unlink()
-    aside.rename(inbox)
-
-
-@contextlib.contextmanager
-def full_disk(monkeypatch: pytest.MonkeyPatch, only: str = "") -> Iterator[None]:
-    """No file can be made whose name contains ``only``."""
-
-    def fault(operation: str, name: str) -> None:
-        if operation == "create" and only in name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", fault)
-        yield
-
-
 def test_an_ack_after_the_ttl_counts_in_both(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy")
-    after(box, 60)
+    box.after(60)
     agree(box, sent, bob="expired")
     ack(box, "bob", sent)
     agree(box, sent, bob="acked")
@@ -113,8 +68,8 @@ def test_an_ack_after_the_ttl_counts_in_both(box: Box) -> None:
 def test_an_ack_from_one_who_was_away_counts_in_both(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     with away(box, "bob"):
-        after(box, 60)
-        after(box, 1)
+        box.after(60)
+        box.after(1)
         agree(box, sent, bob="bounced")
     ack(box, "bob", sent)
     agree(box, sent, bob="acked")
@@ -123,23 +78,23 @@ def test_an_ack_from_one_who_was_away_counts_in_both(box: Box) -> None:
 def test_what_is_acked_while_its_next_attempt_is_held_is_not_written_again(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
-    after(box, 60)
-    with broken(box, "bob"):
-        after(box, 1)
+    box.after(60)
+    with box.broken_inbox("bob"):
+        box.after(1)
         assert box.states(sent) == {"bob": "held"}
         ack(box, "bob", sent)
         agree(box, sent, bob="acked")
-    after(box, 60)
+    box.after(60)
     assert box.inbox("bob") == {}
     agree(box, sent, bob="acked")
 
 
 def test_a_replay_to_one_who_is_gone_bounces_in_both(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     with away(box, "bob"):
         replay(box, sent)
-        after(box, 0)
+        box.after(0)
         agree(box, sent, bob="bounced")
     assert "not acknowledged by bob: no longer an agent\n" in box.nacks("alice")
 
@@ -147,26 +102,36 @@ def test_a_replay_to_one_who_is_gone_bounces_in_both(box: Box) -> None:
 def test_who_is_back_before_the_disk_has_room_gets_it(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("carol", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    with full_disk(monkeypatch), away(box, "bob"):
+    box.join("team", "bob", "alice", "carol")
+    with failing("create"), away(box, "bob"):
         sent = box.send("alice", "TO: #team\n\nhi")
         assert box.row(sent)["status"] == "pending"
-    after(box, 60)
+    box.after(60)
     agree(box, sent, bob="written", carol="written")
+
+
+@pytest.mark.damages
+@pytest.mark.xfail(
+    reason="the nack of the first attempt stays in the store, never delivered", strict=True
+)
+def test_an_attempt_that_found_no_room_leaves_no_nack(box: Box) -> None:
+    box.join("team", "bob", "alice")
+    with failing("create"), away(box, "bob"):
+        box.send("alice", "TO: #team\n\nhi")
+    box.after(60)
+    assert differences(box) == []
 
 
 def test_a_full_disk_and_a_broken_inbox_at_once(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nack is held, the notice behind it has no room: put off, and the loop goes on."""
     box.send("carol", SYSTEM)
     sent = box.send("alice", COMMAND)
-    with broken(box, "alice"):
-        with full_disk(monkeypatch):
-            until_dead(box)
-        until_dead(box)
+    with box.broken_inbox("alice"):
+        with failing("create"):
+            box.until_dead()
+        box.until_dead()
         agree(box, sent, bob="dead")
-    after(box, 60)
+    box.after(60)
     assert len(box.nacks("alice")) == 1
 
 
@@ -174,12 +139,12 @@ def test_what_died_before_a_crash_is_dead_after_it_and_told_once(box: Box) -> No
     sent = box.send("alice", COMMAND)
     box.flush()
     flushed = box.path(STORE).read_bytes()
-    until_dead(box)
+    box.until_dead()
     box.kill()
     box.path(STORE).write_bytes(flushed)  # the kill came before the next flush
     box.open()
     agree(box, sent, bob="dead")
-    until_dead(box)
+    box.until_dead()
     assert len(box.nacks("alice")) == 1
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "4"
     agree(box, sent, bob="dead")
@@ -188,14 +153,14 @@ def test_what_died_before_a_crash_is_dead_after_it_and_told_once(box: Box) -> No
 
 
 def test_what_expired_unwritten_before_a_crash_is_expired_after_it(box: Box) -> None:
-    with broken(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send(
             "alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy"
         )
         box.flush()
         flushed = box.path(STORE).read_bytes()
         for _ in range(8):
-            after(box, 8)
+            box.after(8)
         assert box.states(sent) == {"bob": "expired"}
         box.kill()
         box.path(STORE).write_bytes(flushed)
@@ -206,20 +171,21 @@ def test_what_expired_unwritten_before_a_crash_is_expired_after_it(box: Box) -> 
 
 def test_a_replay_before_a_crash_is_not_made_again_after_it(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     box.flush()
     box.take("bob", sent)
     replay(box, sent)
-    after(box, 0)
+    box.after(0)
     box.take("bob", sent)  # attempt 5, read
     restart(box)
-    after(box, 1)
+    box.after(1)
     assert box.inbox("bob") == {}
     agree(box, sent, bob="read")
-    until_dead(box)
+    box.until_dead()
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "8"
 
 
+@pytest.mark.damages
 def test_the_file_before_does_not_undo_an_acknowledgment(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.flush()
@@ -231,21 +197,21 @@ def test_the_file_before_does_not_undo_an_acknowledgment(box: Box) -> None:
     box.path(STORE).write_bytes(damaged)
     box.open()
     agree(box, sent, bob="acked")
-    until_dead(box)
+    box.until_dead()
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
     assert box.nacks("alice") == []
 
 
-def test_every_death_of_a_held_delivery_is_told_and_announced(box: Box) -> None:
+def test_every_death_of_a_held_delivery_is_notified_and_announced(box: Box) -> None:
     box.send("carol", SYSTEM)
     before = len(box.inbox("carol"))
     sent = box.send("alice", COMMAND)
-    until_dead(box)
-    with broken(box, "bob"):
+    box.until_dead()
+    with box.broken_inbox("bob"):
         for deaths in (2, 3):
             replay(box, sent)
             for _ in range(1_500):
-                after(box, 60)
+                box.after(60)
             agree(box, sent, bob="dead")
             nacks = [text for text in box.nacks("alice") if "acknowledged by bob" in text]
             assert len(nacks) == deaths
@@ -257,20 +223,20 @@ def test_it_is_announced_when_the_sender_is_gone(box: Box) -> None:
     before = len(box.inbox("carol"))
     sent = box.send("alice", COMMAND)
     with away(box, "alice"):
-        until_dead(box)
+        box.until_dead()
         agree(box, sent, bob="dead")
     assert len(box.inbox("carol")) == before + 1
 
 
 def test_an_original_that_recovery_could_not_reach_is_archived_when_it_can(box: Box) -> None:
-    with broken(box, "bob"):
+    with box.broken_inbox("bob"):
         sent = box.send("alice", COMMAND)
         box.kill()
         os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
         box.open()
         os.rename(box.path("tmp", "alice"), box.path("agents", "alice"))
-        after(box, 30)
-    after(box, 60)
+        box.after(30)
+    box.after(60)
     assert box.row(sent)["file_path"].startswith("archive/")
     assert "rejected" not in box.row(sent)["file_path"]
     assert box.bodies("bob") == ["deploy"]
@@ -278,11 +244,11 @@ def test_an_original_that_recovery_could_not_reach_is_archived_when_it_can(box: 
 
 def test_what_is_put_off_is_not_called_delivered(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     box.send("alice", COMMAND)
-    after(box, 60)
-    with full_disk(monkeypatch):
-        after(box, 1)
+    box.after(60)
+    with failing("create"):
+        box.after(1)
         assert [line for line in box.log if line.get("action") == "deliver_again"] == []
-    after(box, 1)
+    box.after(1)
     assert len([line for line in box.log if line.get("action") == "deliver_again"]) == 1
 
 
@@ -290,5 +256,5 @@ def test_a_nack_that_stands_in_the_inbox_is_delivered_in_the_store_too(box: Box)
     box.send("alice", "TO: nobody\n\nhi")
     (nack,) = box.inbox("alice")
     restart(box)
-    after(box, 1)
+    box.after(1)
     agree(box, nack, alice="written")

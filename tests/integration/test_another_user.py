@@ -62,7 +62,7 @@ def test_m08_a_ledger_of_mode_000_is_no_damaged_one(home: Path) -> None:
     assert said == f"{ledger}: permission denied; `chmod 600 {ledger}`"
 
 
-def test_m08_a_ledger_that_somebody_else_made_names_its_owner(home: Path) -> None:
+def test_m08_a_ledger_that_another_user_made_names_its_owner(home: Path) -> None:
     ledger = str(home / "ledger.db")
     os.chown(ledger, 0, 0)
     said = as_somebody(lambda: open_readonly(ledger))
@@ -82,7 +82,7 @@ def test_m09_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> N
     assert [path for path in sorted(home.rglob("*")) if path not in before] == []
 
 
-def test_D1_a_meta_json_that_cannot_be_read_is_not_written_anew(home: Path) -> None:
+def test_D1_a_meta_json_that_cannot_be_read_is_not_written_again(home: Path) -> None:
     """It holds the agent's role and key: an agent that begins does not know that it has none."""
     meta = home / "agents/alice/meta.json"
     meta.write_text('{"role": "lead"}')

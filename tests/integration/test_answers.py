@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from relay.acomm.model import MessageStatus
 from tests.box import Box
 
 COMMAND = "TO: bob\nKIND: command\nAWAIT: 5s\n\ndeploy"
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", "carol")
-    yield made
-    made.close()
 
 
 def answer(box: Box, agent: str, asked: str, body: str, kind: str = "ack") -> str:
@@ -31,11 +21,6 @@ def delivery(box: Box, asked: str, agent: str = "bob") -> tuple[str, str | None,
         agent,
     )
     return state, said, attempt
-
-
-def later(box: Box, seconds: int) -> None:
-    box.clock.advance(seconds)
-    box.tick(3)
 
 
 def heard(box: Box, agent: str) -> list[str]:
@@ -53,7 +38,7 @@ def test_each_word_of_an_ack_is_noted_and_reaches_who_asked(box: Box) -> None:
         "ack: in_progress half way",
         "ack: completed\nall green",
     ]
-    later(box, 3600)
+    box.after(3600)
     assert delivery(box, asked) == ("acked", "completed", 1)  # no timer runs any more
     assert box.nacks("alice") == []
 
@@ -62,9 +47,9 @@ def test_each_word_of_an_ack_is_noted_and_reaches_who_asked(box: Box) -> None:
 def test_the_first_word_stops_the_timer(box: Box, word: str) -> None:
     asked = box.send("alice", COMMAND)
     answer(box, "bob", asked, word)
-    later(box, 3600)
+    box.after(3600)
     assert delivery(box, asked) == ("acked", word, 1)
-    stored = box.store.find_by_relay_id(asked)
+    stored = box.store.messages.find_by_relay_id(asked)
     assert stored is not None and stored.status is MessageStatus.ACKNOWLEDGED
 
 
@@ -73,9 +58,9 @@ def test_a_nack_is_failed_and_not_tried_again(box: Box) -> None:
     answer(box, "bob", asked, "no such branch", "nack")
     assert delivery(box, asked) == ("acked", "failed", 1)
     assert heard(box, "alice") == ["nack: no such branch"]
-    later(box, 3600)
+    box.after(3600)
     assert delivery(box, asked) == ("acked", "failed", 1)
-    assert list(box.store.dead_letters()) == []
+    assert list(box.store.retries.dead_letters()) == []
 
 
 def test_the_last_word_counts(box: Box) -> None:
@@ -100,23 +85,22 @@ def test_the_same_ack_again_is_noted_once_and_delivered_as_another_message(box: 
 def test_a_late_ack_counts(box: Box) -> None:
     asked = box.send("alice", COMMAND)
     for _ in range(8):
-        later(box, 60)
+        box.after(60)
     assert delivery(box, asked)[0] == "dead"
     answer(box, "bob", asked, "completed")
     state, said, _ = delivery(box, asked)
     assert (state, said) == ("acked", "completed")
-    assert list(box.store.dead_letters()) == []
+    assert list(box.store.retries.dead_letters()) == []
 
 
 def test_of_a_group_each_answers_for_itself(box: Box) -> None:
-    for agent in ("alice", "bob", "carol"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob", "carol")
     asked = box.send("alice", "TO: #team\nKIND: command\nAWAIT: 5s\n\ndeploy")
     answer(box, "bob", asked, "completed")
     assert delivery(box, asked, "bob") == ("acked", "completed", 1)
     assert delivery(box, asked, "carol")[0] == "written"
-    later(box, 6)
-    later(box, 2)
+    box.after(6)
+    box.after(2)
     assert delivery(box, asked, "bob") == ("acked", "completed", 1)
     assert delivery(box, asked, "carol")[2] == 2  # carol is asked again, bob is not
     answer(box, "carol", asked, "too late", "nack")

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from relay.base import fsio
 from relay.base.errors import FormatError
 from relay.base.home import Home
 from relay.delivery.file_ops import render_retry
+from relay.delivery.view import StoreView
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
+from tests.disk import killed_before, steps_of
 
 pytestmark = pytest.mark.shows("ready 2.4")
 
@@ -27,10 +28,6 @@ FILES = {
     f"archive/{DAY}/bob/1767312000000000002-02.msg": b"TO: alice\n\n" + b"two" * 9000,
     f"archive/{DAY}/bob/rejected/" + os.fsdecode(b"\xff\n odd name"): b"odd",
 }
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
 
 
 @pytest.fixture
@@ -141,26 +138,13 @@ def everything_plain(home: Home) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(60)
-def test_killed_at_any_step_every_file_is_in_one_place_at_least(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
-    pack(home)
+def test_killed_at_any_step_every_file_is_in_one_place_at_least(home: Home) -> None:
+    steps = steps_of(lambda: pack(home))
     for number in range(1, len(steps) + 1):
         plant(home)
-        count = 0
-
-        def fault(operation: str, name: str, at: int = number) -> None:
-            nonlocal count
-            count += 1
-            if count == at:
-                raise Killed
-
-        monkeypatch.setattr(fsio, "fault", fault)
-        with pytest.raises(Killed):
+        with killed_before(number) as calls:
             pack(home)
-        monkeypatch.setattr(fsio, "fault", lambda *_: None)
+        assert len(calls) == number
         assert everything(home) == FILES, steps[number - 1]
         pack(home)  # the next run
         assert os.listdir(home.path("archive")) == [f"{DAY}.tar.zst"]
@@ -174,9 +158,9 @@ def test_a_message_is_delivered_again_from_its_pack(box: Box) -> None:
     path = str(box.row(sent)["file_path"])
     (row,) = box.ledger.rows([sent]).values()
     with box.home.dirs() as dirs:
-        plain = render_retry(dirs, box.store, row, 2)
+        plain = render_retry(dirs, StoreView(box.store), row, 2)
         pack(box.home, path.split("/")[1])
         assert not box.path(path).exists()
-        box.store.find_by_relay_id = lambda _: None  # type: ignore[method-assign]
-        again = render_retry(dirs, box.store, row, 2)
+        box.store.messages.find_by_relay_id = lambda *_, **__: None  # type: ignore[method-assign]
+        again = render_retry(dirs, StoreView(box.store), row, 2)
     assert b"hi" in again and plain.split(b"\n\n", 1)[1] == again.split(b"\n\n", 1)[1]

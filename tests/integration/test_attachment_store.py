@@ -18,6 +18,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.ledger import attachments
 from tests.box import Box
+from tests.kills import Killed
 from tests.procs import until
 
 DAY_NS = 86_400 * NS_PER_S
@@ -121,8 +122,7 @@ def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
     assert list(box.inbox("bob")) == [sent]
 
     def is_done() -> bool:
-        box.clock.advance(0.05)
-        box.tick()
+        box.after(0.05, turns=1)
         return bool(box.nacks("alice")) or len(box.inbox("bob")) == 2
 
     until(is_done)
@@ -149,8 +149,7 @@ def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
         other = box.send("carol", "TO: bob\n\nmeanwhile")
         assert list(box.inbox("bob")) == [other]
         assert [line["action"] for line in box.log].count("read_failed") > 0
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert sorted(box.inbox("bob")) == sorted([sent, other])
     assert box.nacks("alice") == []
 
@@ -168,9 +167,6 @@ def test_one_that_changed_since_is_read_again(box: Box) -> None:
 def test_killed_before_it_is_set_aside_it_is_found_again(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
     def die(dirs: object, reference: str) -> None:
         raise Killed
 
@@ -262,7 +258,7 @@ def test_collecting_follows_no_link(box: Box, tmp_path: Path) -> None:
     assert (elsewhere / ("a" * 64)).exists()
 
 
-def test_killed_between_file_and_row_the_next_one_goes_on(
+def test_killed_between_file_and_row_the_next_one_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(box, b"a file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from agent_sdk import Agent
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, StoreFile
 from relay.base.home import STORE
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, relay, rows_of, until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.6")]
 
@@ -47,7 +46,7 @@ def refused(home: Path, *arguments: str, code: int = 6) -> str:
 
 def shown(home: Path, name: str) -> dict[str, Any]:
     """``channel show`` at once: it waits for what was changed."""
-    facts = json.loads(relay("channel", "show", name, "--json", home=home).stdout)
+    facts = rows_of("channel", "show", name, home=home)[0]
     assert isinstance(facts, dict)
     return facts
 
@@ -202,7 +201,7 @@ def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
         alice.send("operator", "lunch?")
         assert operator.receive(10) is not None
         alice.send("operator", "lunch!")
-        facts = json.loads(relay("channel", "create", "own", "--json", home=home).stdout)
+        facts = rows_of("channel", "create", "own", home=home)[0]
         assert set(facts) == {"id", "answer"} and facts["answer"].startswith("created the Group")
         assert [message.body for message in operator.messages(0)] == ["lunch!"]
 
@@ -220,18 +219,14 @@ def test_without_a_relay_it_is_said_at_once_and_nothing_is_sent(tmp_path: Path) 
 
 
 def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home")
-    stopped = Relay(home)
-    stopped.start()
-    assert stopped.process is not None
-    os.kill(stopped.process.pid, signal.SIGSTOP)
-    said = refused(home, "create", "ci", "--timeout", "0.2", code=4)
-    assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
-    os.kill(stopped.process.pid, signal.SIGCONT)
-    until(  # it was sent, and is done all the same
-        lambda: relay("channel", "show", "ci", home=home).returncode == 0
-    )
-    assert stopped.stop() == 0
+    with Relay(home_of(tmp_path / "home")) as running:
+        os.kill(running.pid, signal.SIGSTOP)
+        said = refused(running.home, "create", "ci", "--timeout", "0.2", code=4)
+        assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
+        os.kill(running.pid, signal.SIGCONT)
+        until(  # it was sent, and is done all the same
+            lambda: relay("channel", "show", "ci", home=running.home).returncode == 0
+        )
 
 
 def test_words_about_a_channel_are_shown(tmp_path: Path) -> None:

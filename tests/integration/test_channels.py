@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from relay.daemon.opening import open_store_readonly
@@ -14,19 +11,16 @@ pytestmark = pytest.mark.shows("engine 7.9")
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob", "carol")
-    for agent in ("alice", "bob"):
-        opened.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    yield opened
-    opened.close()
+def box(box: Box) -> Box:
+    """Alice, who owns channel team, and bob are its members."""
+    box.join("team", "alice", "bob")
+    return box
 
 
 def configure(box: Box, *settings: str) -> None:
     """As the owner of the channel."""
-    lines = "\n".join(("ACTION: channel.config", "CHANNEL: team", *settings))
     before = set(box.inbox("alice"))
-    box.send("alice", f"TO: __orchestrator__\nKIND: command\n\n{lines}")
+    box.command("alice", "channel.config", "CHANNEL: team", *settings)
     (answer,) = (m for name, m in box.inbox("alice").items() if name not in before)
     assert answer.kind == "ack", answer.body
 
@@ -40,18 +34,16 @@ def test_what_is_held_back_at_its_ttl_is_told_of_then(box: Box) -> None:
     box.send("alice", "TO: #team\nDELIVERY: at-least-once\n\nfirst")
     sent = box.send("alice", "TO: #team\nTTL: 5\n\nsecond")
     assert set(box.states(sent).values()) == {"held"}
-    box.clock.advance(4)
-    box.tick(2)
+    box.after(4)
     assert set(box.states(sent).values()) == {"held"}
-    box.clock.advance(1.5)
-    box.tick(2)
+    box.after(1.5)
     assert set(box.states(sent).values()) == {"expired"}
     assert box.nacks("alice")[0].startswith(
         "not delivered to bob: its TTL of 5 s passed before its channel released it"
     )
 
 
-def test_beyond_max_pending_messages_wait_and_go_on_in_order(box: Box) -> None:
+def test_beyond_max_pending_messages_wait_and_continue_in_order(box: Box) -> None:
     configure(box, "max_pending: 2")
     sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(4)]
     assert from_team(box, "bob") == ["0", "1"]
@@ -69,8 +61,7 @@ def test_beyond_max_pending_messages_wait_and_go_on_in_order(box: Box) -> None:
 def test_what_waits_survives_a_restart(box: Box) -> None:
     configure(box, "max_pending: 1")
     sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(2)]
-    box.kill()
-    box.open()
+    box.restart()
     assert from_team(box, "bob") == ["0"]
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[0]}\n\ncompleted")
     assert from_team(box, "bob") == ["0", "1"]
@@ -82,10 +73,8 @@ def test_a_long_wait_does_not_spin(box: Box) -> None:
     configure(box, "max_pending: 1")
     for number in range(2):
         box.send("alice", f"TO: #team\nKIND: command\n\n{number}")
-    box.clock.advance(59)
-    box.tick(2)
-    box.clock.advance(2)
-    box.tick(2)
+    box.after(59)
+    box.after(2)
     assert from_team(box, "bob") == ["0"]
     assert box.deadline > box.clock.monotonic_ns()
 
@@ -94,10 +83,10 @@ def test_a_newcomer_gets_what_a_sticky_channel_has(box: Box) -> None:
     configure(box, "sticky_messages: true")
     sent = box.send("alice", "TO: #team\n\nwelcome, whoever comes")
     box.flush()
-    box.send("carol", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "carol")
     assert from_team(box, "carol") == ["welcome, whoever comes"]
     assert box.states(sent) == {"bob": "written", "carol": "written"}
-    box.send("carol", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "carol")
     assert from_team(box, "carol") == ["welcome, whoever comes"]
 
 
@@ -105,12 +94,11 @@ def test_a_copy_owed_before_a_crash_is_delivered_after_it(box: Box) -> None:
     configure(box, "sticky_messages: true")
     box.send("alice", "TO: #team\n\nwelcome")
     box.flush()
-    channel = box.store.get_channel_by_name("team")
+    channel = box.store.channels.get_by_name("team")
     assert channel is not None
-    box.store.join_channel(channel.id, "carol")  # in the store's file, nothing else is done
+    box.store.channels.join(channel.id, "carol")  # in the store's file, nothing else is done
     box.flusher.flush()
-    box.kill()
-    box.open()
+    box.restart()
     box.tick(2)
     assert from_team(box, "carol") == ["welcome"]
 
@@ -120,4 +108,5 @@ def test_whatever_a_channel_asks_for_the_journal_has_it_at_once(box: Box) -> Non
     box.flush()
     sent = box.send("alice", "TO: #team\n\nimportant")
     assert sent not in box.stored()
-    assert open_store_readonly(box.home, box.clock, box.config).find_by_relay_id(sent) is not None
+    seen = open_store_readonly(box.home, box.clock, box.config)
+    assert seen.messages.find_by_relay_id(sent) is not None

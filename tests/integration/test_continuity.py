@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from agent_sdk import Agent
 from relay.agents.roster import META
-from relay.base import fsio
 from relay.base.config import AgentSettings, Config, ContinuitySettings
 from relay.base.message import MessageFile
 from tests.box import Box
+from tests.disk import failing
 
 SAVE = "KIND: continuity\nACTION: save\n\n"
 LOAD = "KIND: continuity\nACTION: load\n\n"
@@ -25,12 +22,7 @@ SETTINGS = Config(
     agents=AgentSettings(dead_after_s=60),
 )
 
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", "carol", config=SETTINGS)
-    yield made
-    made.close()
+pytestmark = pytest.mark.box("alice", "bob", "carol", config=SETTINGS)
 
 
 def ask(box: Box, agent: str, text: str | bytes) -> MessageFile:
@@ -104,7 +96,7 @@ def test_versions_are_listed_and_the_oldest_go(box: Box) -> None:
     assert answer == "bob has no version 2: there are 3, 4, 5\n"
 
 
-def test_who_saved_nothing_begins_anew(box: Box) -> None:
+def test_who_saved_nothing_begins_again(box: Box) -> None:
     assert said(box, "bob", LOAD) == "completed version 0\n"
     assert said(box, "bob", LIST) == "completed 0 versions\n"
     assert "there are none" in refused(box, "bob", "KIND: continuity\n\nACTION: load\nVERSION: 1")
@@ -151,18 +143,12 @@ def test_operator_and_lead_read_those_of_others_and_change_none(box: Box) -> Non
     assert len(files(box, "bob")) == 1
 
 
-def test_a_full_disk_is_waited_for(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".state"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fsio, "fault", full)
-    sent = box.send("bob", SAVE + "mine")
+def test_a_full_disk_is_waited_for(box: Box) -> None:
+    with failing("write", ".state"):
+        sent = box.send("bob", SAVE + "mine")
     assert (box.inbox("bob"), files(box, "bob")) == ({}, [])
     assert box.row(sent)["last_error"] == "continuity of bob: No space left on device"
-    monkeypatch.setattr(fsio, "fault", lambda operation, name: None)
-    box.clock.advance(2)
-    box.tick()
+    box.after(2, turns=1)
     assert "saved as version 1" in box.bodies("bob")[0]
 
 
@@ -258,17 +244,11 @@ def test_a_damaged_file_in_the_inbox_is_named_as_it_is(box: Box) -> None:
     assert welcome.read_text().endswith("inbox: 1.\n- 1000000001-aa ?\n")
 
 
-def test_a_disk_that_takes_nothing_greets_later(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_nothing_greets_later(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
-
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".msg"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fsio, "fault", full)
-    assert not box.dispatcher.notifier.send_resume_message("bob", "start 1")
+    with failing("write", ".msg"):
+        assert not box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 1
-    monkeypatch.setattr(fsio, "fault", lambda operation, name: None)
     assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 2
 
@@ -278,14 +258,12 @@ def test_a_process_of_a_terminated_agent_is_greeted(box: Box) -> None:
     meta = box.path("agents", "bob", META)
     meta.write_text(json.dumps({"pid": 2**31 - 1, "started_at": box.clock.now_ns()}))
     for _ in range(3):
-        box.clock.advance(61)
-        box.tick(2)
+        box.after(61)
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("terminated",)]
     meta.unlink()
     meta.write_text(json.dumps({"pid": os.getpid(), "started_at": box.clock.now_ns()}))
     for _ in range(3):
-        box.clock.advance(31)
-        box.tick(2)
+        box.after(31)
     welcomes = [m for m in box.inbox("bob").values() if m.kind == "notification"]
     assert [m.body.rpartition(b"\n-----\n")[2] for m in welcomes] == [b"half way"]
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]

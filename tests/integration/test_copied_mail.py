@@ -26,11 +26,6 @@ COLUMNS = (
 )
 
 
-def after(box: Box, seconds: float = 1.1) -> None:
-    box.clock.advance(seconds)
-    box.tick(3)
-
-
 def remove(box: Box, message_id: str) -> None:
     """Bob reads as a shell script does, at the time of the box."""
     inbox = box.path("agents/bob/inbox")
@@ -56,31 +51,30 @@ def a_home(root: Path) -> tuple[Box, dict[str, str]]:
     send("question", "KIND: query")
     for body in ("dead", "dead and read", "dead and begun"):
         send(body, "DELIVERY: at-least-once\nKIND: command")
-    after(box)
+    box.after(1.1)
     for body in ("taken", "done", "begun", "failed"):
         box.take("bob", sent[body])
     remove(box, sent["removed"])
     box.tick()
-    after(box)
+    box.after(1.1)
     answer("done", "ack", "completed all of it")
     answer("begun", "ack", "in_progress half of it")
     answer("failed", "nack", "no such branch")
     answer("answered unread", "ack", "completed")
     answer("question", "response", "the second")
-    after(box)
+    box.after(1.1)
     answer("done", "ack", "received")  # once more, behind the answer: its last word
     for _ in range(13):
-        after(box, 61)
+        box.after(61)
     box.take("bob", sent["dead and read"])
     answer("dead and begun", "ack", "in_progress late")
-    after(box, 1500)  # reminded
+    box.after(1500)  # reminded
     return box, sent
 
 
 def table(root: Path) -> list[tuple[object, ...]]:
-    look = Look(root / LEDGER)
-    rows = look.all(f"SELECT {COLUMNS} FROM deliveries ORDER BY 1, 2")
-    look.close()
+    with Look(root / LEDGER) as look:
+        rows = look.all(f"SELECT {COLUMNS} FROM deliveries ORDER BY 1, 2")
     return rows
 
 
@@ -121,6 +115,7 @@ def test_D2_a_ledger_made_again_says_what_was_read_answered_and_is_owed(
     assert table(tmp_path / "home") == before
 
 
+@pytest.mark.damages
 def test_D2_without_a_journal_it_says_what_was_begun_as_the_store_has_it(tmp_path: Path) -> None:
     box, sent = a_home(tmp_path / "home")
     box.close()
@@ -151,7 +146,7 @@ def test_D2_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_runnin
 
     again = Box(root, seconds=2400)
     for seconds in (1, 1, 31, 31):
-        after(again, seconds)
+        again.after(seconds)
     assert standing(again) == stood
     assert table(root) == before
     assert [line for line in again.log if line.get("level") == "warning"] == []
@@ -159,7 +154,7 @@ def test_D2_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_runnin
     remove(again, sent["unread"])  # by a script that knows no .read: it was read, in this inbox
     again.take("bob", sent["dead"])
     for seconds in (1, 1, 31):
-        after(again, seconds)
+        again.after(seconds)
     how = "SELECT state, read_how FROM deliveries WHERE message_id = ?"
     assert again.sql(how, sent["unread"]) == [("read", "removed")]
     assert again.sql(how, sent["dead"]) == [("dead", "taken")]
@@ -172,7 +167,7 @@ def test_D2_what_vanished_before_the_copy_was_read_by_nobody(tmp_path: Path, how
     root = tmp_path / "home"
     box = Box(root, *AGENTS)
     sent = box.send("alice", "TO: bob\n\nhi")
-    after(box)
+    box.after(1.1)
     box.close()
     if how == "by one":  # with rm, while no relay ran
         remove(box, sent)
@@ -188,7 +183,7 @@ def test_D2_what_vanished_before_the_copy_was_read_by_nobody(tmp_path: Path, how
     if how == "gone":
         again.home.make_agent("bob")
     for seconds in (1, 1, 31, 31):
-        after(again, seconds)
+        again.after(seconds)
     attempts = {m.headers["ATTEMPT"] for m in again.inbox("bob").values()}
     assert attempts == (set() if how == "by one" else {"2"})
     again.close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +10,9 @@ from relay.base.clock import iso_time
 from relay.base.home import STORE
 from relay.engine import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
 from tests.fakes import FakeClock
-from tests.procs import home_of, relay
+from tests.procs import home_of, relay, rows_of
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
+pytestmark = [pytest.mark.damages, pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
 FIRST, SECOND, FRESH = (f"170000000000000000{n}-aa" for n in range(3))
 
 
@@ -55,14 +53,8 @@ def home(tmp_path: Path) -> Path:
     return root
 
 
-def lines(home: Path, *arguments: str) -> list[dict[str, Any]]:
-    done = relay(*arguments, "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_dead_letters_with_everything_known_of_them(home: Path) -> None:
-    first, second = lines(home, "dead", "list")
+    first, second = rows_of("dead", "list", home=home)
     assert (first["id"], first["from"], first["dead_for"]) == (FIRST, "alice", ["bob"])
     assert (second["id"], second["dead_for"]) == (SECOND, ["bob", "carol"])
     for letter in (first, second):
@@ -78,9 +70,9 @@ def test_dead_letters_with_everything_known_of_them(home: Path) -> None:
 
 
 def test_one_dead_letter_with_its_content(home: Path) -> None:
-    (letter,) = lines(home, "dead", "show", SECOND)
+    (letter,) = rows_of("dead", "show", SECOND, home=home)
     assert letter["content"] == "test\x1b[31m"
-    assert lines(home, "dead", "show", str(letter["number"])) == [letter]
+    assert rows_of("dead", "show", str(letter["number"]), home=home) == [letter]
     shown = relay("dead", "show", SECOND, home=home).stdout
     assert "\x1b" not in shown and "test\\x1b[31m" in shown
     assert "dead for  bob, carol" in shown
@@ -105,7 +97,7 @@ def test_a_store_without_any(tmp_path: Path) -> None:
 
 
 def test_what_is_owed_and_since_when(home: Path) -> None:
-    owed = lines(home, "acks")
+    owed = rows_of("acks", home=home)
     assert [(row["from"], row["to"], row["overdue"]) for row in owed] == [
         ("alice", "bob", True),
         ("alice", "carol", True),
@@ -115,9 +107,9 @@ def test_what_is_owed_and_since_when(home: Path) -> None:
     assert [row["id"] for row in owed] == [FRESH, FRESH, None, None]
     assert {row["kind"] for row in owed} == {"query", "message"}
     assert all(row["delivered_at"] < row["due_at"] and row["attempt"] == 1 for row in owed)
-    assert lines(home, "acks", "--overdue") == owed[:2]
-    assert lines(home, "acks", "--agent", "carol") == [owed[1], owed[3]]
-    assert lines(home, "acks", "--agent", "carol", "--overdue") == [owed[1]]
+    assert rows_of("acks", "--overdue", home=home) == owed[:2]
+    assert rows_of("acks", "--agent", "carol", home=home) == [owed[1], owed[3]]
+    assert rows_of("acks", "--agent", "carol", "--overdue", home=home) == [owed[1]]
     table = relay("acks", home=home).stdout.splitlines()
     assert table[0].split()[-5:] == ["SAID", "DUE", "OVERDUE", "ATTEMPT", "REMINDED"]
     assert table[1].split()[-3:] == ["yes", "1", "0"] and table[3].split()[-3:] == ["no", "1", "0"]
@@ -134,7 +126,7 @@ def test_what_waits_for_its_next_attempt_is_overdue(tmp_path: Path) -> None:
         store.send_message(channel.id, "alice", MessageType.COMMAND, "go")
         clock.advance(11)
         store.tick()
-    (row,) = lines(home, "acks")
+    (row,) = rows_of("acks", home=home)
     assert (row["to"], row["overdue"]) == ("bob", True)
     assert row["due_at"] > iso_time(clock.now_ns())  # when it is delivered again
 
@@ -144,7 +136,7 @@ def test_discard_and_purge(home: Path) -> None:
     try:
         done = relay("dead", "discard", FIRST, home=home)
         assert done.stdout == f"dead letter {FIRST} is discarded\n"
-        assert [letter["id"] for letter in lines(home, "dead", "list")] == [SECOND]
+        assert [letter["id"] for letter in rows_of("dead", "list", home=home)] == [SECOND]
         again = relay("dead", "discard", FIRST, home=home)
         assert again.returncode == 6 and "does not exist" in again.stderr
         not_dead = relay("dead", "replay", FRESH, home=home)
@@ -158,9 +150,9 @@ def test_discard_and_purge(home: Path) -> None:
         assert relay("dead", "purge", "--older-than", "2h", home=home).stdout == (
             "0 dead letters discarded\n"
         )
-        (purged,) = lines(home, "dead", "purge", "--older-than", "30m")
+        (purged,) = rows_of("dead", "purge", "--older-than", "30m", home=home)
         assert purged["answer"] == "1 dead letter discarded"
-        left = [letter["id"] for letter in lines(home, "dead", "list")]
+        left = [letter["id"] for letter in rows_of("dead", "list", home=home)]
         assert left in ([], [FRESH])  # that one dies by itself, 20 s after the start
     finally:
         relay("down", home=home)
@@ -171,7 +163,7 @@ def test_a_replayed_letter_is_dead_no_longer(home: Path) -> None:
     try:
         done = relay("dead", "replay", SECOND, home=home)
         assert done.stdout == f"dead letter {SECOND} is sent again to bob, carol\n"
-        assert [letter["id"] for letter in lines(home, "dead", "list")] == [FIRST]
+        assert [letter["id"] for letter in rows_of("dead", "list", home=home)] == [FIRST]
     finally:
         relay("down", home=home)
 
@@ -186,4 +178,4 @@ def test_without_a_relay_nothing_is_asked(home: Path) -> None:
     for verb in (["replay", FIRST], ["discard", FIRST], ["purge", "--older-than", "1d"]):
         done = relay("dead", *verb, home=home)
         assert done.returncode == 5 and "no relay is running" in done.stderr
-    assert len(lines(home, "dead", "list")) == 2
+    assert len(rows_of("dead", "list", home=home)) == 2

@@ -7,38 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import InotifyWatcher, WatchEvents
-from tests.box import Box
+from tests.box import Box, MakeBox
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
-
-
-@pytest.fixture(params=["inotify", "scan"])
-def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
-    """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=DetectionSettings(watcher=request.param))
-    return Box(tmp_path / "home", "alice", "bob", config=config)
-
-
-def settle(box: Box, seconds: float = 0.2) -> None:
-    """Time goes on, and the loop turns."""
-    box.clock.advance(seconds)
-    box.tick(2)
 
 
 @pytest.mark.shows("ready 2.1")
 def test_a_message_is_delivered_read_and_archived(any_box: Box) -> None:
     sent = any_box.drop("alice", "TO: bob\n\nhi")
     any_box.tick()
-    settle(any_box)
+    any_box.after(0.2)
     assert any_box.bodies("bob") == ["hi"]
     any_box.flush()
     assert any_box.row(sent)["status"] == "archived"
     any_box.take("bob", sent)
     any_box.tick()
     assert any_box.states(sent) == {"bob": "read"}
-    any_box.close()
 
 
 def test_a_new_agent_is_picked_up_with_what_it_brought(any_box: Box) -> None:
@@ -46,17 +31,16 @@ def test_a_new_agent_is_picked_up_with_what_it_brought(any_box: Box) -> None:
     outbox.mkdir(parents=True)  # as `mkdir -p` does: no inbox, no .pending
     (outbox / any_box.name()).write_text("TO: bob\n\nfrom dora")
     any_box.tick()
-    settle(any_box)
+    any_box.after(0.2)
     any_box.tick()
 
     assert any_box.bodies("bob") == ["from dora"]
     sent = any_box.drop("alice", "TO: dora\n\nwelcome")
     any_box.tick()
-    settle(any_box)
+    any_box.after(0.2)
     assert any_box.bodies("dora") == ["welcome"]
     assert any_box.states(sent) == {"dora": "written"}
     assert outbox.stat().st_mode & 0o777 == 0o700
-    any_box.close()
 
 
 def test_a_file_written_in_place_waits_until_it_is_still(any_box: Box) -> None:
@@ -70,33 +54,30 @@ def test_a_file_written_in_place_waits_until_it_is_still(any_box: Box) -> None:
     any_box.tick()
     assert any_box.bodies("bob") == []
 
-    settle(any_box)
+    any_box.after(0.2)
     assert any_box.bodies("bob") == ["half and half"]
-    any_box.close()
 
 
 def test_one_that_does_not_parse_has_five_seconds(any_box: Box) -> None:
     path = any_box.path("agents", "alice", "outbox", any_box.name())
     path.write_text("TO: bo")
     any_box.tick()
-    settle(any_box, 1)
+    any_box.after(1)
     assert any_box.inbox("alice") == {}
 
-    settle(any_box, 5)
+    any_box.after(5)
     assert "the body is empty" in any_box.nacks("alice")[0]
-    any_box.close()
 
 
 def test_an_empty_file_has_five_seconds(any_box: Box) -> None:
     path = any_box.path("agents", "alice", "outbox", any_box.name())
     path.touch()
     any_box.tick()
-    settle(any_box, 2)
+    any_box.after(2)
     assert any_box.inbox("alice") == {}
 
-    settle(any_box, 5)
+    any_box.after(5)
     assert "the file is empty" in any_box.nacks("alice")[0]
-    any_box.close()
 
 
 def test_a_file_still_in_pending_under_the_same_name_is_not_taken(box: Box) -> None:
@@ -105,11 +86,11 @@ def test_a_file_still_in_pending_under_the_same_name_is_not_taken(box: Box) -> N
     pending.write_text("TO: bob\n\nnot yet")
     box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nhi")
     box.tick()
-    settle(box)
+    box.after(0.2)
     assert box.bodies("bob") == []
 
     pending.unlink()
-    settle(box)
+    box.after(0.2)
     assert box.bodies("bob") == ["hi"]
 
 
@@ -125,16 +106,16 @@ def actions(box: Box) -> list[str]:
     return [line["action"] for line in box.log if line.get("action") in PENDING_ACTIONS]
 
 
-def test_B1_a_message_left_in_pending_is_kept_and_its_writer_told(box: Box) -> None:
+def test_B1_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) -> None:
     name = box.name()
     pending = left(box, name)
-    settle(box, 29)
+    box.after(29)
     assert actions(box) == []
-    settle(box, 31)
-    settle(box, 31)
+    box.after(31)
+    box.after(31)
     assert pending.exists() and actions(box) == ["left_in_pending"]  # once a file
 
-    settle(box, 3600)
+    box.after(3600)
     assert not pending.exists() and not box.bodies("bob")
     (kept,) = box.path("archive").glob(f"*/alice/rejected/{name}")
     assert kept.read_text() == "TO: bob\n\na long report"
@@ -153,18 +134,18 @@ def test_B1_a_message_left_in_pending_is_kept_and_its_writer_told(box: Box) -> N
 def test_B1_one_that_is_renamed_in_time_is_sent(box: Box) -> None:
     name = box.name()
     pending = left(box, name)
-    settle(box, 3000)
+    box.after(3000)
     pending.rename(box.path("agents", "alice", "outbox", name))
     box.tick()
-    settle(box, 3600)
+    box.after(3600)
     assert box.bodies("bob") == ["a long report"] and box.nacks("alice") == []
 
 
 def test_B1_other_names_are_removed_after_an_hour(box: Box) -> None:
     pending = left(box, "draft.tmp")
-    settle(box, 3500)
+    box.after(3500)
     assert pending.exists()
-    settle(box, 200)
+    box.after(200)
     assert not pending.exists() and actions(box) == ["left_in_pending", "remove_orphan"]
     assert box.inbox("alice") == {}
 
@@ -173,14 +154,14 @@ def test_B1_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:
     left(box, "report.msg")
     link = box.path("agents", "alice", "outbox", ".pending", "link.msg")
     link.symlink_to(box.path("config.json"))
-    settle(box, 3700)
+    box.after(3700)
     kept = sorted(path.name for path in box.path("archive").glob("*/alice/rejected/*"))
     assert kept == ["link.msg", "report.msg"] and len(box.nacks("alice")) == 2
     assert box.path("config.json").exists()
 
 
-def test_B1_many_of_them_hold_up_nobody(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
+@pytest.mark.box("alice", "bob")
+def test_B1_many_of_them_hold_up_nobody(box: Box) -> None:
     for number in range(300):
         left(box, f"1700000000{number:09d}-.msg")
     box.clock.advance(3700)
@@ -189,7 +170,6 @@ def test_B1_many_of_them_hold_up_nobody(tmp_path: Path) -> None:
     assert "hi" in box.bodies("alice") and box.deadline == 0
     box.tick(2)
     assert len(box.nacks("alice")) == 300 and len(box.sql("SELECT 1 FROM rejections")) == 300
-    box.close()
 
 
 def test_what_inotify_missed_the_next_scan_finds(box: Box) -> None:
@@ -198,11 +178,11 @@ def test_what_inotify_missed_the_next_scan_finds(box: Box) -> None:
     box.tick()
     assert box.bodies("bob") == []
 
-    settle(box, 30)
+    box.after(30)
     assert box.bodies("bob") == ["missed"]
     box.take("bob", sent)
     box.watcher.wait(0)
-    settle(box, 30)
+    box.after(30)
     assert box.states(sent) == {"bob": "read"}
 
 
@@ -234,40 +214,38 @@ def test_an_outbox_that_was_removed_and_made_again_is_watched_again(box: Box) ->
     outbox = box.path("agents", "alice", "outbox")
     os.rename(outbox, box.path("tmp", "old"))
     outbox.mkdir()
-    settle(box, 31)
+    box.after(31)
     sent = box.send("alice", "TO: bob\n\nstill here")
     assert box.states(sent) == {"bob": "written"}
 
 
 def test_where_inotify_has_no_watch_left_the_agent_is_scanned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(InotifyWatcher, "add_agent", lambda self, agent: agent != "alice")
-    box = Box(tmp_path / "home", "alice", "bob")
+    box = make_box("alice", "bob")
     sent = box.drop("alice", "TO: bob\n\nhi")
-    settle(box, 0.2)
-    settle(box, 0.2)
+    box.after(0.2)
+    box.after(0.2)
     assert box.states(sent) == {"bob": "written"}
     assert any("fs.inotify.max_user_watches" in line["event"] for line in box.log)
-    box.close()
 
 
 def test_an_agent_whose_directory_is_a_link_is_none(box: Box, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "outbox").mkdir(parents=True)
     box.path("agents", "mallory").symlink_to(elsewhere)
-    settle(box, 31)
+    box.after(31)
     assert "mallory" not in box.roster.agents
     assert sorted(p.name for p in elsewhere.iterdir()) == ["outbox"]
 
 
 @pytest.mark.shows("ready 2.2")
-def test_the_backlog_goes_in_batches_in_order_of_discovery(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
+@pytest.mark.box("alice", "bob")
+def test_the_backlog_goes_in_batches_in_order_of_discovery(box: Box) -> None:
     sent = [box.drop("alice", f"TO: bob\n\n{number}") for number in range(600)]
     box.tick()
     assert len(box.inbox("bob")) == 256
     box.tick(2)
     assert list(box.inbox("bob")) == sent
     assert box.sql("SELECT message_id FROM messages ORDER BY id") == [(m,) for m in sent]
-    box.close()

@@ -29,7 +29,7 @@ class FullDisk:
 
 
 @pytest.mark.shows("ready 1.6")
-def test_a_message_waits_in_its_outbox_and_goes_on_by_itself(
+def test_a_message_waits_in_its_outbox_and_continues_by_itself(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FullDisk(monkeypatch)
@@ -40,12 +40,10 @@ def test_a_message_waits_in_its_outbox_and_goes_on_by_itself(
     assert box.outbox("alice") == [name]
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
 
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert box.row(sent)["retry_count"] == 2
     disk.full = False
-    box.clock.advance(2)
-    box.tick()
+    box.after(2, turns=1)
     assert box.states(sent) == {"bob": "written", "carol": "written", "operator": "written"}
     box.flush()
     assert box.row(sent)["status"] == "archived"
@@ -63,8 +61,7 @@ def test_a_store_that_cannot_be_written_is_tried_again(
     assert any("No space left" in line["event"] for line in box.log)
 
     disk.full = False
-    box.clock.advance(60)
-    box.tick(2)
+    box.after(60)
     assert box.stored() == [sent]
     assert any("is written again" in line["event"] for line in box.log)
 
@@ -75,6 +72,5 @@ def test_a_refusal_waits_like_any_message(box: Box, monkeypatch: pytest.MonkeyPa
     box.tick()
     assert box.inbox("alice") == {}
     disk.full = False
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert "hello.msg is not a valid message name" in box.nacks("alice")[0]

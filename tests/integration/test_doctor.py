@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,37 +14,32 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
+from relay.daemon.session import Executors
+from relay.doctor import Severity, examine
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.fakes import IdleExecutor
+from tests.procs import relay, until
 
-pytestmark = pytest.mark.shows("journal 5.11")
+JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
+KEPT = Executors.inline()._replace(tiers=IdleExecutor())  # no segment is pruned
 
-@pytest.fixture(autouse=True)
-def private() -> Iterator[None]:
-    """What a test plants is nobody else's to read: modes have tests of their own."""
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
+pytestmark = [
+    pytest.mark.damages,
+    pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL), executors=KEPT),
+    pytest.mark.usefixtures("private_files"),
+    pytest.mark.shows("journal 5.11"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+def box(box: Box) -> Box:
     """A relay that was stopped after some checkpoints; its journal has several segments."""
-    config = Config(
-        journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
-    )
-    made = Box(tmp_path / "home", "alice", "bob", config=config)
-    for number in range(40):
-        made.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            made.flush()
-    made.dispatcher.drain()
-    made.kill()
-    yield made
-    made.home.close()
+    box.send_many(40, flush_every=10)
+    box.stop()
+    return box
 
 
 def doctor(box: Box) -> list[str]:
@@ -120,6 +113,13 @@ def test_checkpoints_that_are_gone(box: Box) -> None:
         f"store: {box.path(STORE)}: missing; the next start rebuilds the store from the journal"
     )
     assert second.startswith(f"store: {box.path(STORE)}.prev: missing; the next checkpoint")
+
+
+def test_a_checkpoint_alone_as_in_a_backup_is_a_note(box: Box) -> None:
+    box.path(STORE + ".prev").unlink()
+    (finding,) = examine(box.home)
+    assert finding.found == f"{box.path(STORE)}.prev: missing"
+    assert finding.severity is Severity.NOTE
 
 
 def test_checkpoints_without_a_journal(box: Box) -> None:
@@ -246,19 +246,14 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_was_answered_where_it_stands_was_not_put_there_by_somebody(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    running = Relay(home)
-    running.start()
-    try:
-        sent = relay(
-            "send", "bob", "--kind", "command", "deploy", "--as", "alice", home=home
-        ).stdout.strip()
-        inbox = home / "agents" / "bob" / "inbox"
-        until(lambda: (inbox / f"{sent}.msg").exists())
-        relay("ack", sent, "completed", "--as", "bob", home=home)
-        until(lambda: "acknowledged by bob: completed" in relay("trace", sent, home=home).stdout)
-        assert (inbox / f"{sent}.msg").exists()
-        assert "inbox was not delivered" not in relay("doctor", home=home).stdout
-    finally:
-        running.stop()
+@pytest.mark.usefixtures("running")
+def test_what_was_answered_where_it_stands_was_not_put_there_by_somebody(home: Path) -> None:
+    sent = relay(
+        "send", "bob", "--kind", "command", "deploy", "--as", "alice", home=home
+    ).stdout.strip()
+    inbox = home / "agents" / "bob" / "inbox"
+    until(lambda: (inbox / f"{sent}.msg").exists())
+    relay("ack", sent, "completed", "--as", "bob", home=home)
+    until(lambda: "acknowledged by bob: completed" in relay("trace", sent, home=home).stdout)
+    assert (inbox / f"{sent}.msg").exists()
+    assert "inbox was not delivered" not in relay("doctor", home=home).stdout

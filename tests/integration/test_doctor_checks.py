@@ -21,35 +21,30 @@ from relay.base import fsio
 from relay.base.config import Config, DiskSettings, LedgerSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
-from relay.doctor import Finding, Severity, examine, files, repair, system
-from relay.doctor.finding import Target
+from relay.doctor import Finding, Severity, Target, examine, files, repair, system
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
-from tests.procs import Relay, home_of, meanwhile, relay, until
+from tests.procs import meanwhile, relay, until
 
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
-
-@pytest.fixture(autouse=True)
-def private() -> Iterator[None]:
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
+pytestmark = [
+    pytest.mark.damages,
+    pytest.mark.box("alice", "bob", config=QUIET),
+    pytest.mark.usefixtures("private_files"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+def box(box: Box) -> Box:
     """A relay that was stopped after a delivered message, a read one and a refused one."""
-    made = Box(tmp_path / "home", "alice", "bob", config=QUIET)
-    made.send("alice", "TO: bob\n\nwaits")
-    made.take("bob", made.send("alice", "TO: bob\n\nread"))
-    made.send("alice", "no message")
-    made.flush()
-    made.dispatcher.drain()
-    made.kill()
-    yield made
-    made.home.close()
+    box.send("alice", "TO: bob\n\nwaits")
+    box.take("bob", box.send("alice", "TO: bob\n\nread"))
+    box.send("alice", "no message")
+    box.flush()
+    box.stop()
+    return box
 
 
 def found(box: Box, *, deep: bool = False) -> list[Finding]:
@@ -58,7 +53,7 @@ def found(box: Box, *, deep: bool = False) -> list[Finding]:
 
 def one(box: Box, *, deep: bool = False) -> Finding:
     (finding,) = found(box, deep=deep)
-    assert finding.remedy and "\n" not in str(finding)
+    assert finding.advice and "\n" not in str(finding)
     return finding
 
 
@@ -85,9 +80,7 @@ def test_modes_that_are_too_wide_are_named_and_narrowed(box: Box) -> None:
     os.chmod(box.path("store"), 0o755)
     os.chmod(box.path("store/relay.acomm"), 0o644)
     finding = one(box)
-    assert (
-        "accessible to other users: store, store/relay.acomm" in str(finding) and finding.repairable
-    )
+    assert "accessible to other users: store, store/relay.acomm" in str(finding) and finding.repairs
     assert finding.severity is Severity.WARNING
     assert mend(box) == ["chmod 700 store", "chmod 600 store/relay.acomm"]
     assert found(box) == []
@@ -111,7 +104,7 @@ def test_links_are_named_and_left(box: Box, tmp_path: Path) -> None:
     box.path("agents/bob/elsewhere").symlink_to(tmp_path)
     finding = one(box)
     assert "links, which the relay does not follow: agents/bob/elsewhere" in str(finding)
-    assert not finding.repairable
+    assert not finding.repairs
 
 
 def test_a_link_that_was_refused_and_kept_is_no_alarm(box: Box, tmp_path: Path) -> None:
@@ -231,7 +224,7 @@ def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.M
     monkeypatch.setattr(files, "check_files", denied)
     first, second = found(box)
     assert str(first).startswith(f"files: not checked: {box.root}: Permission denied; ")
-    assert second.check == "store"
+    assert second.what == "store"
 
 
 # -- process and limits --------------------------------------------------------------------
@@ -290,11 +283,11 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(system, "read_limit", lambda name: None)
     box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
     gib = 1 << 30
-    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
-    monkeypatch.setattr(system.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (9 * gib, 8 * gib, 63 << 20))
     assert "only 63 MiB are free on the disk; below 64 MiB (disk.floor_mib) no" in str(one(box))
-    monkeypatch.setattr(system.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (1000 << 20, 100 << 20, 63 << 20))
     assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 
@@ -329,8 +322,8 @@ def test_a_damaged_ledger(box: Box) -> None:
     data[(root - 1) * 4096 + 8 : (root - 1) * 4096 + 200] = bytes(192)
     data[root * 4096 - 60 : root * 4096] = b"x" * 60
     box.path(LEDGER).write_bytes(data)
-    lines = [finding for finding in found(box) if finding.check == "ledger"]
-    assert lines and all("relay ledger restore FILE" in line.remedy for line in lines)
+    lines = [finding for finding in found(box) if finding.what == "ledger"]
+    assert lines and all("relay ledger restore FILE" in line.advice for line in lines)
 
 
 def test_an_older_schema_is_a_note_alone(box: Box) -> None:
@@ -346,7 +339,7 @@ def test_a_ledger_that_lost_its_triggers(box: Box) -> None:
     sql(box, "DROP INDEX deliveries_unread")
     finding = one(box)
     assert "lacks index deliveries_unread, trigger audit_log_keeps_rows" in str(finding)
-    assert "relay ledger restore FILE" in finding.remedy
+    assert "relay ledger restore FILE" in finding.advice
 
 
 def test_archived_rows_without_a_file_and_files_without_a_row(box: Box) -> None:
@@ -402,16 +395,21 @@ def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
     kept = box.path(LEDGER).read_bytes()
     box.open()
     box.send("alice", "TO: bob\n\nmore")
-    box.dispatcher.drain()
-    box.kill()
+    box.stop()
     for name in (LEDGER, LEDGER + "-wal", LEDGER + "-shm"):
         box.path(name).unlink(missing_ok=True)
     box.path(LEDGER).write_bytes(kept)
     assert [str(f) for f in found(box) if "without a row" not in str(f)] == []
     box.open()
     box.flush()
-    box.dispatcher.drain()
-    box.kill()
+    box.stop()
+    assert found(box) == []
+
+
+def test_what_a_killed_relay_had_not_synced_is_the_next_starts_business(box: Box) -> None:
+    box.open()
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.kill()  # the journal has it staged, the ledger written
     assert found(box) == []
 
 
@@ -444,10 +442,9 @@ def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob", "carol")
-    running = Relay(home)
-    running.start()
+@pytest.mark.home("alice", "bob", "carol")
+@pytest.mark.usefixtures("running")
+def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(home: Path) -> None:
     inbox = home / "agents/bob/inbox"
 
     def talk() -> None:
@@ -472,7 +469,6 @@ def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path
     done = relay("doctor", home=home)
     assert done.returncode == 3
     assert "1700000000000000099-99 in carol's inbox was not delivered by the relay" in done.stdout
-    assert running.stop() == 0
 
 
 class Aged:

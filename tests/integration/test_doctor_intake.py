@@ -6,9 +6,9 @@ import os
 import time
 
 from tests.box import Box
-from tests.integration.test_doctor_checks import box, found, mend, one, private
+from tests.integration.test_doctor_checks import box, found, mend, one, pytestmark
 
-__all__ = ["box", "private"]  # fixtures
+__all__ = ["box", "pytestmark"]  # a home of the same kind
 
 
 def test_B1_a_message_left_in_pending_is_named_and_not_removed(box: Box) -> None:
@@ -19,7 +19,7 @@ def test_B1_a_message_left_in_pending_is_named_and_not_removed(box: Box) -> None
         one(box)
     )
     os.utime(pending, (time.time() - 4000, time.time() - 4000))
-    assert "rename it into the outbox" in str(one(box)) and not one(box).repairable
+    assert "rename it into the outbox" in str(one(box)) and not one(box).repairs
     assert mend(box) == [] and pending.exists()
 
 
@@ -28,8 +28,7 @@ def test_a_segment_with_surplus_zeros_is_named(box: Box) -> None:
     os.truncate(segment, 150 << 20)
     finding = one(box)
     assert f"{segment} has 149 MiB of zeros after its last record" in str(finding)
-    assert not finding.repairable
+    assert not finding.repairs
     box.open()
-    box.dispatcher.drain()
-    box.kill()
+    box.stop()
     assert found(box) == []

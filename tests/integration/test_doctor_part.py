@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from relay.base.config import Config, DiskSettings
 from relay.cli import cli
-from relay.doctor import Severity, examine, files, ledger
+from relay.doctor import Severity, examine, files, stores
 from tests.box import Box
 
 QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=QUIET),
+    pytest.mark.usefixtures("private_files"),
+]
+
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+def box(box: Box) -> Box:
     """A relay that was stopped after two messages, and nothing is wrong with its home."""
-    before = os.umask(0o077)
-    made = Box(tmp_path / "home", "alice", "bob", config=QUIET)
-    made.send("alice", "TO: bob\n\none")
-    made.send("alice", "TO: bob\n\ntwo")
-    made.flush()
-    made.dispatcher.drain()
-    made.kill()
-    yield made
-    made.home.close()
-    os.umask(before)
+    box.send("alice", "TO: bob\n\none")
+    box.send("alice", "TO: bob\n\ntwo")
+    box.flush()
+    box.stop()
+    return box
 
 
 def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
@@ -48,7 +45,7 @@ def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
 def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "MAX_ROWS", 1)
+    monkeypatch.setattr(stores, "MAX_ROWS", 1)
     ((total,),) = box.sql("SELECT count(*) FROM messages")
     assert f"ledger: checked 1 of {total} rows of messages" in doctor(box)[0]
     assert doctor(box)[-1] == "OK, as far as checked"

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(60)
 def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:
     with Home(str(home)) as opened:
         (finding,) = examine(opened)
-    assert (finding.check, finding.severity.value, finding.where) == ("process", "error", ".lock")
-    assert finding.finding == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
-    assert finding.remedy == f"`kill -CONT {stopped}` lets it go on"
+    assert (finding.what, finding.severity.value, finding.where) == ("process", "error", ".lock")
+    assert finding.found == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
+    assert finding.advice == f"`kill -CONT {stopped}` lets it continue"
 
 
 def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Path) -> None:
@@ -30,19 +30,18 @@ def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Pat
     path = socket_path(str(long_home))
     assert os.path.exists(path)
     with Home(str(long_home)) as opened:
-        found = [str(f) for f in examine(opened) if path in f.finding]
+        found = [str(f) for f in examine(opened) if path in f.found]
     assert found == [f"process: {path}: left over; no relay is running; the next start replaces it"]
 
 
 def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
-    assert running.process is not None
-    pid = running.process.pid
+    pid = running.pid
     running.kill()
     with Home(str(home)) as opened:
         (found,) = [one for one in examine(opened) if one.where == ".lock"]
     assert found.severity.value == "note"
-    assert found.finding.startswith(f"the last relay, pid {pid}, did not stop by itself; its last")
-    assert "the next start recovers its unfinished work" in found.remedy
+    assert found.found.startswith(f"the last relay, pid {pid}, did not stop by itself; its last")
+    assert "the next start recovers its unfinished work" in found.advice
     running.start()
     assert running.stop() == 0
     done = relay("doctor", home=home)

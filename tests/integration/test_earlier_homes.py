@@ -32,10 +32,9 @@ def files(home: Path) -> dict[str, list[str]]:
 
 def rows(home: Path) -> dict[tuple[str, str], tuple[str, int, bool]]:
     """(message id, recipient) -> state, attempt, and whether it was read."""
-    look = Look(str(home / LEDGER))
-    query = "SELECT message_id, recipient, state, attempt, read_at IS NOT NULL FROM deliveries"
-    found = {(row[0], row[1]): (row[2], row[3], bool(row[4])) for row in look.all(query)}
-    look.close()
+    with Look(str(home / LEDGER)) as look:
+        query = "SELECT message_id, recipient, state, attempt, read_at IS NOT NULL FROM deliveries"
+        found = {(row[0], row[1]): (row[2], row[3], bool(row[4])) for row in look.all(query)}
     return found
 
 
@@ -45,16 +44,12 @@ def shown(home: Path, *args: str) -> str:
     return str(done.stdout)
 
 
-def test_an_earlier_home_goes_on(home: Path) -> None:
+def test_an_earlier_home_continues(home: Path) -> None:
     had, were = files(home), rows(home)
-    daemon = Relay(home)
-    daemon.start()
-    try:
+    with Relay(home):
         sent = relay("send", "--as", "alice", "bob", "hello, today", home=home).stdout.strip()
         until(lambda: (sent, "bob") in rows(home))
         until(lambda: rows(home)[sent, "bob"][0] == "written")
-    finally:
-        assert daemon.stop() == 0
     have, are = files(home), rows(home)
     for agent, messages in had.items():
         new = [one for one in have[agent] if one not in messages]
@@ -66,9 +61,8 @@ def test_an_earlier_home_goes_on(home: Path) -> None:
         assert now == state or (state, now) == ("written", "dead"), key  # nobody answered
         assert attempts >= attempt
 
-    look = Look(str(home / LEDGER))
-    assert look.one("PRAGMA user_version") == 3
-    look.close()
+    with Look(str(home / LEDGER)) as look:
+        assert look.one("PRAGMA user_version") == 3
     for message_id, _ in were:
         outcome = json.loads(shown(home, "trace", message_id, "--json"))["outcome"]
         assert outcome and "not seen in .read" not in outcome
@@ -77,10 +71,11 @@ def test_an_earlier_home_goes_on(home: Path) -> None:
 
 
 def is_the_relays(home: Path, message_id: str) -> bool:
-    look = Look(str(home / LEDGER))
-    query = "SELECT count(*) FROM messages WHERE message_id = ? AND agent_name = '__orchestrator__'"
-    found = look.all(query, message_id)
-    look.close()
+    with Look(str(home / LEDGER)) as look:
+        query = (
+            "SELECT count(*) FROM messages WHERE message_id = ? AND agent_name = '__orchestrator__'"
+        )
+        found = look.all(query, message_id)
     return found == [(1,)]
 
 

@@ -32,12 +32,10 @@ def configure(home: Path, **store: object) -> None:
 
 def run_and_send(home: Path, body: str = SECRET) -> None:
     """Start, send one message to bob, stop: the store is written."""
-    running = Relay(home)
-    running.start()
-    relay("register", "bob", home=home)
-    sent = relay("send", "bob", body, home=home).stdout.strip()
-    until(lambda: (home / "agents" / "bob" / "inbox" / f"{sent}.msg").exists())
-    assert running.stop() == 0
+    with Relay(home):
+        relay("register", "bob", home=home)
+        sent = relay("send", "bob", body, home=home).stdout.strip()
+        until(lambda: (home / "agents" / "bob" / "inbox" / f"{sent}.msg").exists())
 
 
 def found(home: Path) -> str:
@@ -90,6 +88,7 @@ def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) ->
     assert SECRET in found(home)
 
 
+@pytest.mark.damages
 def test_no_key_is_made_where_the_file_before_waits_for_its_own(home: Path) -> None:
     run_and_send(home)
     (home / "store" / "relay.acomm").rename(home / "store" / "relay.acomm.prev")
@@ -100,6 +99,7 @@ def test_no_key_is_made_where_the_file_before_waits_for_its_own(home: Path) -> N
     assert not (home / "store.key").exists()
 
 
+@pytest.mark.damages
 def test_an_encrypted_store_with_encryption_off_is_refused(home: Path) -> None:
     run_and_send(home)
     configure(home, encrypt=False)
@@ -120,6 +120,7 @@ def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> Non
     assert SECRET in found(home)
 
 
+@pytest.mark.damages
 def test_the_doctor_says_what_a_start_would(home: Path) -> None:
     run_and_send(home)
     key = home / "store.key"
@@ -146,6 +147,7 @@ def doctors_word(home: Path) -> str:
     return line
 
 
+@pytest.mark.damages
 def test_no_key_is_made_where_a_sealed_journal_waits_for_its_own(home: Path) -> None:
     run_and_send(home)
     for path in (home / "store").glob("relay.acomm*"):

@@ -99,6 +99,11 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "service status": ([],),
     "service uninstall": ([],),
     "ledger audit": ([], ["--json"], ["--security"], ["--security", "--json"]),
+    "ledger query": tuple(
+        ["select * from messages", how] for how in ("--json", "--csv", "--table")
+    ),
+    "ledger tables": ([], ["--json"]),
+    "ledger schema": ([],),
     "ledger backup": (["{home}/copy.db"],),
     "ledger check": ([],),
     "backup": (["{home}.copy"],),
@@ -123,7 +128,15 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
-    *("channel show", "dead show", "acomm dump", "ledger audit", "doctor", "key show"),
+    *(
+        "channel show",
+        "dead show",
+        "acomm dump",
+        "ledger audit",
+        "ledger query",
+        "doctor",
+        "key show",
+    ),
     *("tail", "ps", "service show", "status"),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -11,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import PATIENCE_S, environment, home_of, until
+from tests.procs import PATIENCE_S, drop, environment, home_of, log_of, until
 
 pytestmark = pytest.mark.timeout(60)
 # idle it has some thirty; forty agents have eighty directories. An agent has three of its own open
 # at a time: of three limits in a row one is reached in the middle of a write.
 FEW = (70, 71, 72)
 AGENTS = [f"agent{number:02d}" for number in range(40)]
-
-
-def send(home: Path, agent: str, text: str, name: str) -> None:
-    outbox = home / "agents" / agent / "outbox"
-    (outbox / ".pending" / name).write_text(text)
-    os.rename(outbox / ".pending" / name, outbox / name)
 
 
 @pytest.mark.parametrize("few", FEW)
@@ -51,16 +44,15 @@ def serve(home: Path, relay: subprocess.Popen[bytes], read_fd: int, few: int) ->
     """What it is asked to do."""
     with os.fdopen(read_fd, "rb") as answer:
         assert answer.readline() == b"ready\n"
-    send(home, "alice", "TO: *\n\nto all", "1000000001-01.msg")
+    drop(home, "alice", "TO: *\n\nto all")
     inboxes = [home / "agents" / name / "inbox" / "1000000001-01.msg" for name in AGENTS]
     until(lambda: all(inbox.exists() for inbox in inboxes))
     for inbox in inboxes:
         inbox.rename(inbox.parent / ".read" / inbox.name)
-    send(home, AGENTS[0], "TO: alice\n\nback", "1000000002-02.msg")
+    drop(home, AGENTS[0], "TO: alice\n\nback", "1000000002-02.msg")
     until(lambda: (home / "agents/alice/inbox/1000000002-02.msg").exists())
     relay.terminate()
     assert relay.wait(PATIENCE_S) == 0
-    lines = [json.loads(line) for line in (home / "logs" / "relay.log").read_text().splitlines()]
-    (said,) = [line for line in lines if line["action"] == "few_descriptors"]
+    (said,) = log_of(home, "few_descriptors")
     assert f"open files is {few}" in said["event"] and "ulimit" in said["event"]
-    assert not [line for line in lines if line["action"] in ("begin_again", "postpone")]
+    assert not log_of(home, "begin_again") and not log_of(home, "postpone")

@@ -93,7 +93,7 @@ def test_an_answer_and_what_it_answers_are_in_each_file_together(path: str) -> N
             if number % 20 == 0:
                 file = store_file.read(path)
                 answers = sum(m.message_type is MessageType.RESPONSE for m in file.messages)
-                opened = CommStore.load(store._clock, file)
+                opened = CommStore.load(store.engine.clock, file)
                 acked = sum(
                     one.state is DeliveryState.ACKNOWLEDGED
                     for message in file.messages

@@ -13,7 +13,7 @@ from relay.base import directory_guard
 from relay.base.errors import ForeignOwner, UnsafePath
 from relay.base.home import Home
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, inbox_of, relay, until
 
 
 def kinds(box: Box) -> list[tuple[str, str, str]]:
@@ -89,9 +89,7 @@ def test_a_link_within_the_journal_refuses_a_start(box: Box, tmp_path: Path) -> 
         directory_guard.secure(box.home)
 
 
-def test_a_store_of_somebody_else_refuses_a_start(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_another_user_refuses_a_start(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ForeignOwner, match=f"belongs to user {owner}, not to {owner + 1}"):
@@ -123,24 +121,22 @@ def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(
 
 
 @pytest.mark.timeout(60)
-def test_a_store_that_becomes_a_link_while_it_runs_is_not_written_through(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob", checkpoint_ms=10_000)
-    running = Relay(home)
-    running.start()
-    try:
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
-        os.rename(home / "store", tmp_path / "kept")
-        (home / "store").symlink_to(elsewhere)
-        relay("send", "bob", "hi", "--as", "alice", home=home)
-        log = home / "logs" / "relay.log"
-        until(lambda: "store is a link" in relay("status", home=home).stdout + _text(log))
-        assert list(elsewhere.iterdir()) == []
-        (home / "store").unlink()
-        os.rename(tmp_path / "kept", home / "store")
-        until(lambda: list((home / "agents" / "bob" / "inbox").glob("*.msg")))
-    finally:
-        assert running.stop() == 0
+@pytest.mark.home("alice", "bob", checkpoint_ms=10_000)
+def test_a_store_that_becomes_a_link_while_it_runs_is_not_written_through(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.rename(home / "store", tmp_path / "kept")
+    (home / "store").symlink_to(elsewhere)
+    relay("send", "bob", "hi", "--as", "alice", home=home)
+    log = home / "logs" / "relay.log"
+    until(lambda: "store is a link" in relay("status", home=home).stdout + _text(log))
+    assert list(elsewhere.iterdir()) == []
+    (home / "store").unlink()
+    os.rename(tmp_path / "kept", home / "store")
+    until(lambda: inbox_of(home, "bob"))
+    assert running.stop() == 0
     assert list(elsewhere.iterdir()) == []
 
 
@@ -187,8 +183,7 @@ def test_an_agents_directory_is_looked_at_with_each_scan_and_said_once(
     (elsewhere / box.name()).write_text("TO: bob\n\nnot alice's")
     spoil(box.path("agents", "alice", *part.split("/")), elsewhere)
     for _ in range(3):
-        box.clock.advance(31)
-        box.tick(2)
+        box.after(31)
     path = f"agents/alice/{part}"
     assert kinds(box) == [(kind, "alice", path)]
     assert box.sql("SELECT detail FROM security_events") == [(detail.format(path),)]
@@ -201,8 +196,7 @@ def test_a_link_among_the_agents_is_nobody(box: Box, tmp_path: Path) -> None:
     (other / "outbox").mkdir(parents=True)
     box.path("agents", "mallory").symlink_to(other)
     for _ in range(3):
-        box.clock.advance(31)
-        box.tick()
+        box.after(31, turns=1)
     assert kinds(box) == [("linked_directory", "mallory", "agents/mallory")]
     assert box.sql("SELECT name FROM agents WHERE name = 'mallory'") == []
 
@@ -217,8 +211,7 @@ def test_what_belongs_to_another_user_is_refused(box: Box) -> None:
     box.path("agents", "mallory").mkdir()
     os.chown(box.path("agents", "mallory"), 12345, 12345)
     box.tick()
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     assert box.bodies("bob") == []
     assert box.nacks("alice") == [f"not delivered: {name} belongs to user 12345, not to 0\n"]
     assert kinds(box) == [
@@ -253,7 +246,7 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.execute import Archiver
+    from relay.delivery.record import Archiver
 
     name = box.name()
     path = box.path("agents", "alice", "outbox", name)
@@ -263,8 +256,7 @@ def test_killed_before_a_refusal_is_archived_it_is_one_incident(
         os.rename(path.with_suffix(".tmp"), path)
         box.tick()
     assert kinds(box) == [("not_a_regular_file", "alice", f"agents/alice/outbox/{name}")]
-    box.kill()
-    box.open()
+    box.restart()
     box.tick()
     assert not path.exists()
     assert len(kinds(box)) == 1

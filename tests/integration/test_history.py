@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.base.home import STORE
 from tests.box import Box
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.5")
 
@@ -18,8 +16,7 @@ pytestmark = pytest.mark.shows("engine 7.5")
 @pytest.fixture
 def told(box: Box) -> Box:
     """A command and its acknowledgment, a group with two, a topic, a refusal; all flushed."""
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     box.send("carol", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: build.#")
     command = box.send("alice", "TO: bob\nKIND: command\nTHREAD: release-42\n\ndeploy to staging")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {command}\n\ncompleted\nshipped")
@@ -31,9 +28,7 @@ def told(box: Box) -> Box:
 
 def lines(box: Box, *arguments: str) -> list[dict[str, object]]:
     """The JSON lines of a command."""
-    done = relay(*arguments, "--json", home=box.root)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of(*arguments, home=box.root)
 
 
 def test_history_by_its_options(told: Box) -> None:

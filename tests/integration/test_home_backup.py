@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,27 +20,19 @@ from relay.base.home import LEDGER, LOCK
 from relay.daemon import home_backup
 from relay.daemon.home_restore import restore
 from tests.box import Box
+from tests.disk import failing, flip, killed_at, steps_of
 from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
 
 STEP = """
-import os, signal, sys
-from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.home import Home
 from relay.daemon import home_backup, home_restore
-steps = int(sys.argv[1])
-def fault(operation, name):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-fsio.fault = fault
-if sys.argv[2] == "backup":
-    home_backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
+if sys.argv[1] == "backup":
+    home_backup.backup(Home(sys.argv[2]), Config(), Clock(), sys.argv[3])
 else:
-    home_restore.restore(sys.argv[3], sys.argv[4], force=True)
+    home_restore.restore(sys.argv[2], sys.argv[3], force=True)
 """
 
 
@@ -191,6 +180,7 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
     again.close()
 
 
+@pytest.mark.damages
 def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,9 +193,8 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
         if name.endswith(LEDGER + ".tmp") and not sent:
             sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
             for _ in range(20):
-                box.clock.advance(60)
-                box.tick()
-            assert box.store.find_by_relay_id(sent[0]) is None  # it is in an archive alone
+                box.after(60, turns=1)
+            assert box.store.messages.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
     monkeypatch.setattr(fsio, "fault", during)
     backup(box, tmp_path / "kept")
@@ -236,9 +225,8 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
     kept = home.parent / "kept"
     with meanwhile(step):
         until(lambda: len(sent) > 100)
-        look = Look(home / LEDGER)
-        accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
-        look.close()
+        with Look(home / LEDGER) as look:
+            accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
         done = relay("backup", str(kept), "--json", home=home)
         assert done.returncode == 0, done.stderr
         more = len(sent) + 50
@@ -251,10 +239,9 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
     before = _mail(again)
     other = Relay(again)
     other.start()
-    look = Look(again / LEDGER)
-    open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
-    until(lambda: look.one(open_rows) == 0)
-    look.close()
+    with Look(again / LEDGER) as look:
+        open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
+        until(lambda: look.one(open_rows) == 0)
     doctor = relay("doctor", home=again)
     other.stop()
     after = _mail(again)
@@ -284,13 +271,8 @@ def test_D2_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> N
     (segment,) = (tmp_path / "kept/journal").rglob("*.seg")
     ledger, listed = tmp_path / "kept" / LEDGER, tmp_path / "kept/backup.json"
 
-    def flip(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[150] ^= 1
-        path.write_bytes(data)
-
     spoils: list[tuple[type[RelayError], Callable[[], object]]] = [
-        (IntegrityError, lambda: flip(segment)),
+        (IntegrityError, lambda: flip(segment, 150)),
         (IntegrityError, lambda: os.truncate(ledger, 4096)),
         (IntegrityError, ledger.unlink),
         (FormatError, lambda: listed.write_text("{")),
@@ -347,21 +329,15 @@ def test_D2_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
     box.close()
 
 
-def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
     before = whole(tmp_path / "home")
-
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and ".seg" in name:
-            raise OSError(28, "No space left on device", name)
-
-    monkeypatch.setattr(fsio, "fault", full)
-    with pytest.raises(OSError, match="No space"):
-        backup(box, tmp_path / "more")
-    with pytest.raises(OSError, match="No space"):
-        restore(str(tmp_path / "kept"), str(tmp_path / "again"))
-    monkeypatch.undo()
+    with failing("write", ".seg"):
+        with pytest.raises(OSError, match="No space"):
+            backup(box, tmp_path / "more")
+        with pytest.raises(OSError, match="No space"):
+            restore(str(tmp_path / "kept"), str(tmp_path / "again"))
     assert sorted(os.listdir(tmp_path)) == ["home", "kept"]
     assert whole(tmp_path / "home").keys() == before.keys()
     box.close()
@@ -370,32 +346,18 @@ def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path, monkeypatch: pytest.M
 # -- killed --------------------------------------------------------------------------------
 
 
-def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
-    work()
-    monkeypatch.undo()
-    return len(steps)
-
-
-def killed(step: int, *words: str) -> None:
-    command = [sys.executable, "-c", STEP, str(step), *words]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
 @pytest.mark.timeout(120)
+@pytest.mark.box("alice")
 def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: Box, tmp_path: Path
 ) -> None:
-    Box(tmp_path / "home", "alice").close()
+    box.restart()
     home, kept = str(tmp_path / "home"), tmp_path / "kept"
-    box = Box(tmp_path / "home")
-    number = steps_of(monkeypatch, lambda: backup(box, kept))
+    number = len(steps_of(lambda: backup(box, kept)))
     box.close()
     for step in range(1, number + 1, 2):
         shutil.rmtree(kept, ignore_errors=True)
-        killed(step, "backup", home, str(kept))
+        killed_at(step, STEP, "backup", home, str(kept))
         if kept.exists():
             restore(str(kept), str(tmp_path / "again"))
             shutil.rmtree(tmp_path / "again")
@@ -405,17 +367,17 @@ def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.box("alice", "bob")
 def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restored_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: Box, tmp_path: Path
 ) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
     box.send("alice", "TO: bob\n\nbefore")
     backup(box, tmp_path / "kept")
     box.send("alice", "TO: bob\n\nafter")
     box.close()
     kept, root = str(tmp_path / "kept"), str(tmp_path / "home")
     shutil.copytree(root, tmp_path / "former")
-    number = steps_of(monkeypatch, lambda: restore(kept, root, force=True))
+    number = len(steps_of(lambda: restore(kept, root, force=True)))
     restored, former = whole(tmp_path / "home"), whole(tmp_path / "former")
     assert restored != former
     for step in range(1, number + 1):
@@ -423,7 +385,7 @@ def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restore
             if name not in ("kept", "former"):
                 shutil.rmtree(tmp_path / name)
         shutil.copytree(tmp_path / "former", root)
-        killed(step, "restore", kept, root)
+        killed_at(step, STEP, "restore", kept, root)
         assert whole(tmp_path / "home") in (former, restored), step
         restore(kept, root, force=True)  # the next one finds nothing in its way
         assert whole(tmp_path / "home") == restored

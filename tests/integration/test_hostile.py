@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.errors import UnsafePath
 from relay.base.home import Home
-from relay.delivery.plan import Planner
+from relay.delivery.plan import plan
+from relay.delivery.values import Inbound, Plan
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.5")
@@ -50,15 +52,14 @@ def test_a_file_rewritten_in_place_while_in_hand_is_not_lost(box: Box) -> None:
     box.send("alice", "TO: bob\n\nfirst", name)
     box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nsecond, longer")
     box.flush()
-    box.clock.advance(6)
-    box.tick(2)
+    box.after(6)
     assert "its id is taken" in box.nacks("alice")[0]
     box.flush()
     (kept,) = box.path("archive").glob("*/alice/rejected/*.msg")
     assert kept.read_text() == "TO: bob\n\nsecond, longer"
 
 
-def test_the_same_body_for_somebody_else_is_another_message(box: Box) -> None:
+def test_the_same_body_for_another_agent_is_another_message(box: Box) -> None:
     name = box.name()
     box.send("alice", "TO: bob\n\nhi", name)
     box.flush()
@@ -71,25 +72,21 @@ def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
     (outbox / ".pending").rmdir()
     (outbox / box.name()).write_text("TO: bob\n\nin place")
     box.tick()
-    box.clock.advance(0.2)
-    box.tick()
+    box.after(0.2, turns=1)
     assert box.bodies("bob") == ["in place"]
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     assert (outbox / ".pending").is_dir()
 
 
 def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide = Planner.plan
-
-    def faulty(self: Planner, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
-        if accepted.message.body == b"poison":
+    def faulty(inbound: Inbound, *rest: Any) -> Plan:
+        if inbound.message and inbound.message.body == b"poison":
             raise ZeroDivisionError("division by zero")
-        decide(self, work, accepted, *rest)
+        return plan(inbound, *rest)
 
-    monkeypatch.setattr(Planner, "plan", faulty)
+    monkeypatch.setattr("relay.delivery.loop.plan", faulty)
     sent = box.drop("alice", "TO: bob\n\npoison")
     box.drop("carol", "TO: bob\n\nwater")
     box.tick()
@@ -109,8 +106,7 @@ def test_an_archive_that_cannot_be_written_is_tried_again(box: Box) -> None:
 
     archive.unlink()
     archive.mkdir()
-    box.clock.advance(31)
-    box.tick(3)
+    box.after(31)
     assert box.row(sent)["status"] == "archived"
     assert box.outbox("alice") == []
     assert not list(archive.glob("*/alice/duplicates/*"))
@@ -142,10 +138,10 @@ def test_a_clock_set_back_is_logged(box: Box) -> None:
     assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
 
 
-def test_a_ledger_removed_while_the_relay_runs_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.box("alice", "bob")
+def test_a_ledger_removed_while_the_relay_runs_is_noticed(box: Box) -> None:
     from relay.base.errors import LedgerError
 
-    box = Box(tmp_path / "home", "alice", "bob")
     box.path("ledger.db").unlink()
     box.clock.advance(31)
     with pytest.raises(LedgerError, match="removed or replaced"):

@@ -11,15 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from relay.base.home import Home
 from relay.base.status_client import ask_status
-from tests.procs import PATIENCE_S, environment, home_of, relay, until
+from tests.procs import PATIENCE_S, drop, environment, relay, until
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 'echo "$2" > "/proc/sys/user/$1" && shift 2 && exec "$@"'
@@ -31,29 +29,20 @@ CASES = {
 }
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A home with a short path: it has a socket."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
-    yield home_of(root / "home", "alice", "bob", "carol")
-    shutil.rmtree(root)
-
-
 def limited(name: str, limit: int, *command: str) -> list[str]:
     return ["unshare", "-r", "-U", "sh", "-c", LIMIT, "sh", name, str(limit), *command]
 
 
 def send_and_read(home: Path, sender: str, to: str, message_id: str) -> None:
     """By hand, with `mv` alone; the relay has seen both when this returns."""
-    outbox, inbox = home / "agents" / sender / "outbox", home / "agents" / to / "inbox"
-    name = f"{message_id}.msg"
-    (outbox / ".pending" / name).write_text(f"TO: {to}\n\nhi")
-    os.rename(outbox / ".pending" / name, outbox / name)
+    inbox, name = home / "agents" / to / "inbox", f"{message_id}.msg"
+    drop(home, sender, f"TO: {to}\n\nhi", name)
     until((inbox / name).exists)
     os.rename(inbox / name, inbox / ".read" / name)
     until(lambda: f"read by {to}" in relay("trace", message_id, home=home).stdout)
 
 
+@pytest.mark.home("alice", "bob", "carol")
 @pytest.mark.parametrize("case", CASES)
 def test_what_inotify_does_not_watch_is_scanned(home: Path, case: str) -> None:
     name, limit, watcher, advice = CASES[case]

@@ -34,7 +34,7 @@ def busy_day(box: Box) -> None:
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {first}\n\nin_progress halfway")
     box.send("alice", "TO: nobody\n\nlost?")
     box.drop("carol", "TO: bob\n\nno name", "hello.msg")
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "bob")
     box.tick(2)
 
 
@@ -103,6 +103,7 @@ def test_a_store_without_a_file_is_made_again_from_the_journal(box: Box) -> None
     assert "last" in box.bodies("bob")
 
 
+@pytest.mark.damages
 def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) -> None:
     busy_day(box)
     box.flush()
@@ -120,6 +121,7 @@ def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) 
     assert any("the store is rebuilt" in line["event"] for line in box.log)
 
 
+@pytest.mark.damages
 def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nkept")
     box.flush()
@@ -127,11 +129,11 @@ def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> No
     shutil.rmtree(box.path("journal"))
     box.open()
     box.tick()
-    assert box.store.find_by_relay_id(sent) is not None
+    assert box.store.messages.find_by_relay_id(sent) is not None
     assert any("are lost" in line["event"] for line in box.log)
     again = box.send("alice", "TO: bob\n\non")
     restart(box)
-    assert box.store.find_by_relay_id(again) is not None
+    assert box.store.messages.find_by_relay_id(again) is not None
     assert box.bodies("bob") == ["kept", "on"]
 
 
@@ -175,8 +177,7 @@ def test_a_checkpoint_says_that_nothing_before_it_need_be_compared(box: Box) -> 
     box.boot = "boot-2"
     box.open()
     box.tick(3)
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert box.inbox("bob") == {}
     assert box.states(sent) == {"bob": "read"}
 
@@ -217,7 +218,7 @@ def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
     box.tick()  # what nobody waits for is committed soon, too
     assert not box.path(STORE).exists()
     seen = open_store_readonly(box.home, box.clock, box.config)
-    stored = seen.find_by_relay_id(sent)
+    stored = seen.messages.find_by_relay_id(sent)
     assert stored is not None
     assert seen.state.sequence == box.store.sequence
     assert seen.state.deliveries == box.store.state.deliveries
@@ -227,8 +228,7 @@ def test_no_tail_stays_in_memory(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()  # the last thing that happens is a checkpoint, and a record says so
     for _ in range(2):
-        box.clock.advance(1)
-        box.tick()
+        box.after(1, turns=1)
     assert box.events.journal.end == box.events.journal.durable
     *_, last = JournalReader(str(box.path("journal", f"{1:020d}"))).read()
     assert last.flags & RecordFlag.SNAPSHOT_BOUNDARY
@@ -244,5 +244,5 @@ def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
     segments = b"".join(p.read_bytes() for p in box.path("journal").glob("*/segments/*.seg"))
     assert b"the secret word" not in segments
     restart(box)
-    assert [m.content for m in box.store.query_messages().messages] == [b"the secret word"]
+    assert [m.content for m in box.store.messages.query().messages] == [b"the secret word"]
     box.close()

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from relay.base.config import Config, JournalSettings, encode
+from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
+from relay.daemon.session import Executors
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
-
-pytestmark = pytest.mark.shows("journal 5.8")
+from tests.fakes import IdleExecutor
+from tests.procs import Relay, home_of, relay, rows_of, until
 
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
+BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
+
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),
+    pytest.mark.shows("journal 5.8"),
+]
+
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def box(box: Box) -> Box:
     """Some sealed segments, four checkpoints."""
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
-    for number in range(40):
-        made.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            made.flush()
-    return made
+    box.send_many(40, flush_every=10)
+    return box
 
 
 def ask(box: Box, body: str, sender: str = "operator") -> str:
     """What the relay answers to a command."""
-    sent = box.send(sender, f"TO: __orchestrator__\nKIND: command\n\nACTION: {body}")
+    sent = box.command(sender, body)
     answers = [m.body for m in box.inbox(sender).values() if m.headers.get("RE") == sent]
     assert len(answers) == 1
     return answers[0].decode()
@@ -83,7 +85,8 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    told = [line["event"].removeprefix("The store: ") for line in box.log]
+    said = [line for line in told if line.startswith("command")]
     assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
     assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3
@@ -153,9 +156,8 @@ def test_a_command_that_is_decided_twice_is_one_order(
             raise DiskFull("no space left")
 
         patch.setattr("relay.delivery.file_ops.stage", full)
-        sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
-    box.clock.advance(2)
-    box.tick(3)
+        sent = box.command("operator", "journal.seal")
+    box.after(2)
     assert box.states(sent) == {"__orchestrator__": "read"}
     entries = box.events.journal.manifest.entries()
     assert entries[-2].sealed
@@ -166,31 +168,20 @@ def test_a_command_that_is_decided_twice_is_one_order(
 # -- a relay in a process of its own -------------------------------------------------------
 
 
-def rows(home: Path) -> list[dict[str, Any]]:
-    done = relay("journal", "status", "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.mark.timeout(60)
 def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
-    config = Config(
-        journal=JournalSettings(compress_segments=False, objects=str(tier2), keep_mib=1024)
-    )
-    (home / "config.json").write_bytes(encode(config))
-    process = Relay(home)
-    process.start()
-    try:
+    journal = {"compress_segments": False, "objects": str(tier2), "keep_mib": 1024}
+    home = home_of(tmp_path / "home", "alice", "bob", checkpoint_ms=5000, journal=journal)
+    with Relay(home):
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         asked = relay("journal", "seal", home=home)
         assert asked.stdout == ("journal.seal started; `relay journal status` shows the result\n")
-        until(lambda: rows(home)[0]["sealed"])
+        until(lambda: rows_of("journal", "status", home=home)[0]["sealed"])
         done = relay("journal", "upload", "0", "--json", home=home)
         assert json.loads(done.stdout)["answer"].startswith("journal.upload started")
-        until(lambda: rows(home)[0]["tiers"] == [0, 1, 2])
+        until(lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2])
         assert list(tier2.rglob("*.seg.zst"))
 
         missing = relay("journal", "compress", "9", home=home)
@@ -200,34 +191,29 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         named = relay("journal", "upload", "--objects", "/elsewhere", home=home)
         assert named.returncode == 2 and "journal.objects of config.json" in named.stderr
 
-        before = rows(home)
+        before = rows_of("journal", "status", home=home)
         plan = relay("journal", "prune", "--keep-bytes", "0B", "--dry-run", home=home)
         assert plan.returncode == 0, plan.stderr
-        assert rows(home) == before and not (home / BASE).exists()
-    finally:
-        assert process.stop() == 0
+        assert rows_of("journal", "status", home=home) == before and not (home / BASE).exists()
 
 
 @pytest.mark.timeout(60)
 def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
     away = tmp_path / "not-mounted"
-    config = Config(journal=JournalSettings(compress_after_s=0, objects=str(away)))
-    (home / "config.json").write_bytes(encode(config))
-    process = Relay(home)
-    process.start()
-    try:
+    journal = {"compress_after_s": 0, "objects": str(away)}
+    home = home_of(tmp_path / "home", "alice", "bob", checkpoint_ms=5000, journal=journal)
+    with Relay(home):
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         assert relay("journal", "seal", home=home).returncode == 0
         until(lambda: "the journal's tiers: " in relay("status", home=home).stdout)
-        (told,) = json.loads(relay("status", "--json", home=home).stdout)["tiers_waiting"]
+        (told,) = rows_of("status", home=home)[0]["tiers_waiting"]
         assert told.startswith("retry in ") and f"upload segment 0: not in {away} yet" in told
         done = relay("doctor", home=home)
         assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
         assert "the relay keeps retrying" in done.stdout
 
         away.mkdir()
-        until(lambda: rows(home)[0]["tiers"] == [0, 1, 2], patience_s=30)
+        until(
+            lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2], patience_s=30
+        )
         until(lambda: relay("doctor", home=home).returncode == 0)
-    finally:
-        assert process.stop() == 0

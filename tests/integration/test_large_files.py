@@ -50,10 +50,8 @@ def test_a_hard_link_to_a_large_file_likewise(box: Box, tmp_path: Path) -> None:
     before = on_disk(box)
     name = box.name()
     box.path("agents", "alice", "outbox", name).hardlink_to(large)
-    box.clock.advance(0.2)
-    box.tick()
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(0.2, turns=1)
+    box.after(31)
     assert "has 2 hard links" in box.nacks("alice")[0]
     assert on_disk(box) - before < 4 * MIB
 
@@ -87,8 +85,7 @@ def test_surplus_zeros_are_cut_off_at_a_start(box: Box) -> None:
     assert path.stat().st_size <= 4 * MIB
     assert box.states(sent) == {"bob": "written"}
     other = box.send("alice", "TO: bob\n\nand on")
-    box.kill()
-    box.open()
+    box.restart()
     assert list(box.inbox("bob")) == [sent, other]
 
 
@@ -114,9 +111,8 @@ def attach(box: Box, agent: str, digest: str) -> str:
     return box.send(agent, f"TO: bob\nATTACHMENT: sha256:{digest}\n\nsee there")
 
 
-def test_one_that_is_too_large_is_refused_by_its_size(tmp_path: Path) -> None:
-    config = Config(limits=LimitSettings(max_attachment_mib=2))
-    box = Box(tmp_path / "home", "alice", "bob", config=config)
+@pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(max_attachment_mib=2)))
+def test_one_that_is_too_large_is_refused_by_its_size(box: Box) -> None:
     digest = "ab" * 32
     path = box.path("attachments", "ab", digest)
     path.parent.mkdir()
@@ -129,12 +125,10 @@ def test_one_that_is_too_large_is_refused_by_its_size(tmp_path: Path) -> None:
     right = sparse(box, 2 * MIB)
     sent = attach(box, "alice", right)
     until(lambda: advance(box) or sent in box.inbox("bob"))
-    box.close()
 
 
 def advance(box: Box) -> None:
-    box.clock.advance(0.05)
-    box.tick()
+    box.after(0.05, turns=1)
 
 
 @pytest.mark.timeout(60)

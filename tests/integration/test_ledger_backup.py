@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -21,29 +20,20 @@ from relay.base.home import LEDGER, Home
 from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
+from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look
-from tests.procs import Relay, home_of, meanwhile, relay, until
+from tests.procs import Relay, meanwhile, relay, until
 
 RESTORE = """
-import os, signal, sys
-from relay.base import fsio
 from relay.daemon import ledger_backup
 from relay.base.home import Home
-steps = int(sys.argv[3])
-def fault(operation, name):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-fsio.fault = fault
 ledger_backup.restore(Home(sys.argv[1]), sys.argv[2])
 """
 
 
 def ids(path: Path | str) -> set[str]:
-    look = Look(path)
-    found = {str(row[0]) for row in look.all("SELECT message_id FROM messages")}
-    look.close()
+    with Look(path) as look:
+        found = {str(row[0]) for row in look.all("SELECT message_id FROM messages")}
     return found
 
 
@@ -74,17 +64,9 @@ def test_the_ledger_is_not_copied_over_itself(box: Box, name: str) -> None:
         ledger_backup.backup(box.home, str(box.path(name)), force=True)
 
 
-def test_on_a_full_disk_nothing_is_left(
-    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".tmp"):
-            raise OSError(28, "No space left on device", name)
-
-    monkeypatch.setattr(fsio, "fault", full)
-    with pytest.raises(OSError, match="No space"):
+def test_on_a_full_disk_nothing_is_left(box: Box, tmp_path: Path) -> None:
+    with failing("write", ".tmp"), pytest.raises(OSError, match="No space"):
         ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
-    monkeypatch.undo()
     assert os.listdir(tmp_path) == ["home"]
 
 
@@ -106,7 +88,7 @@ def test_a_copy_that_is_not_the_ledger_gets_no_name(
     assert os.listdir(tmp_path) == ["home"]
 
 
-def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -> None:
+def test_what_a_crash_left_of_a_backup_is_begun_again(box: Box, tmp_path: Path) -> None:
     (tmp_path / "kept.db.tmp").write_bytes(b"half a copy" * 1000)
     (tmp_path / "kept.db.tmp-journal").write_bytes(b"its journal")
     ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
@@ -122,16 +104,15 @@ def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_writer_goes_on_while_a_large_ledger_is_copied(
+def test_the_writer_continues_while_a_large_ledger_is_copied(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slice of the copy lets the relay take a message: none of them is in the copy."""
-    filler = Look(box.path(LEDGER))
-    filler.db.execute(
-        "CREATE TABLE filler AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
-        "SELECT i + 1 FROM n WHERE i < 3000) SELECT randomblob(4000) AS b FROM n"
-    )
-    filler.close()
+    with Look(box.path(LEDGER)) as filler:
+        filler.db.execute(
+            "CREATE TABLE filler AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
+            "SELECT i + 1 FROM n WHERE i < 3000) SELECT randomblob(4000) AS b FROM n"
+        )
     sent: list[str] = []
 
     def between(operation: str, name: str) -> None:
@@ -229,11 +210,10 @@ def test_the_ledger_of_another_home_is_not_taken_by_mistake(tmp_path: Path) -> N
     (tmp_path / "b").mkdir()
     (home, _, _), (_, foreign, _) = stopped(tmp_path / "a"), stopped(tmp_path / "b")
     for number, path in enumerate((home / LEDGER, foreign)):
-        look = Look(path)
-        look.db.execute(
-            f"INSERT OR REPLACE INTO orchestrator_state VALUES ('home_id', {number}, 0)"
-        )
-        look.close()
+        with Look(path) as look:
+            look.db.execute(
+                f"INSERT OR REPLACE INTO orchestrator_state VALUES ('home_id', {number}, 0)"
+            )
     before = (home / LEDGER).read_bytes()
     with Home(str(home)) as opened:
         with pytest.raises(LedgerError) as caught:
@@ -247,17 +227,14 @@ def test_the_ledger_of_another_home_is_not_taken_by_mistake(tmp_path: Path) -> N
 
 def test_starts_are_counted_on(tmp_path: Path) -> None:
     home, kept, _ = stopped(tmp_path)
-    look = Look(home / LEDGER)
-    look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '7', 0)")
-    look.close()
-    look = Look(kept)
-    look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '3', 0)")
-    look.close()
+    with Look(home / LEDGER) as look:
+        look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '7', 0)")
+    with Look(kept) as look:
+        look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '3', 0)")
     with Home(str(home)) as opened:
         ledger_backup.restore(opened, str(kept))
-    look = Look(home / LEDGER)
-    assert look.one("SELECT value FROM orchestrator_state WHERE key = 'epoch'") == "7"
-    look.close()
+    with Look(home / LEDGER) as look:
+        assert look.one("SELECT value FROM orchestrator_state WHERE key = 'epoch'") == "7"
 
 
 def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) -> None:
@@ -273,22 +250,14 @@ def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) 
 
 @pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
-def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
     home, kept, sent = stopped(tmp_path)
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
     with Home(str(home)) as opened:
-        aside = ledger_backup.restore(opened, str(kept)).aside
-    monkeypatch.undo()
-    os.rename(aside, home / LEDGER)
+        steps = steps_of(lambda: ledger_backup.restore(opened, str(kept)))
+    os.rename(home / "ledger.db.before-restore", home / LEDGER)
     assert len(steps) >= 5
     for number in range(1, len(steps) + 1):
-        done = subprocess.run(
-            [sys.executable, "-c", RESTORE, str(home), str(kept), str(number)],
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        killed_at(number, RESTORE, str(home), str(kept))
         found = ids(home / LEDGER)
         assert found in ({sent[0]}, set(sent)), steps[number - 1]  # the one or the other, whole
         again = Box(home)  # the next start
@@ -299,10 +268,9 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
-def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    running = Relay(home)
-    running.start()
+def test_backup_more_messages_restore_start_beside_a_real_relay(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
     alice = Agent("alice", str(home))
     kept = tmp_path / "kept.db"
     sent: list[str] = []
@@ -320,10 +288,11 @@ def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) 
     done = relay("ledger", "restore", str(kept), home=home)
     assert done.returncode == 0, done.stderr
     running.start()
-    look = Look(home / LEDGER)
-    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == len(sent))
-    assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == len(sent)
-    look.close()
+    with Look(home / LEDGER) as look:
+        until(
+            lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == len(sent)
+        )
+        assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == len(sent)
     inbox = sorted((home / "agents/bob/inbox").glob("*.msg"))
     assert [path.stem for path in inbox] == sorted(sent)  # nothing lost, nothing doubled
     running.stop()

@@ -32,8 +32,12 @@ def fifo(box: Box, agent: str = "alice") -> None:
 def test_for_people(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     fifo(box)
+    with box.ledger.transaction():
+        box.ledger._db.execute("DELETE FROM orchestrator_state WHERE key = 'writer'")
+    other = box.send("alice", "TO: bob\n\nhi again")
     shown = lines(box)
-    assert any(line.endswith(f"  {sent}  - > pending  (by hand)") for line in shown)
+    assert any(line.endswith(f"  {sent}  - > pending  (daemon 1)") for line in shown)
+    assert any(line.endswith(f"  {other}  - > pending  (by hand)") for line in shown)
     assert any(f"  {sent}  processing > completed  " in line for line in shown)
     (event,) = [line for line in shown if "  ! " in line]
     assert "  ! not_a_regular_file  alice  " in event

@@ -15,36 +15,32 @@ import pytest
 
 from relay.base import config as configuration
 from relay.base.clock import Clock
-from relay.base.config import Config
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError
 from relay.base.home import LEDGER, Home
 from relay.daemon.admin import status_of
-from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.session import CHECKED_BYTES, Session
 from relay.daemon.status import SharedStatus
-from relay.engine.checkpoint import InlineExecutor
 from relay.ledger import Ledger, open_readonly
 from tests.box import Box
 from tests.ledger.support import Look
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, relay, rows_of, until
+
+pytestmark = pytest.mark.damages
 
 PAGE = 4096
 SAYS = "is damaged ("
 
 
 @pytest.fixture
-def stopped(home: Path) -> Path:
+def stopped(running: Relay, home: Path) -> Path:
     """A real home with some mail in it, whose relay was stopped."""
-    running = Relay(home)
-    running.start()
     for number in range(3):
         assert relay("send", "--as", "alice", "bob", f"number {number}", home=home).returncode == 0
     sent = relay("send", "--as", "alice", "bob", "--kind", "command", "deploy", home=home).stdout
     assert relay("ack", "--as", "bob", sent.strip(), "completed", home=home).returncode == 0
     relay("send", "nobody", "hi", home=home)
-    look = Look(home / LEDGER)
-    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") >= 5)
-    look.close()
+    with Look(home / LEDGER) as look:
+        until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") >= 5)
     running.stop()
     return home
 
@@ -217,15 +213,12 @@ def test_D2_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> N
 # -- once a day ----------------------------------------------------------------------------
 
 
-def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> None:
+@pytest.mark.box("alice", "bob")
+def test_D2_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: Path) -> None:
     """A page that nobody reads is lost while the relay runs: it is said within a day, and again
     the day after; once the ledger is sound, no more."""
-    box = Box(tmp_path / "home", "alice", "bob")
     for number in range(40):
         box.send("alice", f"TO: bob\n\n{number}")
-    keeper = Housekeeper(
-        box.home, box.ledger, Config(), box.clock, InlineExecutor(), box._log, pause_s=0
-    )
 
     def said() -> list[str]:
         return [one["event"] for one in box.log if one.get("action") == "ledger_damaged"]
@@ -233,12 +226,10 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> No
     def days(number: int) -> None:
         for _ in range(number):
             box.clock.advance(86_400)
-            keeper.poll(idle=True)  # retention comes first, both are due
-            keeper.poll(idle=True)
-            keeper.poll(idle=True)
+            box.tick(3)  # retention comes first, both are due
 
     days(1)
-    assert said() == [] and keeper.damage == ""
+    assert said() == [] and box.session.status.ledger_damage == ""
     box.ledger.checkpoint_wal()
     path = tmp_path / "home" / LEDGER
     sound = path.read_bytes()
@@ -246,28 +237,22 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> No
     zero(path, root)
     days(2)
     (line, again) = said()
-    assert line == again == keeper.damage and f"{path} {SAYS}" in line and "rebuild" in line
+    assert line == again == box.session.status.ledger_damage
+    assert f"{path} {SAYS}" in line and "rebuild" in line
     path.write_bytes(sound)
     days(1)
-    assert keeper.damage == "" and len(said()) == 2
-    keeper.stop()
-    box.close()
+    assert box.session.status.ledger_damage == "" and len(said()) == 2
 
 
 def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:
     with Home(str(stopped)) as home:
-        board = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
-    board.ledger_damage = "ledger.db is damaged (x); do this"
-    assert status_of(board)["ledger_damage"] == board.ledger_damage
-    running = Relay(stopped)
-    running.start()
-    try:
-        assert json.loads(relay("status", "--json", home=stopped).stdout)["ledger_damage"] == ""
-    finally:
-        running.stop()
-    look = Look(stopped / LEDGER)
-    root = look.one("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")
-    look.close()
+        status = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
+    status.ledger_damage = "ledger.db is damaged (x); do this"
+    assert status_of(status)["ledger_damage"] == status.ledger_damage
+    with Relay(stopped):
+        assert rows_of("status", home=stopped)[0]["ledger_damage"] == ""
+    with Look(stopped / LEDGER) as look:
+        root = look.one("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")
     zero(stopped / LEDGER, root)
     done = relay("doctor", home=stopped)
     assert done.returncode == 3 and "rebuild" in done.stdout and "damaged" in done.stdout

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +19,17 @@ from relay.base.home import LEDGER, LOCK, Home
 from relay.daemon import ledger_rebuild
 from relay.daemon.ledger_rebuild import Rebuilt
 from relay.ledger import file as ledger_file
-from tests.box import Box
+from tests.box import Box, MakeBox
+from tests.disk import killed_at, steps_of
 from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
 
 PAGE = 4096
 REBUILD = """
-import os, signal, sys
-from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.daemon import ledger_rebuild
 from relay.base.home import Home
-steps = int(sys.argv[2])
-def fault(operation, name):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-fsio.fault = fault
 ledger_rebuild.rebuild(Home(sys.argv[1]), Config(), Clock(), lambda *_, **__: None)
 """
 DELIVERIES = "SELECT message_id, recipient, state, ack_status FROM deliveries ORDER BY 1, 2"
@@ -54,9 +43,8 @@ def rebuild(root: Path) -> Rebuilt:
 
 
 def rows(path: Path | str, query: str) -> list[Any]:
-    look = Look(path)
-    found = look.all(query)
-    look.close()
+    with Look(path) as look:
+        found = look.all(query)
     return found
 
 
@@ -81,7 +69,7 @@ def a_home(root: Path) -> list[str]:
     return sent
 
 
-def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
+def test_D2_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> None:
     sent = a_home(tmp_path / "home")
     path = tmp_path / "home" / LEDGER
     before = {query: rows(path, query) for query in (MESSAGES, DELIVERIES, AGENTS)}
@@ -93,9 +81,8 @@ def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
     assert done.aside == f"{path}.before-rebuild" and Path(done.aside).read_bytes() == old
     assert done.lost == ("audit_log: changes before now are only in the previous ledger",)
     assert ledger_file.verify(str(path)) == done.content
-    box = Box(tmp_path / "home")
+    box = make_box()
     assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]
-    box.close()
 
 
 @pytest.mark.timeout(60)
@@ -138,6 +125,7 @@ def test_D2_not_while_a_relay_runs(tmp_path: Path) -> None:
     assert (tmp_path / "home" / LEDGER).read_bytes() == before
 
 
+@pytest.mark.damages
 def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
     """The journal is gone altogether: rows of what is underway are made from the store."""
     sent = a_home(tmp_path / "home")
@@ -149,9 +137,7 @@ def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     a_home(tmp_path / "kept")
     path = tmp_path / "home" / LEDGER
     before = rows(tmp_path / "kept" / LEDGER, MESSAGES)
@@ -165,19 +151,11 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(
         return path.read_bytes()
 
     damaged = fresh()
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
-    rebuild(tmp_path / "home")
-    monkeypatch.undo()
+    steps = steps_of(lambda: rebuild(tmp_path / "home"))
     assert len(steps) > 8
     for number in range(1, len(steps) + 1):
         fresh()
-        done = subprocess.run(
-            [sys.executable, "-c", REBUILD, str(tmp_path / "home"), str(number)],
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        killed_at(number, REBUILD, str(tmp_path / "home"))
         if path.read_bytes() != damaged:
             ledger_file.verify(str(path))  # the new one, whole
         rebuild(tmp_path / "home")
@@ -186,9 +164,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(
 
 
 @pytest.mark.timeout(60)
-def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
-    running = Relay(home)
-    running.start()
+def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]
     until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)
@@ -209,13 +185,11 @@ def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
     assert relay("send", "--as", "alice", "bob", "after", home=home).returncode == 0
     inbox = home / "agents/bob/inbox"
     until(lambda: len(list(inbox.glob("*.msg"))) == 21)
-    look = Look(home / LEDGER)
-    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == 21)
-    look.close()
+    with Look(home / LEDGER) as look:
+        until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == 21)
     assert {path.stem for path in inbox.glob("*.msg")} > set(sent)
     doctor = relay("doctor", home=home)
     assert doctor.returncode == 0, doctor.stdout
-    running.stop()
 
 
 def test_D2_in_words(tmp_path: Path) -> None:

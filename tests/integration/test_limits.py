@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.base.config import Config, SecuritySettings
 from tests.box import Box
+from tests.disk import failing
 
 MakeBox = Callable[..., Box]
 
@@ -51,8 +50,7 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     assert box.dispatcher.throttled == (["alice"], 1, [], 0)
 
     for _ in range(20):
-        box.clock.advance(0.1)
-        box.tick()
+        box.after(0.1, turns=1)
     assert sorted(box.bodies("bob")) == sorted([*map(str, range(12)), "carol's"])
     assert len(notices(box, "alice")) == 1
     assert box.sql("SELECT kind, agent, path FROM security_events") == [
@@ -69,8 +67,7 @@ def test_it_is_told_again_after_a_calm_minute(make_box: MakeBox) -> None:
         for _ in range(5):
             box.tick()
             box.clock.advance(0.2)
-        box.clock.advance(70)
-        box.tick()
+        box.after(70, turns=1)
     assert len(box.bodies("bob")) == 6
     assert len(notices(box, "alice")) == 2
 
@@ -82,25 +79,15 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     for number in range(6):
         box.drop("alice", f"TO: bob\n\n{number}")
     box.tick()
-    box.kill()
-    box.open()
+    box.restart()
     for _ in range(10):
-        box.clock.advance(0.2)
-        box.tick()
+        box.after(0.2, turns=1)
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 
-def test_what_was_taken_before_a_crash_counts_no_second_time(
-    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_taken_before_a_crash_counts_no_second_time(make_box: MakeBox) -> None:
     box = make_box(rate_per_s=1, rate_burst=3)
-
-    def full(operation: str, name: str) -> None:
-        if operation == "create" and name.endswith(".msg"):
-            raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fsio, "fault", full)
+    with failing("create", ".msg"):
         for number in range(3):
             box.send("alice", f"TO: bob\n\n{number}")
     assert box.bodies("bob") == []
@@ -128,8 +115,7 @@ def test_over_the_quota_of_files_each_is_taken_in_its_turn(make_box: MakeBox) ->
     ]
     assert box.sql("SELECT kind, agent FROM security_events") == [("quota_exceeded", "alice")]
     assert box.dispatcher.throttled == ([], 0, ["alice"], 1)
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     assert box.dispatcher.throttled == ([], 0, [], 1)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,21 +12,14 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
-from relay.base import fsio
 from relay.base.watcher import WatchEvents
 from tests.box import Box
+from tests.disk import failing
 
 DAY_S = 86_400
 RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: {}\nREASON: done here"
 REVIVE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.revive\nNAME: {}"
 Start = Callable[[str], subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", "carol")
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -68,12 +59,6 @@ def life(box: Box, agent: str) -> tuple[str, str | None]:
     return status, reason
 
 
-def later(box: Box, seconds: int) -> None:
-    """Time goes by, and a scan after it."""
-    box.clock.advance(seconds)
-    box.tick(2)
-
-
 def retire(box: Box, agent: str) -> None:
     sent = box.send("operator", RETIRE.format(agent))
     (answer,) = [m for m in box.inbox("operator").values() if m.headers["RE"] == sent]
@@ -82,10 +67,10 @@ def retire(box: Box, agent: str) -> None:
 
 def terminate(box: Box, agent: str, start: Start) -> None:
     process = start(agent)
-    later(box, 31)
+    box.after(31)
     end(process)
-    later(box, 31)
-    later(box, 300)
+    box.after(31)
+    box.after(300)
     assert life(box, agent)[0] == "terminated"
 
 
@@ -144,7 +129,7 @@ def test_what_was_held_for_it_ends_as_bounced(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     assert box.states(sent) == {"bob": "held"}
     retire(box, "bob")
-    later(box, 61)
+    box.after(61)
     assert box.states(sent) == {"bob": "bounced"}
     assert "not delivered to bob: bob is retired" in box.nacks("alice")[0]
 
@@ -153,7 +138,7 @@ def test_what_it_owes_an_ack_for_is_not_delivered_again_but_bounced(box: Box) ->
     sent = box.send("alice", "TO: bob\nKIND: command\nAWAIT: 5s\n\ndeploy")
     retire(box, "bob")
     for _ in range(4):
-        later(box, 10)
+        box.after(10)
     assert box.states(sent) == {"bob": "bounced"}
     assert "not acknowledged by bob: bob is retired" in box.nacks("alice")[0]
     (late,) = box.inbox("bob")
@@ -167,7 +152,7 @@ def test_it_comes_back_with_inbox_and_history(box: Box, start: Start, how: str) 
     before = box.send("alice", "TO: bob\n\nbefore")
     running = start("bob")
     retire(box, "bob")
-    later(box, 31)
+    box.after(31)
     assert life(box, "bob")[0] == "retired"  # that process was there all the time
     if how == "command":
         box.send("operator", REVIVE.format("bob"))
@@ -198,7 +183,7 @@ def test_M02_whose_mailbox_goes_with_its_mail_has_read_nothing(box: Box) -> None
     # what inotify tells where both happened before it was asked
     box.dispatcher.tick(WatchEvents(left=(("bob", f"{sent}.msg"),), agents_changed=True))
     assert life(box, "bob") == ("inactive", "its directory is gone")
-    later(box, 31)
+    box.after(31)
     assert box.states(sent) == {"bob": "written"}
 
     box.path("agents", "bob", "outbox").mkdir(parents=True)
@@ -210,55 +195,38 @@ def test_M02_whose_mailbox_goes_with_its_mail_has_read_nothing(box: Box) -> None
 def test_retired_and_gone_still_says_why(box: Box) -> None:
     retire(box, "bob")
     box.path("agents", "bob").rename(box.path("tmp", "bob"))
-    later(box, 31)
+    box.after(31)
     box.send("alice", "TO: bob\n\nhi")
     assert "done here" in box.nacks("alice")[0]
     box.home.make_agent("bob")
-    later(box, 31)
+    box.after(31)
     assert life(box, "bob") == ("retired", "done here")
 
 
 def test_it_stays_retired_over_a_restart(box: Box) -> None:
     retire(box, "bob")
-    box.kill()
-    box.open()
+    box.restart()
     box.send("alice", "TO: bob\n\nhi")
     assert "done here" in box.nacks("alice")[0]
 
 
-def full_for(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """The disk takes no file with that in its name; all others when it is empty."""
-
-    def fault(operation: str, name: str) -> None:
-        if operation == "write" and text and text in name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fsio, "fault", fault)
-
-
-def test_an_answer_that_the_disk_did_not_take_does_its_work_later(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full_for(monkeypatch, ".msg")
-    box.send("operator", RETIRE.format("bob"))
+def test_an_answer_that_the_disk_did_not_take_does_its_work_later(box: Box) -> None:
+    with failing("write", ".msg"):
+        box.send("operator", RETIRE.format("bob"))
     assert (life(box, "bob")[0], box.inbox("operator")) == ("active", {})
-    full_for(monkeypatch, "")
-    later(box, 2)
+    box.after(2)
     assert life(box, "bob") == ("retired", "done here")
     assert box.bodies("operator") == ["completed bob is retired\n"]
 
 
-def test_what_it_wrote_before_and_still_waits_brings_nobody_back(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_wrote_before_and_still_waits_brings_nobody_back(box: Box) -> None:
     name = box.name()
-    full_for(monkeypatch, name)
-    sent = box.send("bob", "TO: alice\n\nmy last words", name)
-    retire(box, "bob")
-    later(box, 2)
-    assert life(box, "bob")[0] == "retired"
-    full_for(monkeypatch, "")
-    later(box, 61)
+    with failing("write", name):
+        sent = box.send("bob", "TO: alice\n\nmy last words", name)
+        retire(box, "bob")
+        box.after(2)
+        assert life(box, "bob")[0] == "retired"
+    box.after(61)
     assert box.states(sent) == {"alice": "written"}
     assert life(box, "bob")[0] == "retired"
 
@@ -291,13 +259,13 @@ def test_the_lead_may_retire(box: Box) -> None:
 @pytest.mark.shows("ready 5.5")
 def test_whose_process_died_bounces_after_a_while(box: Box, start: Start) -> None:
     process = start("bob")
-    later(box, 31)
+    box.after(31)
     assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(process.pid,)]
     end(process)
-    later(box, 31)
+    box.after(31)
     early = box.send("alice", "TO: bob\n\nearly")  # it may be started again any moment
     assert box.states(early) == {"bob": "written"}
-    later(box, 300)
+    box.after(300)
     box.send("alice", "TO: bob\n\nlate")
     assert f"its process {process.pid} ended" in box.nacks("alice")[0]
     assert "start it again" in box.nacks("alice")[0]
@@ -317,23 +285,23 @@ def test_a_process_that_comes_back_gets_its_mail_at_once(box: Box, start: Start)
 def test_a_death_that_it_outlived_is_not_held_against_it(box: Box, start: Start) -> None:
     terminate(box, "bob", start)
     box.send("bob", "TO: alice\n\nI am a shell script now")
-    later(box, 1000)
+    box.after(1000)
     assert life(box, "bob") == ("active", None)
     process = start("bob")
-    later(box, 31)
+    box.after(31)
     end(process)
-    later(box, 31)
-    later(box, 300)
+    box.after(31)
+    box.after(300)
     assert life(box, "bob")[0] == "terminated"
 
 
 def test_who_left_in_good_order_gets_mail_for_ever(box: Box, start: Start) -> None:
     process = start("bob")
-    later(box, 31)
+    box.after(31)
     end(process)
     box.path("agents", "bob", META).write_text("{}")
-    later(box, 31)
-    later(box, 1000)
+    box.after(31)
+    box.after(1000)
     assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
     assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(None,)]
 
@@ -350,7 +318,7 @@ def test_who_left_in_good_order_gets_mail_for_ever(box: Box, start: Start) -> No
 )
 def test_what_is_no_process_of_anybody_harms_nobody(box: Box, meta: str) -> None:
     box.path("agents", "bob", META).write_text(meta)
-    later(box, 31)
+    box.after(31)
     assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
 
 
@@ -359,11 +327,10 @@ def test_what_is_no_process_of_anybody_harms_nobody(box: Box, meta: str) -> None
 
 @pytest.mark.shows("ready 5.5")
 def test_who_is_silent_for_a_week_gets_mail_and_no_broadcasts(box: Box) -> None:
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    later(box, 4 * DAY_S)
+    box.join("team", "bob", "alice")
+    box.after(4 * DAY_S)
     box.send("alice", "TO: carol\n\nstill here")
-    later(box, 4 * DAY_S)
+    box.after(4 * DAY_S)
     assert life(box, "bob")[0] == "inactive" and life(box, "alice")[0] == "active"
     assert life(box, "operator") == ("active", None)  # a person may be away
     sent = box.send("alice", "TO: *\n\nall of you")
@@ -381,17 +348,16 @@ def test_who_is_silent_for_a_week_gets_mail_and_no_broadcasts(box: Box) -> None:
 def test_it_stays_inactive_over_a_restart_and_a_process_makes_it_active(
     box: Box, start: Start
 ) -> None:
-    later(box, 8 * DAY_S)
-    box.kill()
-    box.open()
+    box.after(8 * DAY_S)
+    box.restart()
     assert life(box, "bob")[0] == "inactive"
     start("bob")
-    later(box, 31)
+    box.after(31)
     assert life(box, "bob") == ("active", None)
 
 
 def test_a_status_makes_it_active_and_has_no_answer(box: Box) -> None:
-    later(box, 8 * DAY_S)
+    box.after(8 * DAY_S)
     box.send("bob", "TO: __orchestrator__\nKIND: status\n\nreading the parser")
     assert life(box, "bob") == ("active", None)
     assert box.inbox("bob") == {}
@@ -407,8 +373,8 @@ def test_a_status_to_others_is_a_message(box: Box) -> None:
 
 def test_time_that_goes_by_moves_no_status(box: Box, start: Start) -> None:
     start("bob")
-    later(box, 31)
+    box.after(31)
     changes = box.ledger.agents.changes
     for _ in range(20):
-        later(box, 31)
+        box.after(31)
     assert box.ledger.agents.changes == changes

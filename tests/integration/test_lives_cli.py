@@ -5,41 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent_sdk import Agent, Refused
-from tests.procs import PROJECT, Relay, environment, home_of, relay, until
+from tests.procs import PROJECT, agents_of, environment, home_of, relay, rows_of, until
 
-pytestmark = pytest.mark.timeout(60)
+# a relay that scans every second, for which a process is dead after one
+EAGER = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
 
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A relay that scans every second, for which a process is dead after one."""
-    root = home_of(tmp_path / "home", "alice", "bob")
-    settings = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
-    (root / "config.json").write_text(json.dumps(settings))
-    daemon = Relay(root)
-    daemon.start()
-    yield root
-    if daemon.process is not None:
-        daemon.stop()
-
-
-def agents(home: Path) -> dict[str, dict[str, Any]]:
-    done = relay("agents", "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.home("alice", "bob", **EAGER),
+    pytest.mark.usefixtures("running"),
+]
 
 
 def test_retire_and_revive(home: Path) -> None:
     done = relay("agents", "retire", "bob", "--reason", "its work\tis done", home=home)
     assert (done.returncode, done.stdout) == (0, "bob is retired\n"), done.stderr
-    row = agents(home)["bob"]
+    row = agents_of(home)["bob"]
     assert (row["status"], row["reason"]) == ("retired", "its work\tis done")
     assert row["status_since"] is not None
     table = relay("agents", home=home).stdout.splitlines()
@@ -52,7 +38,7 @@ def test_retire_and_revive(home: Path) -> None:
         assert nack is not None and nack.re == sent and "bob is retired since" in nack.body
     done = relay("agents", "revive", "bob", "--json", home=home)
     assert json.loads(done.stdout)["answer"] == "bob is active"
-    assert agents(home)["bob"]["reason"] is None
+    assert agents_of(home)["bob"]["reason"] is None
 
 
 def test_who_may_not_is_told(home: Path) -> None:
@@ -67,7 +53,7 @@ def test_register_brings_back_who_is_away(home: Path) -> None:
     relay("agents", "retire", "bob", home=home)
     done = relay("register", "bob", home=home)
     assert done.returncode == 0, done.stderr
-    until(lambda: agents(home)["bob"]["status"] == "active")
+    until(lambda: agents_of(home)["bob"]["status"] == "active")
 
 
 def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(home: Path) -> None:
@@ -78,12 +64,12 @@ def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(hom
     command = [sys.executable, "-c", program, str(home)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "here\n"
-    until(lambda: agents(home)["bob"]["pid"] == process.pid)
+    until(lambda: agents_of(home)["bob"]["pid"] == process.pid)
     assert relay("send", "--as", "alice", "operator", "hi", home=home).returncode == 0
     process.kill()
     process.communicate()
-    until(lambda: agents(home)["bob"]["status"] == "terminated")
-    rows = agents(home)
+    until(lambda: agents_of(home)["bob"]["status"] == "terminated")
+    rows = agents_of(home)
     assert f"its process {process.pid} ended" in rows["bob"]["reason"]
     assert rows["alice"]["status"] == "active"  # a command line is nobody's process
     with Agent("alice", home) as alice:
@@ -127,8 +113,7 @@ def test_continuity_on_the_command_line(home: Path) -> None:
     assert relay(*load, "--of", "bob", home=home).stdout == "half\nway"  # the operator may
     done = relay(*load, "--of", "bob", "--as", "alice", home=home)
     assert done.returncode == 6 and "load of NAME 'bob' is not for alice" in done.stderr
-    done = relay("continuity", "list", "--as", "bob", "--json", home=home)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = rows_of("continuity", "list", "--as", "bob", home=home)
     assert [(row["agent"], row["version"], row["bytes"]) for row in rows] == [
         ("bob", 1, 8),
         ("bob", 2, 4),
@@ -138,7 +123,7 @@ def test_continuity_on_the_command_line(home: Path) -> None:
 
 
 def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
-    root = home_of(tmp_path / "home", "bob")
+    root = home_of(tmp_path / "other", "bob")
     done = relay("continuity", "save", "--as", "bob", "x", home=root)
     assert done.returncode == 5 and "no relay is running" in done.stderr
     assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))

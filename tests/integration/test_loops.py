@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from relay.base.config import Config, LimitSettings
 from tests.box import Box
 
+pytestmark = pytest.mark.box("alice", "bob", "carol", config=Config(lead="carol"))
+
 MOST = 64
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob", "carol", config=Config(lead="carol"))
-    yield opened
-    opened.close()
 
 
 def echo(box: Box, *agents: str) -> int:
@@ -57,8 +49,7 @@ def test_S8_two_that_thank_each_other_are_slowed_down_and_nothing_is_lost(box: B
     assert "more than 64 answers of alice, bob along RE within a minute" in row["last_error"]
     other = box.send("alice", "TO: carol\n\nsomething else")  # nobody else is held up
     assert box.states(other) == {"carol": "written"}
-    box.clock.advance(61)
-    box.tick(2)
+    box.after(61)
     assert box.row(waits.removesuffix(".msg"))["status"] in ("completed", "archived")
     assert MOST <= talk(box) <= MOST + 2  # the next ones; 64 a minute
     for agent in ("carol", "operator"):
@@ -72,8 +63,7 @@ def test_S8_after_a_crash_it_still_waits_and_is_not_told_twice(box: Box) -> None
     box.send("alice", "TO: bob\n\nhello")
     talk(box)
     waits = box.outbox("alice") + box.outbox("bob")
-    box.kill()
-    box.open()
+    box.restart()
     box.tick(2)
     assert box.outbox("alice") + box.outbox("bob") == waits
     assert len(notes(box, "operator")) == len(notes(box, "carol")) == 1
@@ -88,9 +78,8 @@ def test_S8_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
     assert notes(box, "operator") == []
 
 
-def test_S8_the_limit_is_a_setting(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(reply_depth=3)))
+@pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(reply_depth=3)))
+def test_S8_the_limit_is_a_setting(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")
     assert talk(box) == 4
     assert len(notes(box, "operator")) == 1
-    box.close()

@@ -4,26 +4,17 @@ relay that is down gives nothing up by itself."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from relay.base.home import LEDGER
 from tests.box import Box
-from tests.integration.test_owed import COMMAND, after, duty, of_kind, told
+from tests.integration.test_owed import COMMAND, duty, of_kind, told
 
-pytestmark = pytest.mark.shows("engine 7.2")
+pytestmark = [pytest.mark.box("alice", "bob"), pytest.mark.shows("engine 7.2")]
 
 AGAIN = COMMAND.replace("\n\n", "\nDELIVERY: at-least-once\n\n")
 THREE_DAYS = 3 * 86_400
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob")
-    yield opened
-    opened.close()
 
 
 def jumps(box: Box, seconds: int) -> None:
@@ -48,10 +39,10 @@ def test_D7_what_waits_for_its_ack_has_its_attempts_all_the_same(box: Box, lose)
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
     assert box.states(sent) == {"bob": "written"}
     for pause_s in (1, 2, 4):
-        after(box, 61)
-        after(box, pause_s)
+        box.after(61)
+        box.after(pause_s)
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "4"
-    after(box, 61)
+    box.after(61)
     (nack,) = box.nacks("alice")
     assert "no acknowledgment within 60 s, 4 attempts" in nack
 
@@ -59,13 +50,13 @@ def test_D7_what_waits_for_its_ack_has_its_attempts_all_the_same(box: Box, lose)
 @WAYS
 def test_D7_an_answer_has_the_rest_of_its_time(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
     sent = box.send("alice", COMMAND)
-    after(box, 1000)
+    box.after(1000)
     lose(box, THREE_DAYS)
     box.tick(3)
     assert of_kind(box, "bob", "reminder") == []
-    after(box, 700)
+    box.after(700)
     assert of_kind(box, "bob", "reminder") == []
-    after(box, 100)
+    box.after(100)
     assert len(of_kind(box, "bob", "reminder")) == 1
     assert duty(box, sent)[:2] == ("open", 1)
     lose(box, THREE_DAYS)
@@ -83,11 +74,11 @@ def test_D7_what_is_held_is_not_given_up_by_age(box: Box, lose) -> None:  # type
     sent = box.send("alice", "TO: bob\n\nhi")
     assert box.states(sent) == {"bob": "held"}
     lose(box, THREE_DAYS)
-    after(box, 61)
+    box.after(61)
     assert box.states(sent) == {"bob": "held"}
     assert box.nacks("alice") == []
     for _ in range(24):  # a day of its own
-        after(box, 3601)
+        box.after(3601)
     assert box.states(sent) == {"bob": "dead"}
 
 
@@ -97,7 +88,7 @@ def test_D7_a_ttl_is_a_time_of_the_clock(box: Box) -> None:
     pending.write_text("no directory")
     sent = box.send("alice", "TO: bob\nTTL: 3600\n\nhi")
     box.clock.jump(THREE_DAYS)
-    after(box, 61)
+    box.after(61)
     assert box.states(sent) == {"bob": "expired"}
 
 
@@ -112,15 +103,15 @@ def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
     box.tick(2)
     pending.unlink()
     pending.with_name("aside").rename(pending)
-    after(box, 61)
-    after(box, 2)
+    box.after(61)
+    box.after(2)
     assert box.states(held) == {"bob": "written"}
     assert box.inbox("bob")[again].headers["ATTEMPT"] == "2"
-    after(box, 1800)
+    box.after(1800)
     assert duty(box, sent)[:2] == ("open", 1)
 
 
-def test_D7_killed_before_the_ledger_heard_of_it_no_time_is_lost_twice(box: Box) -> None:
+def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) -> None:
     box.send("alice", COMMAND)
     box.tick()
     box.kill()

@@ -31,21 +31,17 @@ def contents(root: Path) -> dict[str, bytes]:
             if path.is_file()}  # fmt: skip
 
 
-def test_the_relay_starts_on_it_and_goes_on(tmp_path: Path) -> None:
+def test_the_relay_starts_on_it_and_continues(tmp_path: Path) -> None:
     home = made(tmp_path / "home")
     assert relay("doctor", home=home).stdout == "OK\n"
     stream = home / "journal" / f"{1:020d}"
     assert relay("aof", "check", str(stream), home=home).stdout == "OK\n"
-    daemon = Relay(home)
-    daemon.start()
-    try:
+    with Relay(home):
         sent = relay("send", "lead", "are you there?", home=home)
         assert sent.returncode == 0, sent.stderr
         inbox = home / "agents" / "lead" / "inbox" / f"{sent.stdout.strip()}.msg"
         until(inbox.exists)
         assert "are you there?" in relay("history", home=home).stdout
-    finally:
-        assert daemon.stop() == 0
     with closing(sqlite3.connect(home / "ledger.db")) as db:
         assert db.execute("SELECT count(*), max(id) FROM messages").fetchone() == (801, 801)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -22,8 +22,7 @@ def events(box: Box) -> list[tuple[str, str, str, str]]:
 
 def settle(box: Box) -> None:
     for _ in range(60):
-        box.clock.advance(1)
-        box.tick()
+        box.after(1, turns=1)
 
 
 def test_D3_each_of_many_names_of_one_file_is_refused_once(box: Box, tmp_path: Path) -> None:
@@ -32,7 +31,7 @@ def test_D3_each_of_many_names_of_one_file_is_refused_once(box: Box, tmp_path: P
     names = link(box, original, 250)
     settle(box)
     assert box.outbox("alice") == []
-    assert box.dispatcher.tally.refused == 250 and len(box.nacks("alice")) == 250
+    assert box.dispatcher.metrics.refused == 250 and len(box.nacks("alice")) == 250
     assert box.sql("SELECT count(*) FROM messages WHERE status = 'failed'") == [(250,)]
     kept = sorted(path.name for path in box.path("archive").glob("*/alice/rejected/*"))
     assert kept == names and original.stat().st_nlink == 251
@@ -45,8 +44,7 @@ def test_D3_equal_refusals_of_an_agent_are_one_row_and_a_count(box: Box, tmp_pat
     settle(box)
     (one,) = [one for one in events(box) if one[2].endswith(".msg")]
     assert one[:3] == ("hard_link", "alice", f"agents/alice/outbox/{first}")
-    box.clock.advance(61)
-    box.tick()
+    box.after(61, turns=1)
     assert [one[:3] for one in events(box)][1:] == [("hard_link", "alice", "agents/alice/outbox")]
     assert events(box)[1][3].startswith("119 more of the same within 60 s")
     link(box, original, 1)
@@ -58,8 +56,7 @@ def test_D3_a_clean_end_writes_the_count_down(box: Box, tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.write_text("TO: bob\n\nhi")
     link(box, original, 3)
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31)
     box.dispatcher.drain()
     assert events(box)[-1][3].startswith("2 more of the same")
 
@@ -70,8 +67,7 @@ def test_D3_other_agents_and_kinds_are_told_apart(box: Box, tmp_path: Path) -> N
     link(box, original, 2)
     box.path("agents", "bob", "outbox", box.name()).hardlink_to(original)
     box.path("agents", "alice", "outbox", box.name()).symlink_to(original)
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31)
     assert sorted((kind, agent) for kind, agent, _, _ in events(box)) == [
         ("hard_link", "alice"),
         ("hard_link", "bob"),

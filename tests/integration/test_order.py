@@ -33,11 +33,9 @@ def set_clock(box: Box, at_ns: int) -> None:
     box.clock.jump((at_ns - box.clock.now_ns()) / 1e9 + 0.01)
 
 
-def test_a_new_agents_first_burst_is_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.box("alice", "bob")
+def test_a_new_agents_first_burst_is_in_order(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some are renamed in before the watch stands, and some behind it."""
-    box = Box(tmp_path / "home", "alice", "bob")
     outbox = box.path("agents", "dora", "outbox")
     sent: list[str] = []
 
@@ -61,12 +59,10 @@ def test_a_new_agents_first_burst_is_in_order(
     box.clock.advance(10)  # the real one went on meanwhile
     box.tick(3)
     assert decided(box, "dora") == sent and len(sent) == 40
-    box.close()
 
 
-def test_what_was_renamed_after_its_last_write_is_complete(tmp_path: Path) -> None:
-    config = Config(detection=DetectionSettings(watcher="scan"))
-    box = Box(tmp_path / "home", "alice", "bob", config=config)
+@pytest.mark.box("alice", "bob", config=Config(detection=DetectionSettings(watcher="scan")))
+def test_what_was_renamed_after_its_last_write_is_complete(box: Box) -> None:
     path = box.path("agents", "alice", "outbox", box.name())
     path.write_text("TO: bob\n\nhi")
     while path.stat().st_ctime_ns <= path.stat().st_mtime_ns:  # the kernel's clock has ticks
@@ -75,7 +71,6 @@ def test_what_was_renamed_after_its_last_write_is_complete(tmp_path: Path) -> No
     set_clock(box, path.stat().st_ctime_ns)
     box.tick()
     assert box.bodies("bob") == ["hi"]
-    box.close()
 
 
 def test_that_the_relay_narrows_a_mode_makes_nothing_complete(box: Box) -> None:
@@ -91,8 +86,7 @@ def test_that_the_relay_narrows_a_mode_makes_nothing_complete(box: Box) -> None:
         box.tick(3)
         assert box.bodies("bob") == []
         file.write(" and half")
-    box.clock.advance(0.3)
-    box.tick(2)
+    box.after(0.3)
     assert box.bodies("bob") == ["half and half"]
     (kept,) = box.path("archive").glob("*/alice/*.msg")
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -105,8 +99,7 @@ def test_nothing_overtakes_one_that_is_still_being_written(box: Box) -> None:
     assert decided(box, "alice", "carol") == [third]
     box.tick(3)
     assert decided(box, "alice", "carol") == [third]
-    box.clock.advance(0.11)
-    box.tick(2)
+    box.after(0.11)
     assert decided(box, "alice") == [first.stem, second]
 
 
@@ -121,8 +114,7 @@ def test_one_that_never_ends_holds_its_sender_up_for_five_seconds(box: Box) -> N
         at = box.clock.now_ns()
         os.utime(growing, ns=(at, at))
     assert decided(box, "alice") == [sent]
-    box.clock.advance(0.2)
-    box.tick(2)
+    box.after(0.2)
     assert decided(box, "alice") == [sent, growing.stem]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,27 +19,6 @@ pytestmark = pytest.mark.shows("engine 7.3", "ready 1.6")
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob", "carol")
-    yield opened
-    opened.close()
-
-
-def after(box: Box, seconds: float) -> None:
-    """Time goes on, and the loop runs until nothing is due now."""
-    box.clock.advance(seconds)
-    box.tick(3)
-
-
-def until_dead(box: Box) -> None:
-    """Four attempts, each a minute; 1, 2 and 4 s between them."""
-    for pause_s in (1, 2, 4):
-        after(box, 60)
-        after(box, pause_s)
-    after(box, 60)
-
-
 def attempt(box: Box, agent: str, message_id: str) -> str:
     return box.inbox(agent)[message_id].headers["ATTEMPT"]
 
@@ -50,12 +27,12 @@ def test_the_schedule(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for number, pause_s in ((2, 1), (3, 2), (4, 4)):
         box.take("bob", sent)  # bob reads it, and says nothing
-        after(box, 60)
+        box.after(60)
         assert box.states(sent) == {"bob": "read"}
-        after(box, pause_s)
+        box.after(pause_s)
         assert box.states(sent) == {"bob": "written"}
         assert attempt(box, "bob", sent) == str(number)
-    after(box, 60)
+    box.after(60)
     assert box.states(sent) == {"bob": "dead"}
     ((attempts, error),) = box.sql("SELECT attempt, last_error FROM deliveries WHERE state='dead'")
     assert (attempts, error) == (4, "no acknowledgment within 60 s, 4 attempts")
@@ -66,13 +43,13 @@ def test_the_schedule(box: Box) -> None:
     )
     listed = relay("dead", "list", "--json", home=box.root).stdout  # it is in the file at once
     assert [json.loads(line)["id"] for line in listed.splitlines()] == [sent]
-    after(box, 10_000)
+    box.after(10_000)
     assert len(box.inbox("alice")) == 1
 
 
 def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) -> None:
     box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     ended_ns = box.clock.now_ns()
     ((message_id, nack),) = box.inbox("alice").items()
     assert nack.headers["SENT"] == iso_time(ended_ns)
@@ -91,12 +68,12 @@ def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) 
 
 def test_the_trace_says_which_attempt_it_was(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    after(box, 60)
-    after(box, 1)
+    box.after(60)
+    box.after(1)
     trace = relay("trace", sent, home=box.root).stdout
     assert "written to the inbox of bob, attempt 2" in trace
     box.take("bob", sent)
-    until_dead(box)
+    box.until_dead()
     trace = relay("trace", sent, home=box.root).stdout
     assert "written to the inbox of bob, attempt 4" in trace
     assert "dead for bob: no acknowledgment within 60 s, 4 attempts" in trace
@@ -105,17 +82,17 @@ def test_the_trace_says_which_attempt_it_was(box: Box) -> None:
 
 def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    after(box, 60)
-    after(box, 1)
+    box.after(60)
+    box.after(1)
     assert list(box.inbox("bob")) == [sent]
     assert attempt(box, "bob", sent) == "2"
 
 
 def test_an_ack_ends_it(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    after(box, 60)
+    box.after(60)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nreceived")
-    after(box, 1000)
+    box.after(1000)
     assert box.states(sent) == {"bob": "acked"}
     assert attempt(box, "bob", sent) == "1"
 
@@ -123,31 +100,31 @@ def test_an_ack_ends_it(box: Box) -> None:
 def test_a_text_is_not_tried_again_unless_it_asks(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nhi")
-    after(box, 60)
-    after(box, 1)
+    box.after(60)
+    box.after(1)
     assert {m.headers["ATTEMPT"] for m in box.inbox("bob").values()} == {"1", "2"}
     assert attempt(box, "bob", asked) == "2"
 
 
 def test_who_waits_sets_the_time(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: query\nAWAIT: 5s\n\nhow long?")
-    after(box, 5)
-    after(box, 1)
+    box.after(5)
+    box.after(1)
     assert attempt(box, "bob", sent) == "2"
 
 
 def test_exactly_once_is_never_written_again(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: exactly-once\n\ndeploy")
     box.take("bob", sent)
-    after(box, 60)
-    after(box, 1)
+    box.after(60)
+    box.after(1)
     assert box.inbox("bob") == {}
 
 
 def test_each_recipient_by_itself(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted all well")
-    until_dead(box)
+    box.until_dead()
     assert box.states(sent) == {"bob": "acked", "carol": "dead", "operator": "dead"}
     assert len(box.nacks("alice")) == 2
 
@@ -155,7 +132,7 @@ def test_each_recipient_by_itself(box: Box) -> None:
 def test_past_its_ttl_nothing_is_delivered_again(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy")
     box.take("bob", sent)
-    after(box, 60)
+    box.after(60)
     assert box.states(sent) == {"bob": "expired"}
     assert box.inbox("bob") == {}
     assert box.nacks("alice") == [
@@ -166,9 +143,9 @@ def test_past_its_ttl_nothing_is_delivered_again(box: Box) -> None:
 def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.path("agents", "bob").rename(box.path("tmp", "bob"))
-    after(box, 60)
-    after(box, 2)
-    after(box, 2)
+    box.after(60)
+    box.after(2)
+    box.after(2)
     assert box.states(sent) == {"bob": "bounced"}
     assert box.nacks("alice") == ["not acknowledged by bob: no longer an agent\n"]
 
@@ -176,23 +153,23 @@ def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
 def test_an_answer_to_one_who_is_gone_counts_all_the_same(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.path("agents", "alice").rename(box.path("tmp", "alice"))
-    after(box, 2)
-    after(box, 2)
+    box.after(2)
+    box.after(2)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
     (nack,) = box.nacks("bob")
     assert "its sender alice is no longer an agent; it is recorded as answered" in nack
     assert box.states(sent) == {"bob": "acked"}
-    after(box, 1000)
+    box.after(1000)
     assert attempt(box, "bob", sent) == "1"
 
 
 @pytest.mark.shows("engine 7.4")
 def test_a_late_ack_takes_it_back(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted after lunch")
     assert box.states(sent) == {"bob": "acked"}
-    assert box.store.dead_letters() == []
+    assert box.store.retries.dead_letters() == []
     assert [m.body for m in box.inbox("alice").values() if m.kind == "ack"] == [
         b"completed after lunch"
     ]
@@ -200,22 +177,19 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
 
 
 @pytest.mark.shows("engine 7.4")
-def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
+def test_a_replay_goes_to_the_dead_alone_and_begins_again(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.take("bob", sent)
     for agent in ("bob", "operator"):
         box.send(agent, f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
-    until_dead(box)
+    box.until_dead()
     box.take("carol", sent)
-    box.send(
-        "operator",
-        f"TO: __orchestrator__\nKIND: command\n\nACTION: dead.replay\nID: {sent}",
-    )
-    after(box, 0)
+    box.command("operator", "dead.replay", f"ID: {sent}")
+    box.after(0)
     assert attempt(box, "carol", sent) == "5"
     assert box.inbox("bob") == {}
     assert box.states(sent)["carol"] == "written"
-    until_dead(box)
+    box.until_dead()
     assert attempt(box, "carol", sent) == "8"
     assert box.states(sent)["carol"] == "dead"
     assert len(box.nacks("alice")) == 2  # the second death is told, too
@@ -228,7 +202,7 @@ def test_who_listens_hears_of_dead_letters(box: Box) -> None:
     )
     before = set(box.inbox("carol"))
     sent = box.send("alice", COMMAND)
-    until_dead(box)
+    box.until_dead()
     (notice,) = (m for name, m in box.inbox("carol").items() if name not in before)
     assert notice.headers["TOPIC"] == "_system.message.deadletter"
     assert notice.headers["CHANNEL"] == "_system"
@@ -239,55 +213,54 @@ def test_who_listens_hears_of_dead_letters(box: Box) -> None:
 def test_an_inbox_that_cannot_be_written_is_tried_until_it_can(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
-    after(box, 60)
+    box.after(60)
     inbox, aside = box.path("agents", "bob", "inbox"), box.path("tmp", "aside")
     inbox.rename(aside)
     inbox.write_text("a file where a directory must be")
-    after(box, 1)
+    box.after(1)
     assert box.states(sent) == {"bob": "held"}
     inbox.unlink()
     aside.rename(inbox)
-    after(box, 1)
+    box.after(1)
     assert box.states(sent) == {"bob": "written"}
     assert attempt(box, "bob", sent) == "2"
-    after(box, 60)
-    after(box, 2)
+    box.after(60)
+    box.after(2)
     assert attempt(box, "bob", sent) == "3"
 
 
 def test_a_full_disk_makes_it_wait(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = box.send("alice", COMMAND)
-    after(box, 60)
+    box.after(60)
     create = fsio.create
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(fsio, "create", full)
-    after(box, 1)
-    after(box, 1)
+    box.after(1)
+    box.after(1)
     assert attempt(box, "bob", sent) == "1"
     assert box.deadline > box.clock.monotonic_ns()  # it does not spin
     monkeypatch.setattr(fsio, "create", create)
-    after(box, 1)
+    box.after(1)
     assert attempt(box, "bob", sent) == "2"
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_after_a_crash_the_schedule_goes_on(box: Box, flushed: bool) -> None:
+def test_after_a_crash_the_schedule_continues(box: Box, flushed: bool) -> None:
     sent = box.send("alice", COMMAND)
     box.flush()
     box.take("bob", sent)
-    after(box, 55)
-    after(box, 1)
+    box.after(55)
+    box.after(1)
     assert attempt(box, "bob", sent) == "2"
     if flushed:
         box.flush()
-    box.kill()
-    box.open()
+    box.restart()
     assert attempt(box, "bob", sent) == "2"
-    after(box, 60)
-    after(box, 2)
+    box.after(60)
+    box.after(2)
     assert attempt(box, "bob", sent) == "3"
 
 
@@ -308,22 +281,22 @@ def test_a_paused_channel_holds_a_replay_and_a_closed_one_refuses_it(box: Box) -
     )
     sent = box.send("alice", "TO: #ci\n\nbuild")
     box.take("bob", sent)
-    after(box, 61)
+    box.after(61)
     assert box.states(sent)["bob"] == "dead"
     ask_operator(box, "ACTION: channel.pause", "CHANNEL: ci")
     assert "channel ci is Paused" in ask_operator(box, "ACTION: dead.replay", f"ID: {sent}")
-    after(box, 300)
+    box.after(300)
     assert sent not in box.inbox("bob")
     box.kill()  # what is held outlives a crash
     box.open()
-    after(box, 300)
+    box.after(300)
     assert sent not in box.inbox("bob")
     ask_operator(box, "ACTION: channel.resume", "CHANNEL: ci")
-    after(box, 0)
+    box.after(0)
     assert attempt(box, "bob", sent) == "2"
-    after(box, 61)
+    box.after(61)
     assert box.states(sent)["bob"] == "dead"
     ask_operator(box, "ACTION: channel.close", "CHANNEL: ci")
     assert "channel ci is Closed" in ask_operator(box, "ACTION: dead.replay", f"ID: {sent}")
-    after(box, 300)
+    box.after(300)
     assert box.states(sent)["bob"] == "dead"

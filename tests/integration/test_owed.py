@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,26 +22,13 @@ from relay.base.message import MessageFile
 from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.process_support import ProcessBox
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.1")
 
 COMMAND = "TO: bob\nKIND: command\n\ndeploy\nto staging"
 QUERY = "TO: bob\nKIND: query\n\nwhich branch?"
 HALF_AN_HOUR = 1800
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob", "carol")
-    yield opened
-    opened.close()
-
-
-def after(box: Box, seconds: float) -> None:
-    """Time goes on, and the loop runs until nothing is due now."""
-    box.clock.advance(seconds)
-    box.tick(3)
 
 
 def of_kind(box: Box, agent: str, kind: str) -> list[MessageFile]:
@@ -72,21 +58,21 @@ def test_M08_a_plain_command_is_delivered_once_and_never_dies(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
     for _ in range(8):
-        after(box, 61)
+        box.after(61)
     assert sent not in box.inbox("bob")  # it was read, and does not come again
     assert box.states(sent) == {"bob": "read"}
     assert box.sql("SELECT attempt FROM deliveries WHERE message_id = ?", sent) == [(1,)]
-    after(box, 100_000)
-    assert box.store.dead_letters() == []
+    box.after(100_000)
+    assert box.store.retries.dead_letters() == []
     assert box.nacks("alice") == []
 
 
 def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
-    after(box, HALF_AN_HOUR - 1)
+    box.after(HALF_AN_HOUR - 1)
     assert box.inbox("bob") == {}
-    after(box, 1)
+    box.after(1)
     (reminder,) = of_kind(box, "bob", "reminder")
     assert reminder.headers["RE"] == sent
     assert reminder.headers["FROM"] == "__orchestrator__"
@@ -103,9 +89,9 @@ def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> N
     assert duty(box, sent) == ("open", 1, None)
 
 
-def test_M08_who_answers_the_reminder_is_told_what_to_answer(box: Box) -> None:
+def test_M08_who_answers_the_reminder_is_given_what_to_answer(box: Box) -> None:
     box.send("alice", COMMAND)
-    after(box, HALF_AN_HOUR + 1)
+    box.after(HALF_AN_HOUR + 1)
     (reminder,) = of_kind(box, "bob", "reminder")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {reminder.headers['ID']}\n\ncompleted")
     assert box.nacks("bob")[0].endswith(
@@ -117,7 +103,7 @@ def test_M08_who_answers_the_reminder_is_told_what_to_answer(box: Box) -> None:
 def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for _ in range(3):
-        after(box, HALF_AN_HOUR)
+        box.after(HALF_AN_HOUR)
     assert len(of_kind(box, "bob", "reminder")) == 2
     assert told(box, "alice")[1:] == [
         "bob has not answered the command sent 60 min ago: it has not read it; "
@@ -126,7 +112,7 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
         "its answer is no longer awaited: it was reminded 2 times",
     ]
     assert duty(box, sent) == ("given_up", 2, None)
-    after(box, 100_000)
+    box.after(100_000)
     assert len(told(box, "alice")) == 3
     assert box.store.state.owed == {}
     answer(box, sent, "completed after all")  # late, and heard all the same
@@ -136,11 +122,11 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
 def test_M03_who_begins_late_owes_it_again(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for _ in range(3):
-        after(box, HALF_AN_HOUR)
+        box.after(HALF_AN_HOUR)
     assert duty(box, sent)[0] == "given_up"
     answer(box, sent, "in_progress")
     assert duty(box, sent)[0] == "open"
-    after(box, HALF_AN_HOUR)
+    box.after(HALF_AN_HOUR)
     assert len(of_kind(box, "bob", "reminder")) == 3
     answer(box, sent, "completed")
     answer(box, sent, "received")  # a word that comes after the end begins nothing
@@ -155,7 +141,7 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
     answer(box, sent, "in_progress")
     answer(box, done, "completed")
     box.flush()
-    rows = [json.loads(line) for line in relay("acks", "--json", home=box.root).stdout.splitlines()]
+    rows = rows_of("acks", home=box.root)
     assert [(row["id"], row["said"], row["read"], row["reminders"]) for row in rows] == [
         (sent, "in_progress", True, 0),
         (other, None, True, 0),
@@ -168,12 +154,12 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
 
 def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:
     sent = box.send("alice", QUERY)
-    after(box, 60)
+    box.after(60)
     (reminder,) = of_kind(box, "bob", "reminder")
     assert f"`relay send alice --kind response --re {sent} ANSWER`" in reminder.body.decode()
     answer(box, sent, "main", "response")
     assert duty(box, sent) == ("answered", 1, "completed")
-    after(box, 1000)
+    box.after(1000)
     assert len(of_kind(box, "bob", "reminder")) == 1
 
 
@@ -181,13 +167,13 @@ def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Bo
 def test_M03_a_word_that_is_no_end_ends_nothing(box: Box, word: str) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
-    after(box, 1200)
+    box.after(1200)
     answer(box, sent, word)
     status = word.split()[0]
     assert duty(box, sent) == ("open", 0, status)
-    after(box, 1200)
+    box.after(1200)
     assert of_kind(box, "bob", "reminder") == []  # its time began anew
-    after(box, 600)
+    box.after(600)
     (reminder,) = of_kind(box, "bob", "reminder")
     assert f"you said {status} 30 min ago, and have not answered the command" in (
         reminder.body.decode()
@@ -196,7 +182,7 @@ def test_M03_a_word_that_is_no_end_ends_nothing(box: Box, word: str) -> None:
     assert f"it {said} 30 min ago; it is reminded, 1 of 2" in told(box, "alice")[0]
     answer(box, sent, "completed")
     assert duty(box, sent) == ("answered", 1, "completed")
-    after(box, 100_000)
+    box.after(100_000)
     assert len(of_kind(box, "bob", "reminder")) == 1
 
 
@@ -208,23 +194,23 @@ def test_M03_a_query_is_not_answered_by_an_ack(box: Box) -> None:
     assert duty(box, sent) == ("answered", 0, "failed")
 
 
-def test_M03_at_least_once_an_ack_stops_the_attempts_and_the_obligation_goes_on(box: Box) -> None:
+def test_M03_at_least_once_an_ack_stops_the_attempts_and_the_obligation_continues(box: Box) -> None:
     sent = box.send("alice", COMMAND.replace("\n\n", "\nDELIVERY: at-least-once\n\n"))
-    after(box, 60)
-    after(box, 1)
+    box.after(60)
+    box.after(1)
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "2"
     assert of_kind(box, "bob", "reminder") == []
     answer(box, sent, "in_progress")
-    after(box, HALF_AN_HOUR - 1)
+    box.after(HALF_AN_HOUR - 1)
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "2"
-    after(box, 1)
+    box.after(1)
     assert len(of_kind(box, "bob", "reminder")) == 1
 
 
 def test_M08_where_the_attempts_end_so_does_what_is_owed(box: Box) -> None:
     sent = box.send("alice", COMMAND.replace("\n\n", "\nAWAIT: 5s\n\n"))
     for _ in range(9):
-        after(box, 10)
+        box.after(10)
     assert box.states(sent) == {"bob": "dead"}
     assert duty(box, sent) == ("given_up", 0, None)
     assert box.store.state.owed == {}
@@ -234,7 +220,7 @@ def test_M08_where_the_attempts_end_so_does_what_is_owed(box: Box) -> None:
 def test_M08_one_word_to_the_sender_about_all_who_owe(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
     answer(box, sent, "completed")
-    after(box, HALF_AN_HOUR)
+    box.after(HALF_AN_HOUR)
     (notice,) = told(box, "alice")
     assert [line.split()[0] for line in notice.split("\n")] == ["carol", "operator"]
     assert of_kind(box, "bob", "reminder") == []
@@ -243,8 +229,8 @@ def test_M08_one_word_to_the_sender_about_all_who_owe(box: Box) -> None:
 def test_M08_who_is_gone_is_not_reminded(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.path("agents", "bob").rename(box.path("tmp", "bob"))
-    after(box, 2)
-    after(box, HALF_AN_HOUR)
+    box.after(2)
+    box.after(HALF_AN_HOUR)
     assert told(box, "alice") == [
         "bob has not answered the command sent 30 min ago: it has not read it; "
         "its answer is no longer awaited: bob is no longer an agent"
@@ -254,21 +240,20 @@ def test_M08_who_is_gone_is_not_reminded(box: Box) -> None:
 
 def test_M08_a_long_message_is_quoted_in_part(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\n" + "é" * 4000)
-    after(box, HALF_AN_HOUR)
+    box.after(HALF_AN_HOUR)
     (reminder,) = of_kind(box, "bob", "reminder")
     assert reminder.body.decode().endswith("> " + "é" * 2048 + "\n> … (8000 bytes in all)\n")
 
 
 def test_M08_the_channel_says_when_an_answer_is_overdue(box: Box) -> None:
-    for agent in ("alice", "bob"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     box.send(
         "alice",
         "TO: __orchestrator__\nKIND: command\n\nACTION: channel.config\nCHANNEL: team\n"
         "ACK_TIMEOUT: 7",
     )
     sent = box.send("alice", "TO: #team\nKIND: command\n\ndeploy")
-    after(box, 7)
+    box.after(7)
     assert duty(box, sent) == ("open", 1, None)
 
 
@@ -281,27 +266,26 @@ def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
 
 def test_M08_what_is_owed_stays_in_the_store(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored is not None
-    assert not box.store.is_final(stored)
+    assert not box.store.archives.is_final(stored)
     for _ in range(3):
-        after(box, HALF_AN_HOUR)
-    assert box.store.is_final(stored)
+        box.after(HALF_AN_HOUR)
+    assert box.store.archives.is_final(stored)
 
 
 @pytest.mark.parametrize("flushed", [True, False])
 def test_M08_after_a_crash_the_same_reminder_is_not_said_twice(box: Box, flushed: bool) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
-    after(box, HALF_AN_HOUR)
+    box.after(HALF_AN_HOUR)
     if flushed:
         box.flush()
-    box.kill()
-    box.open()
+    box.restart()
     box.tick(2)
     assert len(of_kind(box, "bob", "reminder")) == 1
     assert duty(box, sent) == ("open", 1, None)
-    after(box, HALF_AN_HOUR)
+    box.after(HALF_AN_HOUR)
     assert len(of_kind(box, "bob", "reminder")) == 2
     assert len(told(box, "alice")) == 2
 
@@ -311,7 +295,7 @@ def test_M08_a_ledger_that_is_made_again_knows_what_is_owed(box: Box) -> None:
     answered = box.send("alice", COMMAND)
     answer(box, answered, "received")
     answer(box, answered, "completed")
-    after(box, HALF_AN_HOUR)
+    box.after(HALF_AN_HOUR)
     answer(box, sent, "in_progress")
     expected = [duty(box, one) for one in (sent, answered)]
     assert expected == [("open", 1, "in_progress"), ("answered", 0, "completed")]
@@ -340,26 +324,25 @@ def register(box: Box, agent: str) -> subprocess.Popen[bytes]:
 
 def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
     process = register(box, "bob")
-    after(box, 31)
+    box.after(31)
     sent = box.send("alice", COMMAND)
     answer(box, sent, "in_progress")
     other = box.send("alice", COMMAND)  # not begun: it waits for the next process
-    after(box, 31)
+    box.after(31)
     assert told(box, "alice") == []
     process.kill()
     process.communicate()
-    after(box, 31)
-    after(box, 6)
+    box.after(31)
+    box.after(6)
     (notice,) = told(box, "alice")
     assert notice.startswith(
         f"process {process.pid} of bob ended; bob has not answered the command"
     )
     assert "it began it 62 s ago" in notice
-    after(box, 31)
-    box.kill()
-    box.open()
-    after(box, 31)
-    after(box, 6)
+    box.after(31)
+    box.restart()
+    box.after(31)
+    box.after(6)
     assert told(box, "alice") == [notice]
     assert (duty(box, sent)[0], duty(box, other)[0]) == ("open", "open")
 
@@ -369,7 +352,7 @@ def test_M03_however_much_is_begun_the_processes_are_looked_at_once(
 ) -> None:
     for _ in range(20):
         answer(box, box.send("alice", COMMAND), "in_progress")
-    after(box, 1)
+    box.after(1)
     looks: list[object] = []
     processes, rows = box.ledger.processes, box.ledger.processes.rows
 
@@ -390,26 +373,25 @@ def test_M03_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box)
     process = register(box, "bob")
     box.clock.advance(0.1)
     answer(box, sent, "in_progress")
-    after(box, 31)
+    box.after(31)
     process.kill()
     process.communicate()
-    after(box, 31)
-    after(box, 6)
+    box.after(31)
+    box.after(6)
     assert told(box, "alice")[0].startswith(f"process {process.pid} of bob ended; ")
 
 
-def test_M03_so_is_one_that_the_relay_started(tmp_path: Path) -> None:
-    box = ProcessBox(tmp_path / "home", "alice")
+@pytest.mark.box("alice", kind=ProcessBox)
+def test_M03_so_is_one_that_the_relay_started(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: on-failure")
-    box.go_on(3)
+    box.after(3)
     sent = box.send("alice", "TO: w\nKIND: command\n\ndeploy")
     box.send("w", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress")
-    box.go_on(6)
+    box.after(6)
     assert told(box, "alice") == []
     box.spawner.end(1)
     for _ in range(3):
-        box.go_on(6)  # it runs again by now
+        box.after(6)  # it runs again by now
     (notice,) = told(box, "alice")
     assert notice.startswith("the process of w ended")
     assert "w has not answered the command" in notice
-    box.close()

@@ -14,12 +14,8 @@ BEGUN, UNREAD = "1795361487816804147-8ae41a23fc338fea", "1795361490215653927-c60
 
 def test_M03_what_an_earlier_version_had_begun_is_owed(tmp_path: Path) -> None:
     home = earlier_home("killed", tmp_path)
-    daemon = Relay(home)
-    daemon.start()
-    try:
+    with Relay(home):
         until(lambda: BEGUN in relay("acks", home=home).stdout)
         rows = relay("acks", home=home).stdout.splitlines()
         assert any(BEGUN in row and "in_progress" in row for row in rows)
         assert any(UNREAD in row and "read" in row for row in rows)
-    finally:
-        assert daemon.stop() == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import parse_delivered
-from tests.procs import Relay, environment, home_of, until
+from tests.procs import Relay, drop, environment, home_of, inbox_of, rows_of, until
 from tests.procs import relay_anew as relay
 
 pytestmark = pytest.mark.timeout(60)
@@ -68,13 +67,8 @@ def test_up_send_trace_inbox_ack_down(home: Path) -> None:
     assert relay("inbox", "--as", "bob", "--take", home=home).returncode == 4
 
     relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
-    until(lambda: json.loads(relay("trace", sent, "--json", home=home).stdout)["deliveries"])
-    until(
-        lambda: (
-            json.loads(relay("trace", sent, "--json", home=home).stdout)["deliveries"][0]["state"]
-            == "acked"
-        )
-    )
+    until(lambda: rows_of("trace", sent, home=home)[0]["deliveries"])
+    until(lambda: rows_of("trace", sent, home=home)[0]["deliveries"][0]["state"] == "acked")
     down = relay("down", home=home)
     assert down.returncode == 0
     status = relay("status", "--json", home=home)
@@ -83,29 +77,25 @@ def test_up_send_trace_inbox_ack_down(home: Path) -> None:
 
 
 def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None:
-    pid = json.loads(relay("up", "--json", home=home).stdout)["pid"]
+    pid = rows_of("up", home=home)[0]["pid"]
     for arguments in (["up"], ["up", "--foreground"]):
         second = relay(*arguments, home=home)
         assert second.returncode == 5
         assert f"its pid is {pid}" in second.stderr
         assert second.stderr.count("\n") == 1
-    assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+    assert rows_of("status", home=home)[0]["pid"] == pid
 
 
 def test_a_relay_that_cannot_be_asked_is_no_silence(tmp_path: Path) -> None:
     home = home_of(tmp_path / ("long" * 30), "bob")  # a socket's path has 107 bytes at most
-    running = Relay(home)
-    running.start()
-    done = relay("status", home=home)
-    assert running.stop() == 0
+    with Relay(home):
+        done = relay("status", home=home)
     assert done.returncode == 0
     assert "no health endpoint (see logs/relay.log)" in done.stdout
 
 
-def test_a_killed_relay_holds_nothing_up(home: Path) -> None:
-    first = Relay(home)
-    first.start()
-    first.kill()
+def test_a_killed_relay_holds_nothing_up(running: Relay, home: Path) -> None:
+    running.kill()
     assert relay("down", home=home).returncode == 5
     assert relay("up", home=home).returncode == 0
 
@@ -117,14 +107,10 @@ def test_a_killed_relay_holds_nothing_up(home: Path) -> None:
 def test_a_refusal_comes_by_itself(home: Path, text: str, reason: str) -> None:
     """How soon: ``scripts/bench latency`` measures it."""
     assert relay("up", home=home).returncode == 0
-    outbox = home / "agents" / "alice" / "outbox"
-    (outbox / ".pending").mkdir(parents=True, exist_ok=True)  # as `mkdir -p`
-    name = "1700000000000000000-.msg"
-    (outbox / ".pending" / name).write_text(text)
-    os.rename(outbox / ".pending" / name, outbox / name)
-    inbox = home / "agents" / "alice" / "inbox"
-    until(lambda: list(inbox.glob("*.msg")))
-    (path,) = inbox.glob("*.msg")
+    (home / "agents/alice/outbox/.pending").mkdir(parents=True, exist_ok=True)  # as `mkdir -p`
+    drop(home, "alice", text, "1700000000000000000-.msg")
+    until(lambda: inbox_of(home, "alice"))
+    (path,) = inbox_of(home, "alice")
     message = parse_delivered(path.read_bytes())
     assert message.kind == "nack"
     assert reason in message.body.decode()
@@ -177,6 +163,7 @@ def test_no_home_no_traceback(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.damages
 def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     store = home / "store" / "relay.acomm"
     store.write_bytes(b"ACOMM001" + b"\0" * 200)
@@ -186,6 +173,7 @@ def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     assert store.read_bytes() == b"ACOMM001" + b"\0" * 200
 
 
+@pytest.mark.damages
 def test_a_damaged_store_falls_back_to_the_file_before(home: Path) -> None:
     store = home / "store" / "relay.acomm"
     relay("register", "bob", home=home)
@@ -290,8 +278,8 @@ def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home:
     assert "Traceback" not in said
 
     assert relay("init", home=home).returncode == 0
-    pid = json.loads(relay("up", "--json", home=home).stdout)["pid"]
-    assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+    pid = rows_of("up", home=home)[0]["pid"]
+    assert rows_of("status", home=home)[0]["pid"] == pid
 
 
 def test_m07_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(

@@ -5,36 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.base import fsio
+from relay.base.clock import iso_date
 from relay.base.config import Config, RetentionSettings, encode
 from relay.base.errors import LedgerError
 from relay.daemon import prune
-from relay.daemon.housekeeper import Housekeeper, packable, run_retention
+from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
-from relay.delivery.work import Pack, Prune
-from relay.engine.checkpoint import InlineExecutor
+from relay.daemon.session import Executors
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.disk import Killed, killed_before
+from tests.fakes import IdleExecutor
+from tests.procs import Relay, home_of, relay, rows_of, until
+
+BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
+ONCE = Config(retention=RetentionSettings(every_s=1000 * 86_400))  # a minute after the start
+
+pytestmark = pytest.mark.box("alice", "bob", executors=BY_HAND)
 
 DAY_S = 86_400
 DAY_NS = DAY_S * 10**9
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob")
-    yield made
-    made.close()
 
 
 def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Pruned]:
@@ -131,6 +125,7 @@ def test_output_of_agents_that_are_no_more(box: Box) -> None:
     ]
 
 
+@pytest.mark.damages
 def test_what_an_open_row_or_delivery_needs_stays(box: Box) -> None:
     needed, other = archived(box, "needed", "other")
     (held,) = archived(box, "held")
@@ -156,8 +151,7 @@ def test_what_may_lie_in_the_archive_without_a_note_stays(box: Box) -> None:
     assert packable(box.home, box.clock) == []
     run(box, archive_days=1)
     assert box.path(path).exists()
-    box.kill()
-    box.open()
+    box.restart()
     assert (box.row(box.path(path).stem)["status"]) == "archived"
     assert box.row(box.path(path).stem)["file_path"] == path
     assert packable(box.home, box.clock) != []
@@ -239,28 +233,14 @@ def test_links_are_not_followed(box: Box, tmp_path: Path) -> None:
     assert (outside / "2020-01-01" / "mine").read_text() == "mine"
 
 
-def test_killed_at_any_removal_the_next_run_goes_on(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_removal_the_next_run_continues(box: Box) -> None:
     archived(box, *"abc")
     box.clock.advance(100 * DAY_S)
     for _ in range(20):
-        effects = 0
-
-        def fault(operation: str, name: str) -> None:
-            nonlocal effects
-            effects += 1
-            if effects == 2:
-                raise Killed
-
-        monkeypatch.setattr(fsio, "fault", fault)
-        try:
+        with killed_before(2) as calls:
             run(box, archive_days=1, read_days=1)
-        except Killed:
-            continue
-        finally:
-            monkeypatch.undo()
-        break
+        if len(calls) < 2:
+            break
     assert not list(box.path("archive").iterdir())
     assert not list(box.path("agents/bob/inbox/.read").iterdir())
 
@@ -318,56 +298,52 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
 # -- beside the loop -----------------------------------------------------------------------
 
 
-def keeper_of(box: Box, config: Config) -> Housekeeper:
-    return Housekeeper(
-        box.home, box.ledger, config, box.clock, InlineExecutor(), box._log, pause_s=0
-    )
-
-
+@pytest.mark.box("alice", "bob", config=ONCE)
 def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     (old,) = archived(box, "old")
     box.clock.advance(100 * DAY_S)
-    keeper = keeper_of(box, Config())
-    keeper.poll(idle=True)
+    box.restart()
+    box.tick()
     assert box.path(old).exists()
-    box.clock.advance(60)
-    keeper.poll(idle=True)
+    box.after(60, turns=2)
     assert not box.path(old).exists()
-    keeper.poll(idle=True)
     assert [e["kind"] for e in box.log if e.get("action") == "prune"] == ["archive", "read"]
 
     (again,) = archived(box, "again")
     box.clock.advance(100 * DAY_S)
-    keeper._next_prune_ns = 1 << 62
-    box.send("alice", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
-    assert "for operator and the lead alone" in box.nacks("alice")[0] and not box.asked
-    box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
-    assert box.asked == [Prune()]
-    keeper.enqueue(box.asked[0])
-    keeper.poll(idle=True)
+    box.command("alice", "prune")
+    box.tick()
+    assert "for operator and the lead alone" in box.nacks("alice")[0] and box.path(again).exists()
+    box.command("operator", "prune")
+    box.tick()
     assert not box.path(again).exists()
 
 
+@pytest.mark.box("alice", "bob", config=ONCE)
 def test_it_packs_when_the_disk_is_low(box: Box) -> None:
     (old,) = archived(box, "old")
-    box.clock.advance(5 * DAY_S)
-    keeper = keeper_of(box, Config())
-    keeper.poll(idle=True)
     day = box.path("archive", old.split("/")[1])
+    box.clock.advance(5 * DAY_S)
+    box.tick(2)
     assert day.exists()
-    box.clock.advance(5)
+    box.disk.used_mib = 96_000
     for _ in range(2):
-        keeper.poll(idle=True, is_low=True)
+        box.after(5, turns=2)
     assert not day.exists() and box.path(f"{day}.tar.zst").exists()
     assert any(entry.get("action") == "pack" for entry in box.log)
 
 
+@pytest.mark.box("alice", "bob", config=ONCE)
 def test_a_command_names_the_days(box: Box) -> None:
-    ask = "TO: __orchestrator__\nKIND: command\n\nACTION: archive.pack\nBEFORE: "
-    box.send("operator", ask + "yesterday")
+    box.command("operator", "archive.pack", "BEFORE: yesterday")
     assert "expected a day such as 2026-01-31, got 'yesterday'" in box.nacks("operator")[0]
-    box.send("operator", ask + "2026-01-31")
-    assert box.asked == [Pack("2026-01-31")]
+    (old,) = archived(box, "old")
+    day = old.split("/")[1]
+    box.clock.advance(5 * DAY_S)
+    for before, is_packed in ((day, False), (iso_date(box.clock.now_ns()), True)):
+        box.command("operator", "archive.pack", f"BEFORE: {before}")
+        box.tick()
+        assert box.path("archive", f"{day}.tar.zst").exists() is is_packed
 
 
 @pytest.mark.timeout(60)
@@ -383,8 +359,7 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
         return folder
 
     folder = plant()
-    done = relay("prune", "--dry-run", "--json", home=home)
-    rows = {row["kind"]: row for row in map(json.loads, done.stdout.splitlines())}
+    rows = {row["kind"]: row for row in rows_of("prune", "--dry-run", home=home)}
     assert list(rows) == list(prune.KINDS)
     assert rows["archive"]["count"] == 1 and rows["archive"]["oldest"].startswith("2020-01-01")
     assert folder.exists()

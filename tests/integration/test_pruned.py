@@ -57,6 +57,7 @@ def test_a_pruned_journal_is_no_damage(pruned: Box) -> None:
     assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
 
 
+@pytest.mark.damages
 def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
     damage(pruned, STORE, STORE + ".prev")
     assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
@@ -66,6 +67,7 @@ def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
     assert not any("missing" in line["event"] for line in pruned.log)
 
 
+@pytest.mark.damages
 def test_without_a_base_it_cannot_be_made_again_and_nothing_is_touched(pruned: Box) -> None:
     damage(pruned, *FILES)
     before = everything(pruned)
@@ -81,6 +83,7 @@ def test_without_a_base_it_cannot_be_made_again_and_nothing_is_touched(pruned: B
     assert everything(pruned) == before
 
 
+@pytest.mark.damages
 def test_files_that_are_gone_are_no_empty_store(pruned: Box) -> None:
     for name in FILES:
         pruned.path(name).unlink()
@@ -89,6 +92,7 @@ def test_files_that_are_gone_are_no_empty_store(pruned: Box) -> None:
     assert not pruned.path(STORE).exists()
 
 
+@pytest.mark.damages
 def test_a_file_from_before_the_first_record_is_refused(pruned: Box, tmp_path: Path) -> None:
     other = Box(tmp_path / "other", "alice", "bob")
     other.send("alice", "TO: bob\n\nan old backup")
@@ -100,6 +104,7 @@ def test_a_file_from_before_the_first_record_is_refused(pruned: Box, tmp_path: P
         pruned.open()
 
 
+@pytest.mark.damages
 def test_a_ledger_from_before_is_told_of(pruned: Box) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
         pruned.path(name).unlink(missing_ok=True)

@@ -11,26 +11,13 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import WatchEvents
 from relay.ledger import Ledger
 from tests.box import Box
+from tests.kills import Killed
 
 HI = "TO: bob\n\nhi"
 RETIRE = "ACTION: agent.retire"
-
-
-@pytest.fixture(params=["inotify", "scan"])
-def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
-    """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=DetectionSettings(watcher=request.param))
-    return Box(tmp_path / "home", "alice", "bob", config=config)
-
-
-def after(box: Box, seconds: float = 1.1) -> None:
-    """Time goes on, and the loop turns until nothing is due now."""
-    box.clock.advance(seconds)
-    box.tick(3)
 
 
 def read(box: Box, message_id: str) -> tuple[str, str | None]:
@@ -61,13 +48,13 @@ def remove(box: Box, message_id: str) -> None:
 
 def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     taken, removed = (any_box.send("alice", HI) for _ in range(2))
-    after(any_box)
+    any_box.after(1.1)
     any_box.take("bob", taken)
     remove(any_box, removed)
     any_box.tick()
     assert read(any_box, taken) == ("read", "taken")  # at once
     assert read(any_box, removed) == ("written", None)  # its mailbox may be going, too
-    after(any_box)
+    any_box.after(1.1)
     assert read(any_box, removed) == ("read", "removed")
     any_box.kill()
 
@@ -77,14 +64,13 @@ def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
         ("read", "taken"),
         ("read", "removed"),
     )
-    any_box.close()
 
 
 def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *_ = [box.send("alice", HI) for _ in range(5)]
-    after(box)
+    box.after(1.1)
     remove(box, first)
     box.tick()
 
@@ -92,7 +78,7 @@ def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
         raise AssertionError("10,000 that wait take 10 ms")
 
     monkeypatch.setattr(box.ledger.deliveries, "unread", all_of_them)
-    after(box)
+    box.after(1.1)
     assert read(box, first) == ("read", "removed")
 
 
@@ -105,40 +91,38 @@ def test_M02_taken_and_answered_in_one_batch_it_was_taken(box: Box) -> None:
 
 def test_M02_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
     old = any_box.send("alice", "TO: bob\n\nold")
-    after(any_box)
+    any_box.after(1.1)
     any_box.take("bob", old)
     any_box.tick()
     sent = [any_box.send("alice", f"TO: bob\n\n{n}") for n in range(3)]
-    after(any_box)
+    any_box.after(1.1)
     shutil.rmtree(any_box.path("agents", "bob"))
-    after(any_box)
-    after(any_box)
+    any_box.after(1.1)
+    any_box.after(1.1)
     assert {read(any_box, one) for one in sent} == {("written", None)}
 
     any_box.home.make_agent("bob")
-    after(any_box)
+    any_box.after(1.1)
     assert attempts(any_box) == {"0": "2", "1": "2", "2": "2"}
     assert said(any_box) == [
         "3 unread messages vanished with the mailbox of bob: "
         "delivered again, or back to their senders where it is retired"
     ]
-    after(any_box, 31)
+    any_box.after(31)
     assert len(said(any_box)) == 1
     assert read(any_box, old) == ("read", "taken")
     any_box.take("bob", sent[0])
     any_box.tick()
     assert read(any_box, sent[0]) == ("read", "taken")
-    any_box.close()
 
 
 def test_M02_so_has_one_whose_inbox_alone_went(any_box: Box) -> None:
     any_box.send("alice", HI)
-    after(any_box)
+    any_box.after(1.1)
     shutil.rmtree(inbox(any_box))
     for _ in range(4):
-        after(any_box)
+        any_box.after(1.1)
     assert attempts(any_box) == {"hi": "2"}
-    any_box.close()
 
 
 def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Box) -> None:
@@ -148,10 +132,10 @@ def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Bo
     box.tick()
     box.clock.advance(0.5)
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     assert read(box, sent) == ("written", None)
     box.home.make_agent("bob")
-    after(box)
+    box.after(1.1)
     assert attempts(box) == {"hi": "2"}
 
 
@@ -160,8 +144,8 @@ def test_M02_made_again_at_once_it_is_another_mailbox(box: Box) -> None:
     box.send("alice", HI)
     shutil.rmtree(box.path("agents", "bob"))
     box.home.make_agent("bob")
-    after(box)
-    after(box)
+    box.after(1.1)
+    box.after(1.1)
     assert attempts(box) == {"hi": "2"}
 
 
@@ -170,7 +154,7 @@ def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -
     first, second = box.send("alice", "TO: bob\n\n1"), box.send("alice", "TO: bob\n\n2")
     strange = box.send("alice", "TO: carol\n\nnot bob's")
     shutil.copy(box.path("agents/carol/inbox", f"{strange}.msg"), inbox(box))
-    after(box, 31)
+    box.after(31)
     for one in (first, strange):
         remove(box, one)
     box.tick()
@@ -179,11 +163,11 @@ def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -
     (new / ".read").mkdir()
     os.rename(inbox(box), box.path("tmp", "old"))
     os.rename(new, inbox(box))
-    after(box)
+    box.after(1.1)
     assert attempts(box) == {"1": "2", "2": "2"}
     remove(box, second)
-    after(box)
-    after(box)
+    box.after(1.1)
+    box.after(1.1)
     assert read(box, second) == ("read", "removed") and attempts(box) == {"1": "2"}
 
 
@@ -192,8 +176,8 @@ def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
     retire = "ACTION: agent.retire\nNAME: bob\nREASON: done here"
     box.send("operator", f"TO: __orchestrator__\nKIND: command\n\n{retire}")
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
-    after(box, 31)
+    box.after(1.1)
+    box.after(31)
     assert box.states(sent) == {"bob": "bounced"}
     assert "done here" in box.nacks("alice")[0]
 
@@ -202,10 +186,10 @@ def test_M02_whose_mailbox_is_gone_already_may_be_retired(box: Box) -> None:
     """It is the one way to give its senders their mail back, as `relay doctor` says."""
     sent = box.send("alice", HI)
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     for name in ("bob", "nobody"):
         box.send("operator", f"TO: __orchestrator__\nKIND: command\n\n{RETIRE}\nNAME: {name}")
-    after(box, 31)
+    box.after(31)
     assert box.states(sent) == {"bob": "bounced"}
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("retired",)]
     assert [text for text in box.nacks("operator") if "there is no agent" in text] == [
@@ -217,8 +201,8 @@ def test_M02_one_message_that_vanished_is_said_in_the_singular(box: Box) -> None
     box.send("alice", HI)
     shutil.rmtree(box.path("agents", "bob"))
     box.home.make_agent("bob")
-    after(box)
-    after(box)
+    box.after(1.1)
+    box.after(1.1)
     assert said(box)[0].startswith("1 unread message vanished with the mailbox of bob: ")
 
 
@@ -226,9 +210,9 @@ def test_M02_it_counts_whatever_was_promised(box: Box) -> None:
     """Exactly-once, too: what stood in a mailbox that is gone happened to nobody."""
     box.send("alice", "TO: bob\nDELIVERY: exactly-once\n\nonce")
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     box.home.make_agent("bob")
-    after(box)
+    box.after(1.1)
     assert attempts(box) == {"once": "2"}
 
 
@@ -238,47 +222,48 @@ def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box)
     box.clock.advance(90_000)
     for _ in range(3):
         box.flush()
-    assert box.store.find_by_relay_id(sent) is None
+    assert box.store.messages.find_by_relay_id(sent) is None
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     box.home.make_agent("bob")
-    after(box)
+    box.after(1.1)
     assert attempts(box) == {"hi": "2"}
 
 
 def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
     sent = box.send("alice", HI)
-    box.store.archive(box.store.find_by_relay_id(sent).id)  # as a channel's retention does
+    box.store.archives.archive(
+        box.store.messages.find_by_relay_id(sent).id
+    )  # as a channel's retention does
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     box.home.make_agent("bob")
-    after(box)
+    box.after(1.1)
     assert attempts(box) == {"hi": "2"}
-    box.kill()
-    box.open()
-    after(box)
+    box.restart()
+    box.after(1.1)
     assert attempts(box) == {"hi": "2"}
-    assert box.store.incomplete() == {}  # nothing is left open that no one settles
+    assert box.store.messages.incomplete() == {}  # nothing is left open that no one settles
 
 
 def test_M02_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> None:
     """Nobody is reminded of what it does not have, nor a minute after it has it."""
     sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
-    after(box, 1700)
+    box.after(1700)
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     box.home.make_agent("bob")
     inbox(box, ".pending").rmdir()
     inbox(box, ".pending").symlink_to(box.path("tmp"))
-    after(box)
-    after(box, 1700)
+    box.after(1.1)
+    box.after(1700)
     assert box.states(sent) == {"bob": "held"}
     inbox(box, ".pending").unlink()
     for _ in range(20):
-        after(box, 60)
+        box.after(60)
     assert attempts(box) == {"go": "2"}  # the command, and no reminder
     assert [m.kind for m in box.inbox("alice").values()] == []
-    after(box, 1800)
+    box.after(1800)
     assert [m.kind for m in box.inbox("bob").values()] == ["command", "reminder"]
 
 
@@ -306,8 +291,8 @@ def test_D4_an_inbox_put_back_from_an_older_copy_has_read_nothing(
     else:
         box.open()
         again = box
-    after(again, 2)
-    after(again, 2)
+    again.after(2)
+    again.after(2)
     assert attempts(again) == {"before 1": "1", "later 1": "2", "later 2": "2"}
     assert len(said(again)) == 1 and said(again)[0].startswith("2 unread")
     again.close()
@@ -321,8 +306,8 @@ def test_D4_so_has_one_that_was_put_back_in_place(box: Box) -> None:
     inbox(box, f"{sent}.msg").unlink()
     hour_ns = 3600 * 10**9
     os.utime(inbox(box), ns=(status.st_atime_ns, status.st_mtime_ns - hour_ns))
-    after(box)
-    after(box)
+    box.after(1.1)
+    box.after(1.1)
     assert attempts(box) == {"hi": "1", "later": "2"}
 
 
@@ -333,7 +318,7 @@ def test_D4_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> Non
     box.close()
     shutil.copytree(tmp_path / "home", tmp_path / "copy", symlinks=True)
     copy = Box(tmp_path / "copy")
-    after(copy, 31)
+    copy.after(31)
     assert attempts(copy) == {"1": "1"} and said(copy) == []
     assert copy.states(sent[0]) == {"bob": "read"}
     copy.close()
@@ -345,14 +330,14 @@ def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
     box.take("bob", taken)
     remove(box, removed)
     box.open()
-    after(box)
+    box.after(1.1)
     assert (read(box, taken), read(box, removed)) == (("read", "taken"), ("read", "removed"))
 
 
 def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        after(box, pause_s)
+        box.after(pause_s)
     assert read(box, sent) == ("dead", None)
     box.take("bob", sent)
     box.tick()
@@ -377,18 +362,17 @@ def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
         box = Box(tmp_path / "home", "alice", "bob")
     dead = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\ngo")
     for _ in range(12):
-        after(box, 61)
+        box.after(61)
     assert read(box, dead) == ("dead", None)
     shutil.rmtree(box.path("agents", "bob"))
-    after(box)
+    box.after(1.1)
     box.home.make_agent("bob")
     for _ in range(4):
-        after(box, 31)
+        box.after(31)
     assert read(box, dead) == ("dead", None)
-    box.kill()
-    box.open()
+    box.restart()
     for _ in range(2):
-        after(box, 31)
+        box.after(31)
     assert read(box, dead) == ("dead", None)
     box.close()
 
@@ -396,15 +380,11 @@ def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
 def test_M01_so_does_one_that_was_read_while_no_relay_ran(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        after(box, pause_s)
+        box.after(pause_s)
     box.kill()
     box.take("bob", sent)
     box.open()
     assert read(box, sent) == ("dead", "taken")
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
 
 
 @pytest.mark.timeout(60)
@@ -443,14 +423,13 @@ def test_M02_killed_at_any_step_what_vanished_comes_again_once(
             patch.setattr(fsio, "fault", step)
             patch.setattr(Ledger, "transaction", counted)
             try:
-                after(box)
+                box.after(1.1)
                 falls_at = 0  # every step has been tried
             except Killed:
                 pass
-        box.kill()
-        box.open()
-        after(box)
-        after(box, 31)
+        box.restart()
+        box.after(1.1)
+        box.after(31)
         if ending == "back":
             assert attempts(box) == {"hi": "2"}, number
         else:

@@ -7,11 +7,11 @@ import os
 import pytest
 
 from relay.acomm import store_file
-from relay.base import fsio
 from relay.base.home import STORE
 from relay.delivery.eventlog import EventLog
-from relay.delivery.execute import BatchWriter
+from relay.delivery.record import LedgerWriter
 from tests.box import Box
+from tests.disk import failing, killed_before
 
 pytestmark = pytest.mark.shows("ready 1.4")
 
@@ -41,13 +41,13 @@ def test_a_message_the_store_holds_is_not_numbered_again(
 ) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.flusher.flush()  # in the file, the ledger does not know it yet
-    number = box.store.find_by_relay_id(sent)
+    number = box.store.messages.find_by_relay_id(sent)
     restart(box)
-    again = box.store.find_by_relay_id(sent)
+    again = box.store.messages.find_by_relay_id(sent)
 
     assert number is not None and again is not None
     assert again.id == number.id
-    assert len(box.store) == 1
+    assert len(box.store.state.messages) == 1
     box.flush()
     assert box.row(sent)["status"] == "archived"
 
@@ -84,7 +84,7 @@ def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.Monkey
     assert box.row(sent)["last_error"] == "file_disappeared"
 
 
-def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
+def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_continues(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: EventLog) -> None:
@@ -108,12 +108,9 @@ def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
     assert box.bodies("bob") == ["hi"] and box.inbox("alice") == {}
 
 
-def test_what_was_accepted_is_delivered_though_its_file_is_gone(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_accepted_is_delivered_though_its_file_is_gone(box: Box) -> None:
     """Numbered by the engine, never staged: the journal has all that is needed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", _disk_full)
+    with failing("create", ".msg"):
         sent = box.send("alice", "TO: bob\n\nhi")
     assert box.row(sent)["status"] == "pending"
     box.flusher.flush()
@@ -131,24 +128,17 @@ def test_a_completed_row_with_its_file_in_the_outbox_is_archived(box: Box) -> No
     box.ledger._db.execute("UPDATE messages SET status = 'completed'")
     os.rename(box.path(box.row(sent)["file_path"]), box.path("agents", "alice", "outbox", name))
     restart(box)
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert box.row(sent)["status"] == "archived"
     assert box.outbox("alice") == []
     assert not list(box.path("archive").glob("*/alice/duplicates/*"))
     assert list(box.inbox("bob")) == [sent]
 
 
-def test_a_staged_delivery_is_finished(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_renames(operation: str, name: str) -> None:
-        if operation == "rename":
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", no_renames)
-        sent = box.drop("alice", "TO: bob\n\nhi")
-        with pytest.raises(KeyboardInterrupt):
-            box.tick()
+def test_a_staged_delivery_is_finished(box: Box) -> None:
+    sent = box.drop("alice", "TO: bob\n\nhi")
+    with killed_before(1, "rename"):
+        box.tick()
     assert box.states(sent) == {}  # the journal knows; the ledger will
     assert box.inbox("bob") == {}
     restart(box)
@@ -160,7 +150,7 @@ def test_a_staged_delivery_without_a_file_was_delivered(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(BatchWriter, "_record", _fail)
+        patch.setattr(LedgerWriter, "record", _fail)
         sent = box.drop("alice", "TO: bob\n\nhi")
         with pytest.raises(KeyboardInterrupt):
             box.tick()
@@ -214,8 +204,7 @@ def test_a_staged_delivery_to_an_agent_that_is_gone_is_not_called_delivered(box:
     os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
     box.clock.advance(1)
     box.open()
-    box.clock.advance(1)
-    box.tick(2)
+    box.after(1)
     assert box.states(sent) == {"bob": "bounced"}
     assert "not delivered to bob: no longer an agent" in box.nacks("alice")[0]
 
@@ -254,8 +243,7 @@ def test_what_was_read_while_the_relay_was_down_is_noted(box: Box) -> None:
 
 def test_a_channel_made_before_the_crash_is_there_after_it(box: Box) -> None:
     """Join and message are fed again in the order of discovery, across agents."""
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "bob", "alice")
     sent = box.send("alice", "TO: #team\n\nhello")
     restart(box)
     box.flush()
@@ -268,14 +256,12 @@ def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     asks = "DELIVERY: at-least-once"
     sent = box.send("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy")
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.clock.advance(pause_s)
-        box.tick()
-    number = box.store.dead_letters()[0].message.id
+        box.after(pause_s, turns=1)
+    number = box.store.retries.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")
     store_file.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
-    box.kill()
-    box.open()
+    box.restart()
     box.flush()
     assert [str(m.kind) for m in box.inbox("operator").values()] == ["ack"]
     assert box.nacks("operator") == []

@@ -52,17 +52,14 @@ def test_the_sender_is_told_why_and_the_file_is_kept(
 
 
 @pytest.mark.shows("ready 2.3", "ready 4.6")
-def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
-    box = Box(
-        tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=1000))
-    )
+@pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=1000)))
+def test_a_file_too_large_is_refused_unread(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\n" + "x" * 10_000)
 
     assert "too large: the body may be 1000" in box.nacks("alice")[0]
     box.flush()
     assert box.path(box.row(sent)["file_path"]).stat().st_size == 10_009
     assert box.states(box.send("alice", "TO: bob\n\n" + "x" * 1000)) == {"bob": "written"}
-    box.close()
 
 
 def test_a_message_whose_attachment_is_not_there_is_refused(box: Box) -> None:

@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pexpect
 import pytest
@@ -20,16 +19,20 @@ import pytest
 from relay.base.clock import Clock
 from relay.base.config import decode
 from relay.base.home import Home
-from relay.base.status_client import ask_status
-from relay.daemon.session import Session
-from tests.procs import PATIENCE_S, Relay, environment, relay, until
+from relay.daemon.process import open_session
+from tests.procs import (
+    PATIENCE_S,
+    Relay,
+    drop,
+    environment,
+    log_of,
+    relay,
+    rows_of,
+    status_of,
+    until,
+)
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("ready 3.1")]
-
-
-def log(home: Path, action: str) -> list[dict[str, Any]]:
-    lines = (home / "logs" / "relay.log").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["action"] == action]
 
 
 def reload(running: Relay, config: str) -> None:
@@ -38,37 +41,26 @@ def reload(running: Relay, config: str) -> None:
     running.process.send_signal(signal.SIGHUP)
 
 
-def drop(home: Path, agent: str, text: str, name: str) -> None:
-    outbox = home / "agents" / agent / "outbox"
-    (outbox / ".pending" / name).write_text(text)
-    os.rename(outbox / ".pending" / name, outbox / name)
-
-
-def status(home: Path) -> dict[str, Any]:
-    with Home(str(home)) as opened:
-        return ask_status(opened) or {}
-
-
-def test_another_configuration_is_followed_without_a_new_process(running: Relay) -> None:
-    home = running.home
-    pid = status(home)["pid"]
+def test_another_configuration_is_followed_without_a_new_process(
+    running: Relay, home: Path
+) -> None:
+    pid = status_of(home)["pid"]
     drop(home, "alice", "TO: lead\n\nnobody is it", "1000000001-01.msg")
     until(lambda: list((home / "agents/alice/inbox").glob("*.msg")))
     reload(running, '{"lead": "bob", "log_level": "debug"}')
-    until(lambda: log(home, "ready")[1:], "a second session")
-    (said,) = log(home, "reload")
+    until(lambda: log_of(home, "ready")[1:], "a second session")
+    (said,) = log_of(home, "reload")
     assert "lead: '' -> 'bob'" in said["changed"]
     assert "log_level: 'info' -> 'debug'" in said["changed"]
     drop(home, "alice", "TO: lead\n\nnow there is one", "1000000002-02.msg")
     until((home / "agents/bob/inbox/1000000002-02.msg").exists)
-    until(lambda: log(home, "deliver_message"))  # said once it is there
-    (line,) = log(home, "deliver_message")  # a line a message at debug, and never what it says
+    until(lambda: log_of(home, "deliver_message"))  # said once it is there
+    (line,) = log_of(home, "deliver_message")  # a line a message at debug, and never what it says
     assert (line["message_id"], line["recipients"]) == ("1000000002-02", ["bob"])
     assert "now there is one" not in json.dumps(line)
-    until(lambda: status(home).get("ready"))
-    after = status(home)
+    until(lambda: status_of(home).get("ready"))
+    after = status_of(home)
     assert (after["pid"], after["starts"]) == (pid, 2)
-    assert running.stop() == 0
 
 
 @pytest.mark.parametrize(
@@ -80,12 +72,13 @@ def test_another_configuration_is_followed_without_a_new_process(running: Relay)
         ('{"store": {"key_file": "nowhere/key", "encrypt": true}}', "no session starts with it: "),
     ],
 )
-def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, why: str) -> None:
-    home = running.home
+def test_one_that_is_no_good_leaves_the_one_before(
+    running: Relay, home: Path, config: str, why: str
+) -> None:
     reload(running, config)
-    until(lambda: status(home).get("config_error"))
-    assert why in status(home)["config_error"]
-    until(lambda: status(home).get("ready"))
+    until(lambda: status_of(home).get("config_error"))
+    assert why in status_of(home)["config_error"]
+    until(lambda: status_of(home).get("ready"))
     drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
     until((home / "agents/bob/inbox/1000000001-01.msg").exists)
     said = relay("status", home=home)
@@ -96,19 +89,16 @@ def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, 
     )
     assert "Traceback" not in said.stdout + said.stderr
     reload(running, '{"store": {"checkpoint_ms": 50}}')
-    until(lambda: status(home).get("ready") and not status(home)["config_error"])
+    until(lambda: status_of(home).get("ready") and not status_of(home)["config_error"])
     assert "still using the previous" not in relay("status", home=home).stdout
-    assert running.stop() == 0
 
 
-def test_the_same_again_changes_nothing(running: Relay) -> None:
-    home = running.home
+def test_the_same_again_changes_nothing(running: Relay, home: Path) -> None:
     reload(running, (home / "config.json").read_text())
-    until(lambda: log(home, "reload"))
-    (said,) = log(home, "reload")
+    until(lambda: log_of(home, "reload"))
+    (said,) = log_of(home, "reload")
     assert said["event"] == "Read config.json again: nothing changed"
-    assert status(home)["starts"] == 1
-    assert running.stop() == 0
+    assert status_of(home)["starts"] == 1
 
 
 @pytest.mark.timeout(60)
@@ -118,7 +108,7 @@ def test_what_a_session_held_goes_with_it(home: Path) -> None:
         config = decode(opened.read_config())
         try:
             for _ in range(3):
-                with Session(opened, config, Clock(), lambda *_, **__: None) as session:
+                with open_session(opened, config, Clock(), lambda *_, **__: None) as session:
                     sessions.append(weakref.ref(session))
                 del session
         finally:
@@ -126,15 +116,14 @@ def test_what_a_session_held_goes_with_it(home: Path) -> None:
     assert [one() is None for one in sessions[:2]] == [True, True]
 
 
-def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay) -> None:
-    home = running.home
+def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay, home: Path) -> None:
     for number in range(1, 61):
         drop(home, "alice", f"TO: bob\n\n{number}", f"1000000{number:03d}-0{number:02d}.msg")
         if number % 20 == 0:
             reload(running, json.dumps({"limits": {"batch_files": number}}))
     inbox = home / "agents" / "bob" / "inbox"
     until(lambda: len(list(inbox.glob("*.msg"))) == 60)
-    until(lambda: log(home, "reload"))
+    until(lambda: log_of(home, "reload"))
     assert running.stop() == 0
     trace = relay("trace", "1000000020-020", "--json", home=home).stdout
     assert json.loads(trace)["deliveries"][0]["attempt"] == 1
@@ -152,11 +141,9 @@ def test_a_port_that_is_taken_shows_in_the_status(running: Relay) -> None:
             return f"no server on admin.listen {address}: " in shown
 
         until(said)
-    assert running.stop() == 0
 
 
-def test_metrics_move_to_another_port(running: Relay) -> None:
-    home = running.home
+def test_metrics_move_to_another_port(running: Relay, home: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -172,8 +159,7 @@ def test_metrics_move_to_another_port(running: Relay) -> None:
     until(answers)
     reload(running, "{}")
     until(lambda: not answers())
-    assert status(home)["pid"]
-    assert running.stop() == 0
+    assert status_of(home)["pid"]
 
 
 @pytest.mark.shows("ready 5.1")
@@ -223,7 +209,7 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
-        until(lambda: log(home, "ready"))
+        until(lambda: log_of(home, "ready"))
         drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
         until((home / "agents/bob/inbox/1000000001-01.msg").exists)
         process.terminate()
@@ -231,14 +217,14 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
         process.stdout.close()
     finally:
         process.kill()
-    assert "Left a job of the journal's tiers unfinished" in log(home, "stopped")[-1]["event"]
+    assert "Left a job of the journal's tiers unfinished" in log_of(home, "stopped")[-1]["event"]
     assert not (home / "admin.sock").exists()
     assert (home / ".lock").read_bytes() == b""
     assert relay("status", home=home).returncode == 5
     again = Relay(home)
     again.start()
     assert again.stop() == 0
-    trace = json.loads(relay("trace", "1000000001-01", "--json", home=home).stdout)
+    trace = rows_of("trace", "1000000001-01", home=home)[0]
     assert (trace["status"], trace["deliveries"][0]["attempt"]) == ("archived", 1)
 
 
@@ -256,7 +242,7 @@ def uploading(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
-    until(lambda: status(home).get("ready"))
+    until(lambda: status_of(home).get("ready"))
     yield process
     process.kill()
     process.wait(PATIENCE_S)
@@ -268,12 +254,12 @@ def test_an_upload_that_takes_long_does_not_stop_service_for_a_reload(
 ) -> None:
     (home / "config.json").write_text('{"lead": "bob"}')
     uploading.send_signal(signal.SIGHUP)
-    until(lambda: log(home, "reload"))
+    until(lambda: log_of(home, "reload"))
     drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
     until((home / "agents/bob/inbox/1000000001-01.msg").exists)
-    assert status(home)["starts"] == 1
+    assert status_of(home)["starts"] == 1
     (home.parent / "ends").write_text("done\n")  # then it begins with the new one
-    until(lambda: status(home).get("starts") == 2)
+    until(lambda: status_of(home).get("starts") == 2)
 
 
 def test_a_reload_that_is_taken_back_while_it_waits_is_none(
@@ -283,11 +269,11 @@ def test_a_reload_that_is_taken_back_while_it_waits_is_none(
     for number, text in enumerate(('{"lead": "bob"}', before), 1):
         (home / "config.json").write_text(text)
         uploading.send_signal(signal.SIGHUP)
-        until(lambda n=number: len(log(home, "reload")) == n)
+        until(lambda n=number: len(log_of(home, "reload")) == n)
     (home.parent / "ends").write_text("done\n")
     assert uploading.stdout is not None
     assert uploading.stdout.readline() == b"begun\n"  # the next step, in the same session
-    assert status(home)["starts"] == 1
+    assert status_of(home)["starts"] == 1
 
 
 def test_a_relay_at_a_terminal_goes_with_it(home: Path) -> None:
@@ -311,7 +297,7 @@ def test_tracebacks_of_long_ago_are_bounded(home: Path) -> None:
 
 
 @pytest.mark.shows("ready 5.1")
-def test_systemd_hears_of_every_turn(home: Path) -> None:
+def test_systemd_is_notified_of_every_turn(home: Path) -> None:
     where = str(home.parent / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
         system.bind(where)

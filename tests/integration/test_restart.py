@@ -19,13 +19,13 @@ from relay.base.home import Home, running_trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
 from tests.box import Box
-from tests.procs import Relay, environment, home_of, relay, until
+from tests.procs import environment, home_of, relay, until
 
 pytestmark = pytest.mark.shows("journal 5.10", "ready 1.4")
 
 
-def test_a_stop_with_files_waiting_ends(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
+@pytest.mark.box("alice", "bob")
+def test_a_stop_with_files_waiting_ends(box: Box) -> None:
     for number in range(300):  # more than one batch takes
         box.drop("alice", f"TO: bob\n\n{number}")
     box.tick()
@@ -35,10 +35,10 @@ def test_a_stop_with_files_waiting_ends(tmp_path: Path) -> None:
     assert len(box.outbox("alice")) == 300 - box.config.limits.batch_files
 
 
+@pytest.mark.box("alice", "bob")
 def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
     lost = box.send("alice", "TO: bob\n\nlost")
     box.kill()
     box.path("agents", "bob", "inbox", f"{lost}.msg").unlink()
@@ -59,14 +59,13 @@ def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
     assert {m.body.decode(): m.headers["ATTEMPT"] for m in box.inbox("bob").values()} == {
         "lost": "2"
     }
-    box.close()
 
 
 @pytest.mark.parametrize("mode", ["at-most-once", "at-least-once", "exactly-once"])
+@pytest.mark.box("alice", "bob")
 def test_what_a_power_cut_took_from_an_inbox_comes_again_whatever_was_promised(
-    tmp_path: Path, mode: str
+    box: Box, mode: str
 ) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
     lost = box.send("alice", f"TO: bob\nKIND: command\nDELIVERY: {mode}\n\nlost")
     box.kill()
     box.path("agents", "bob", "inbox", f"{lost}.msg").unlink()
@@ -74,7 +73,6 @@ def test_what_a_power_cut_took_from_an_inbox_comes_again_whatever_was_promised(
     box.open()
     assert [m.headers["ATTEMPT"] for m in box.inbox("bob").values()] == ["2"]
     assert box.states(lost) == {"bob": "written"}
-    box.close()
 
 
 def break_inbox(box: Box, agent: str) -> Path:
@@ -85,26 +83,23 @@ def break_inbox(box: Box, agent: str) -> Path:
     return pending
 
 
-def test_a_held_message_that_the_store_has_lost_stops_nobody(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", "carol")
+@pytest.mark.damages
+def test_a_held_message_that_the_store_has_lost_stops_nobody(box: Box) -> None:
     pending = break_inbox(box, "bob")
     held = box.send("alice", "TO: bob\n\nheld")
     box.kill()
     shutil.rmtree(box.path("journal"))  # and no checkpoint is there yet
     box.open()
-    box.clock.advance(5)
-    box.tick()
+    box.after(5, turns=1)
     assert box.states(held) == {"bob": "held"}
     box.send("alice", "TO: carol\n\non")
     assert box.bodies("carol") == ["on"]
 
     pending.unlink()
     pending.mkdir(mode=0o700)
-    box.clock.advance(60)
-    box.tick(2)
+    box.after(60)
     assert box.bodies("bob") == ["held"]
     assert box.states(held) == {"bob": "written"}
-    box.close()
 
 
 def test_what_was_answered_stays_so_when_its_inbox_fails(
@@ -120,16 +115,15 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
     with monkeypatch.context() as patch:
         patch.setattr(fsio, "fault", full)
         box.tick()
-    box.clock.advance(60)
-    box.tick(3)
-    stored = box.store.find_by_relay_id(asked)
+    box.after(60)
+    stored = box.store.messages.find_by_relay_id(asked)
     assert stored is not None
     assert box.states(asked) == {"bob": "acked"}
-    assert box.store.is_answered(stored.id, "bob")
+    assert box.store.deliveries.is_answered(stored.id, "bob")
 
 
-def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", "carol")
+@pytest.mark.damages
+def test_what_is_underway_continues_though_ledger_and_journal_are_gone(box: Box) -> None:
     asks = "DELIVERY: at-least-once"
     asked = box.send("alice", f"TO: carol\nKIND: command\n{asks}\n\ndo it")
     pending = break_inbox(box, "bob")
@@ -148,13 +142,12 @@ def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(tmp_path: P
     assert box.row(held)["status"] == "archived"
     assert "archive/" in box.row(held)["file_path"]
     for seconds in (60, 1):
-        box.clock.advance(seconds)
-        box.tick(2)
+        box.after(seconds)
     assert box.inbox("carol")[asked].headers["ATTEMPT"] == "2"
     assert box.states(asked) == {"carol": "written"}
-    box.close()
 
 
+@pytest.mark.damages
 def test_the_folder_of_the_store_is_made_again(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()
@@ -199,13 +192,10 @@ def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None
     assert (home / "logs" / "relay.err").read_text() == ""
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.timeout(60)
-def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    (home / "config.json").write_text('{"detection": {"scan_interval_s": 1}}')
-    running = Relay(home)
-    running.start()
+@pytest.mark.home("alice", "bob", detection={"scan_interval_s": 1})
+@pytest.mark.usefixtures("running")
+def test_status_says_why_a_relay_serves_nobody(home: Path) -> None:
     (home / "ledger.db").rename(home / "away")
     (home / "ledger.db").mkdir()
     opened = Home(str(home))
@@ -219,7 +209,6 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     until(lambda: not running_trouble(opened))
     opened.close()
     assert "not serving" not in relay("status", home=home).stdout
-    assert running.stop() == 0
 
 
 def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:
@@ -251,6 +240,7 @@ def test_a_full_disk_is_not_called_a_damaged_ledger(box: Box) -> None:
     assert caught.value.hint.startswith("free some space")
 
 
+@pytest.mark.damages
 def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     ended = box.ledger.position()
@@ -260,8 +250,7 @@ def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
     box.open()
     assert any(f"and was {ended} long" in line["event"] for line in box.log)
     box.send("alice", "TO: bob\n\nmore")
-    box.kill()
-    box.open()
+    box.restart()
     assert box.bodies("bob") == ["hi", "more"]
 
 
@@ -271,7 +260,7 @@ def test_a_sender_that_is_away_at_the_restart_loses_nothing(box: Box) -> None:
     os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
     box.open()
     box.tick()
-    assert box.store.find_by_relay_id(sent) is not None
+    assert box.store.messages.find_by_relay_id(sent) is not None
     assert (box.row(sent)["status"], box.bodies("bob")) == ("archived", ["hi"])
 
 

@@ -7,32 +7,25 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
-pytestmark = pytest.mark.shows("engine 7.10", "ready 2.4")
-
 CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
 
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    opened = Box(tmp_path / "home", "alice", "bob", config=CONFIG)
-    yield opened
-    opened.close()
+pytestmark = [
+    pytest.mark.box("alice", "bob", config=CONFIG),
+    pytest.mark.shows("engine 7.10", "ready 2.4"),
+]
 
 
 def rolled(box: Box) -> None:
     """An hour later: everything that is final has left."""
     box.flush()
     for _ in range(3):
-        box.clock.advance(100)
-        box.tick(8)
+        box.after(100, turns=8)
     box.flush()
 
 
@@ -58,7 +51,7 @@ def test_final_messages_leave_and_are_found(box: Box) -> None:
     rolled(box)
     assert archives(box) == ["000001.acomm"]
     assert set(box.store.state.relay_ids) >= {command}
-    assert len(box.store) == 1
+    assert len(box.store.state.messages) == 1
     listed = relay(box, "history", "--json")
     assert len(listed.splitlines()) == 5
     assert len(relay(box, "thread", "t-1", "--json").splitlines()) == 4
@@ -71,7 +64,7 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
     rolled(box)
-    assert box.store.find_by_relay_id(asked) is None
+    assert box.store.messages.find_by_relay_id(asked) is None
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted at last")
     assert box.inbox("alice")[done].body == b"completed at last"
     assert box.nacks("bob") == []
@@ -83,12 +76,13 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
 def test_an_unread_text_is_rolled_and_read_later(box: Box) -> None:
     sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(3)]
     rolled(box)
-    assert len(box.store) == 0
+    assert len(box.store.state.messages) == 0
     box.take("bob", sent[0])
     box.tick()
     assert box.states(sent[0]) == {"bob": "read"}
 
 
+@pytest.mark.damages
 def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box: Box) -> None:
     asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nwork")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
@@ -108,16 +102,14 @@ def test_killed_before_the_store_lists_it_the_archive_is_set_aside(box: Box) -> 
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
     box.flush()
-    box.clock.advance(100)
-    box.tick(4)
+    box.after(100, turns=4)
     assert box.store.state.archives  # in memory, and not in the store's file
-    box.kill()
-    box.open()
+    box.restart()
     assert archives(box) == ["000001.acomm.stray"]
-    assert len(box.store) == 3
+    assert len(box.store.state.messages) == 3
     rolled(box)
     assert archives(box) == ["000001.acomm", "000001.acomm.stray"]
-    assert len(box.store) == 0
+    assert len(box.store.state.messages) == 0
 
 
 def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
@@ -126,12 +118,11 @@ def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
     for _ in range(8):  # rolled and in the store's file, its row not completed
         box.dispatcher._roller.step()
     box.flusher.flush()
-    assert len(box.store) == 0
-    box.kill()
-    box.open()
+    assert len(box.store.state.messages) == 0
+    box.restart()
     rolled(box)
     assert {box.row(one)["status"] for one in sent} == {"archived"}
-    assert box.store.query_messages().total_count == 3
+    assert box.store.messages.query().total_count == 3
     assert box.bodies("bob") == ["0", "1", "2"]
 
 
@@ -141,7 +132,7 @@ def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(b
     for one in sent:
         box.take("bob", one)
     rolled(box)
-    assert box.store.find_by_relay_id(sent[0]) is None
+    assert box.store.messages.find_by_relay_id(sent[0]) is None
     box.kill()
     (original,) = box.path("archive").glob(f"*/alice/{sent[0]}.msg")
     original.rename(box.path("agents", "alice", "outbox", f"{sent[0]}.msg"))
@@ -151,4 +142,4 @@ def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(b
     box.tick()
     assert box.inbox("bob") == {}
     assert box.sql("SELECT status FROM messages WHERE message_id = ?", sent[0]) == [("archived",)]
-    assert box.store.find_by_relay_id(sent[0], include_archived=True) is not None
+    assert box.store.messages.find_by_relay_id(sent[0], include_archived=True) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -60,7 +59,7 @@ def test_star_does_not_reach_those_who_left(box: Box) -> None:
 
 
 def test_a_channel_reaches_those_who_joined(box: Box) -> None:
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice")
     box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: #team")
     sent = box.send("alice", "TO: #team\n\nhello team")
 
@@ -73,7 +72,7 @@ def test_a_channel_reaches_those_who_joined(box: Box) -> None:
 
 
 def test_who_has_not_joined_a_channel_is_told(box: Box) -> None:
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice")
     sent = box.send("carol", "TO: #team\n\nlet me in")
 
     assert box.row(sent)["status"] == "failed"
@@ -85,7 +84,7 @@ def test_topics_reach_those_who_subscribed(box: Box) -> None:
         "bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: build.*.success"
     )
     box.send("carol", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: *.failure")
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: ci")
+    box.join("ci", "alice")
     sent = box.send("alice", "TO: #ci\nTOPIC: build.front.success\n\n847 tests passed")
 
     assert box.states(sent) == {"bob": "written"}
@@ -131,11 +130,10 @@ def test_but_not_where_another_one_is_the_lead(box: Box) -> None:
     assert "is for operator and the lead alone, not for Lead" in box.nacks("Lead")[0]
 
 
-def test_nor_where_the_one_that_is_configured_is_gone(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "bob", "Lead", config=Config(lead="dave"))
+@pytest.mark.box("bob", "Lead", config=Config(lead="dave"))
+def test_nor_where_the_one_that_is_configured_is_gone(box: Box) -> None:
     box.send("Lead", RETIRE_BOB)
     assert "is for operator and the lead alone, not for Lead" in box.nacks("Lead")[0]
-    box.close()
 
 
 def test_status_is_kept_with_the_agent(box: Box) -> None:
@@ -159,7 +157,7 @@ def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
     box.send("bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: a.#.b")
 
     assert "topic_pattern" in box.nacks("bob")[0]
-    assert box.store.get_channel_by_name("ci") is None
+    assert box.store.channels.get_by_name("ci") is None
 
 
 def test_an_ack_reaches_the_sender_and_moves_the_delivery(box: Box) -> None:
@@ -182,15 +180,14 @@ def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
 
     assert box.bodies("alice") == ["main"]
     assert box.states(query) == {"bob": "acked"}
-    message = box.store.find_by_relay_id(answer)
-    original = box.store.find_by_relay_id(query)
+    message = box.store.messages.find_by_relay_id(answer)
+    original = box.store.messages.find_by_relay_id(query)
     assert message is not None and original is not None
     assert message.correlation_id == original.correlation_id
 
 
 def test_an_answer_in_a_group_goes_to_the_sender_alone(box: Box) -> None:
-    for agent in ("alice", "bob", "carol"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob", "carol")
     query = box.send("alice", "TO: #team\nKIND: query\n\nwho is free?")
     answer = box.send("bob", f"TO: #team\nKIND: response\nRE: {query}\n\nI am")
 
@@ -226,8 +223,7 @@ def test_one_bad_inbox_does_not_stop_the_others(box: Box) -> None:
 
     inbox.unlink()
     os.rename(box.path("tmp", "inbox"), inbox)
-    box.clock.advance(60)
-    box.tick()
+    box.after(60, turns=1)
     assert box.states(sent)["bob"] == "written"
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
     assert box.bodies("bob") == ["hello"]
@@ -240,8 +236,7 @@ def test_a_held_message_is_not_delivered_past_its_ttl(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
     inbox.unlink()
     os.rename(box.path("tmp", "inbox"), inbox)
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
 
     assert box.states(sent) == {"bob": "expired"}
     assert box.inbox("bob") == {}
@@ -254,8 +249,7 @@ def test_a_held_message_bounces_when_its_recipient_is_gone(box: Box) -> None:
     inbox.write_text("")
     sent = box.send("alice", "TO: bob\n\nhi")
     os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
-    box.clock.advance(2)
-    box.tick(2)
+    box.after(2)
 
     assert box.states(sent) == {"bob": "bounced"}
     assert box.nacks("alice") == ["not delivered to bob: no longer an agent\n"]
@@ -264,8 +258,7 @@ def test_a_held_message_bounces_when_its_recipient_is_gone(box: Box) -> None:
 
 
 def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
-    for agent in ("alice", "bob"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     asked = box.send("alice", "TO: #team\nKIND: query\n\nwho is free?")
     box.send("bob", "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
     answer = box.send("bob", f"TO: #team\nKIND: response\nRE: {asked}\n\nI am")
@@ -275,16 +268,15 @@ def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
     assert "anybody?" not in box.bodies("bob")
 
 
-def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+def test_a_group_of_one_is_told_that_nobody_gets_it(box: Box) -> None:
+    box.join("team", "alice")
     box.send("alice", "TO: #team\n\nanybody?")
     assert box.nacks("alice") == ["no recipients: team has no other members\n"]
 
 
 @pytest.mark.shows("engine 7.11")
-def test_a_full_store_lets_the_file_wait(tmp_path: Path) -> None:
-    config = Config(store=StoreSettings(active_messages=4))
-    box = Box(tmp_path / "home", "alice", "bob", config=config)
+@pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(active_messages=4)))
+def test_a_full_store_lets_the_file_wait(box: Box) -> None:
     sent = [box.send("alice", f"TO: bob\nKIND: command\n\n{number}") for number in range(5)]
     assert len(box.inbox("bob")) == 4
     row = box.row(sent[4])
@@ -298,7 +290,5 @@ def test_a_full_store_lets_the_file_wait(tmp_path: Path) -> None:
         box.send("bob", f"TO: alice\nKIND: ack\nRE: {one}\n\ncompleted")
     box.flush()
     for _ in range(5):
-        box.clock.advance(61)
-        box.tick(6)
+        box.after(61, turns=6)
     assert box.states(sent[4]) == {"bob": "written"}
-    box.close()

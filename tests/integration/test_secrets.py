@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.crypto import public_key, sign
+from relay.delivery.values import Inbound, Plan
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, until
 
 pytestmark = pytest.mark.shows("ready 3.1")
 
@@ -43,24 +45,17 @@ def feed(folder: Path) -> int:
 
 @pytest.mark.timeout(60)
 def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    (home / "config.json").write_text(
-        '{"log_level": "debug", "store": {"encrypt": true, "checkpoint_ms": 50}}'
-    )
+    store = {"encrypt": True, "checkpoint_ms": 50}
+    home = home_of(tmp_path / "home", "alice", "bob", log_level="debug", store=store)
     (home / "agents" / "alice" / "key").write_bytes(PRIVATE)
     (home / "agents" / "alice" / "key").chmod(0o600)
     (home / "agents" / "alice" / "meta.json").write_text(
         json.dumps({"public_key": public_key(PRIVATE).hex()})
     )
-    running = Relay(home)
-    running.start()
-    relay("up", home=home)
-    try:
+    with Relay(home):
         outbox = home / "agents" / "alice" / "outbox"
         feed(outbox)
         until(lambda: not list(outbox.glob("*.msg")))
-    finally:
-        assert running.stop() == 0
     log = (home / "logs" / "relay.log").read_text(errors="replace")
     assert "deliver_batch" in log
     store_key = (home / "store.key").read_bytes()
@@ -69,16 +64,14 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.delivery.plan import Planner
+    from relay.delivery.plan import plan
 
-    decide = Planner.plan
+    def faulty(inbound: Inbound, *rest: Any) -> Plan:
+        if inbound.message and inbound.message.body.startswith(b"poison"):
+            raise ValueError(inbound.message.body)  # a fault of ours may quote what it choked on
+        return plan(inbound, *rest)
 
-    def faulty(self: Planner, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
-        if accepted.message.body.startswith(b"poison"):
-            raise ValueError(accepted.message.body)  # a fault of ours may quote what it choked on
-        decide(self, work, accepted, *rest)
-
-    monkeypatch.setattr(Planner, "plan", faulty)
+    monkeypatch.setattr("relay.delivery.loop.plan", faulty)
     box.send("alice", f"TO: bob\n\npoison {SECRET}")
     feed(box.path("agents", "alice", "outbox"))
     box.tick(3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,9 @@ from relay.base.config import Config, SecuritySettings
 from relay.base.crypto import key_id, public_key, sign
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
-from tests.box import Box
-from tests.procs import Relay, home_of, relay
+from tests.box import Box, MakeBox
+from tests.kills import Killed
+from tests.procs import relay
 
 pytestmark = pytest.mark.shows("engine 8.13")
 
@@ -25,12 +25,10 @@ ALICE, MALLORY = b"a" * 32, b"m" * 32
 
 
 @pytest.fixture
-def strict(tmp_path: Path) -> Iterator[Box]:
+def strict(make_box: MakeBox) -> Box:
     """A relay that takes signed messages alone."""
     config = Config(security=SecuritySettings(require_signatures=True))
-    made = Box(tmp_path / "home", "alice", "bob", config=config)
-    yield made
-    made.close()
+    return make_box("alice", "bob", config=config)
 
 
 def name_key(box: Box, agent: str, private: bytes) -> str:
@@ -63,7 +61,7 @@ def test_the_first_key_is_registered_and_said(box: Box) -> None:
     assert box.inbox("bob")[sent].headers["SIGNATURE"].startswith("ed25519:")
     (participant,) = [
         one
-        for one in box.store.get_channel_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
+        for one in box.store.channels.get_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
         if one.id == "alice"
     ]
     assert participant.identity_id == key_id(public_key(ALICE))
@@ -99,15 +97,14 @@ def identities(box: Box) -> dict[str, dict[str, str | None]]:
     """Channel -> participant -> the id of its key."""
     return {
         channel.name: {one.id: one.identity_id for one in channel.participants}
-        for channel in box.store.list_channels()
+        for channel in box.store.channels.list_all()
         if channel.name in ("team", "dm/alice/bob")
     }
 
 
 @pytest.mark.shows("engine 8.13")
 def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
-    for agent in ("alice", "bob"):
-        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.join("team", "alice", "bob")
     box.send("bob", "TO: alice\n\nhi")
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
@@ -119,8 +116,7 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     assert identities(box) == expected
     sequence = box.store.sequence
     box.flush()
-    box.kill()
-    box.open()
+    box.restart()
     assert identities(box) == expected  # from the journal, and not noted again
     assert not any(
         one.identity_id != mine
@@ -131,15 +127,9 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     assert box.store.sequence == sequence + len(box.store.state.downtimes)  # time was lost, no more
 
     other = public_key(MALLORY).hex()
-    box.send(
-        "operator",
-        f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
-    )
+    box.command("operator", "agent.key", "NAME: alice", f"KEY: {other}")
     assert identities(box)["team"] == {"alice": key_id(public_key(MALLORY)), "bob": None}
-    box.send(
-        "operator",
-        "TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: none",
-    )
+    box.command("operator", "agent.key", "NAME: alice", "KEY: none")
     assert identities(box)["team"] == {"alice": None, "bob": None}
 
 
@@ -152,18 +142,12 @@ def test_another_key_is_ignored_and_said_once_until_it_is_confirmed(box: Box) ->
     assert len(box.nacks("alice")) == 2
     assert [kind for kind, _ in incidents(box)].count("key_changed") == 1
 
-    box.send(
-        "bob",
-        f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
-    )
+    box.command("bob", "agent.key", "NAME: alice", f"KEY: {other}")
     assert "agent.key is for operator and the lead alone, not for bob" in box.nacks("bob")[0]
     signed(box, MALLORY)
     assert len(box.nacks("alice")) == 3
 
-    box.send(
-        "operator",
-        f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
-    )
+    box.command("operator", "agent.key", "NAME: alice", f"KEY: {other}")
     signed(box, MALLORY, body="now it is mine")
     assert "now it is mine" in box.bodies("bob")
     assert incidents(box)[-1] == ("key_confirmed", "alice")
@@ -175,33 +159,26 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     box.path("agents", "alice", "meta.json").unlink()
-    box.kill()
-    box.open()
+    box.restart()
     signed(box, MALLORY)
     assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
-def test_killed_before_the_ledger_heard_of_a_confirmed_key(
+def test_killed_before_the_ledger_noted_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.execute import BatchWriter
+    from relay.delivery.record import LedgerWriter
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     other = public_key(MALLORY).hex()
 
-    class Killed(BaseException):
-        pass
-
-    def die(self: BatchWriter, works: object, written: object) -> None:
+    def die(self: LedgerWriter, batch: object, written: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(BatchWriter, "_record", die)
-        box.send(
-            "operator",
-            f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
-        )
+        patched.setattr(LedgerWriter, "record", die)
+        box.command("operator", "agent.key", "NAME: alice", f"KEY: {other}")
     box.kill()
     assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") != [(other,)]
     box.open()
@@ -222,7 +199,7 @@ def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     ],
 )
 def test_a_command_that_names_no_key_changes_nothing(box: Box, lines: str, said: str) -> None:
-    box.send("operator", f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\n{lines}")
+    box.command("operator", "agent.key", f"{lines}")
     assert box.nacks("operator") == [f"{said}\n"]
     assert incidents(box) == []
 
@@ -274,35 +251,30 @@ def test_a_key_that_others_could_read_signs_nothing(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_keys_on_the_command_line(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    running = Relay(home)
-    running.start()
-    try:
-        made = relay("key", "make", "alice", home=home)
-        assert made.returncode == 0 and len(made.stdout.strip()) == 64
-        assert relay("key", "make", "alice", home=home).stdout == made.stdout
-        private = home / "agents" / "alice" / "key"
-        assert private.stat().st_mode & 0o777 == 0o600
-        assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
-        shown = relay("key", "show", "alice", home=home)
-        assert shown.stdout == made.stdout
+@pytest.mark.usefixtures("running")
+def test_keys_on_the_command_line(home: Path) -> None:
+    made = relay("key", "make", "alice", home=home)
+    assert made.returncode == 0 and len(made.stdout.strip()) == 64
+    assert relay("key", "make", "alice", home=home).stdout == made.stdout
+    private = home / "agents" / "alice" / "key"
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
+    shown = relay("key", "show", "alice", home=home)
+    assert shown.stdout == made.stdout
 
-        refused = relay("key", "trust", "alice", "12", home=home)
-        assert refused.returncode != 0
-        assert "KEY '12' is not a valid public key" in refused.stderr
-        other = public_key(MALLORY).hex()
-        done = relay("key", "trust", "alice", other, home=home)
-        assert done.stdout == f"the key {other} is registered for alice\n"
-        assert relay("key", "show", "alice", "--json", home=home).stdout == (
-            json.dumps({"name": "alice", "public_key": other}) + "\n"
-        )
-        nobody = relay("key", "show", "nobody", home=home)
-        assert nobody.stderr == (
-            "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
-        )
-        os.unlink(private)
-        again = relay("key", "make", "alice", home=home)
-        assert again.stdout != made.stdout
-    finally:
-        assert running.stop() == 0
+    refused = relay("key", "trust", "alice", "12", home=home)
+    assert refused.returncode != 0
+    assert "KEY '12' is not a valid public key" in refused.stderr
+    other = public_key(MALLORY).hex()
+    done = relay("key", "trust", "alice", other, home=home)
+    assert done.stdout == f"the key {other} is registered for alice\n"
+    assert relay("key", "show", "alice", "--json", home=home).stdout == (
+        json.dumps({"name": "alice", "public_key": other}) + "\n"
+    )
+    nobody = relay("key", "show", "nobody", home=home)
+    assert nobody.stderr == (
+        "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
+    )
+    os.unlink(private)
+    again = relay("key", "make", "alice", home=home)
+    assert again.stdout != made.stdout

@@ -26,7 +26,7 @@ from relay.base.home import LEDGER, Home
 from relay.cli.agents import find_alerts
 from relay.ledger import open_readonly
 from tests.box import Box
-from tests.procs import PROJECT, Relay, environment, home_of, relay, until
+from tests.procs import PROJECT, Relay, agents_of, environment, home_of, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,12 +40,6 @@ WAITS = (
     "import sys\nfrom agent_sdk import Agent\n"
     "bob = Agent('bob', sys.argv[1])\nprint(1, flush=True)\nbob.receive()"
 )
-
-
-def agents(home: Path) -> dict[str, dict[str, Any]]:
-    done = relay("agents", "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
 def line_of(home: Path, name: str, command: str = "agents") -> str:
@@ -67,28 +61,28 @@ def killed(process: subprocess.Popen[Any]) -> int:
     return process.pid
 
 
-def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
-    home = running.home
+def test_M07_a_process_that_was_killed_shows_at_once(running: Relay, home: Path) -> None:
     command = [sys.executable, "-c", WAITS, str(home)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"1\n"
     assert "has exited" not in line_of(home, "bob")
-    assert agents(home)["bob"]["process_ended"] is None
+    assert agents_of(home)["bob"]["process_ended"] is None
     pid = killed(process)
     assert f"process {pid} has exited" in line_of(home, "bob")
-    assert agents(home)["bob"]["process_ended"] == pid
+    assert agents_of(home)["bob"]["process_ended"] == pid
     assert f"process {pid} has exited" in line_of(home, "bob", "top")
     status = relay("status", home=home)
     assert (status.returncode, f"process exited: bob (pid {pid})" in status.stdout) == (0, True)
-    assert json.loads(relay("status", "--json", home=home).stdout)["ended"] == {"bob": pid}
-    assert agents(home)["bob"]["status"] == "active"  # its mail may still be read: it bounces later
+    assert rows_of("status", home=home)[0]["ended"] == {"bob": pid}
+    assert (
+        agents_of(home)["bob"]["status"] == "active"
+    )  # its mail may still be read: it bounces later
 
 
-def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay) -> None:
-    home = running.home
+def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay, home: Path) -> None:
     assert relay("send", "bob", "are you there?", home=home).returncode == 0
-    until(lambda: agents(home)["bob"]["unread"] == 1)
-    assert agents(home)["bob"]["silent_s"] is None  # it may be busy
+    until(lambda: agents_of(home)["bob"]["unread"] == 1)
+    assert agents_of(home)["bob"]["silent_s"] is None  # it may be busy
     assert "silent" not in line_of(home, "bob")
     assert running.stop() == 0
     hour_ago = time.time_ns() - 44 * 60 * NS_PER_S
@@ -96,7 +90,7 @@ def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay) -> None:
         db.execute("UPDATE deliveries SET written_at = ?, staged_at = ?", (hour_ago, hour_ago))
     db.close()
     assert "silent 44 min" in line_of(home, "bob")
-    assert 44 * 60 <= agents(home)["bob"]["silent_s"] < 46 * 60
+    assert 44 * 60 <= agents_of(home)["bob"]["silent_s"] < 46 * 60
     assert "silent 44 min" in line_of(home, "bob", "top")
     with sqlite3.connect(home / "ledger.db") as db:
         db.execute("UPDATE deliveries SET state = 'read', obligation = 'open'")
@@ -157,9 +151,8 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 
 
 def test_M07_a_shell_that_sends_is_registered(
-    shell: list[str], running: Relay, tmp_path: Path
+    shell: list[str], running: Relay, home: Path, tmp_path: Path
 ) -> None:
-    home = running.home
     (home / "agents" / "bob" / "meta.json").write_text('{"role": "lead", "public_key": null}')
     one = Sourced(shell, home, tmp_path, "bob", "relay_send alice hello; relay_send alice again")
     found = meta(home, "bob")
@@ -273,13 +266,11 @@ def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> Non
     """It cannot say whether it left in good order: its mail waits, as for one without a process."""
     one = Sourced(SHELLS["dash"], box.root, tmp_path, "bob", "relay_recv")
     box.tick(2)
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31)
     assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(one.process.pid,)]
     one.kill()
     for _ in range(20):
-        box.clock.advance(31)
-        box.tick()
+        box.after(31, turns=1)
     sent = box.send("alice", "TO: bob\n\nare you there?")
     assert box.states(sent) == {"bob": "written"}
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]

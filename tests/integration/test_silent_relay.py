@@ -20,7 +20,7 @@ import pytest
 from relay.base.clock import NS_PER_S
 from relay.base.home import Home
 from relay.base.status_client import ask, socket_path
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,7 +31,7 @@ def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -
     first = done.stdout.splitlines()[0]
     assert first == (
         f"the relay, pid {stopped}, does not answer within 3 s: it is stopped; "
-        f"`kill -CONT {stopped}` lets it go on"
+        f"`kill -CONT {stopped}` lets it continue"
     )
     assert "deliveries continue" not in done.stdout
 
@@ -49,18 +49,17 @@ def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: P
     assert up.returncode == 5
     assert up.stderr.count("\n") == 1
     assert f"its pid is {stopped}, and does not answer within 3 s: it is stopped" in up.stderr
-    assert f"`kill -CONT {stopped}` lets it go on" in up.stderr
+    assert f"`kill -CONT {stopped}` lets it continue" in up.stderr
     down = relay("down", "--timeout", "0.1", home=home)
     assert down.returncode == 1
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr
 
 
-def test_M06_a_relay_that_goes_on_answers_again(running: Relay, home: Path) -> None:
-    assert running.process is not None
-    os.kill(running.process.pid, signal.SIGSTOP)
+def test_M06_a_relay_that_continues_answers_again(running: Relay, home: Path) -> None:
+    os.kill(running.pid, signal.SIGSTOP)
     with Home(str(home)) as opened:
         assert ask(opened, 0.2).is_silent
-        os.kill(running.process.pid, signal.SIGCONT)
+        os.kill(running.pid, signal.SIGCONT)
         until(lambda: ask(opened).status)
     done = relay("status", "--json", home=home)
     assert done.returncode == 0
@@ -69,8 +68,7 @@ def test_M06_a_relay_that_goes_on_answers_again(running: Relay, home: Path) -> N
 
 def test_M06_who_accepts_nobody_does_not_answer_either(running: Relay, home: Path) -> None:
     """Its queue of connections is full: to connect is refused at once, and says nothing."""
-    assert running.process is not None
-    os.kill(running.process.pid, signal.SIGSTOP)
+    os.kill(running.pid, signal.SIGSTOP)
     waiting = []
     with Home(str(home)) as opened:
         while True:
@@ -82,7 +80,7 @@ def test_M06_who_accepts_nobody_does_not_answer_either(running: Relay, home: Pat
             except BlockingIOError:
                 break
         assert ask(opened, 0.2).is_silent
-        os.kill(running.process.pid, signal.SIGCONT)
+        os.kill(running.pid, signal.SIGCONT)
         for client in waiting:
             client.close()
         until(lambda: ask(opened).status)
@@ -94,7 +92,7 @@ def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) 
     assert done.returncode == 0
     assert "no health endpoint (see logs/relay.log)" in done.stdout
     assert "does not answer" not in done.stdout
-    assert json.loads(relay("status", "--json", home=home).stdout)["answers"] is None
+    assert rows_of("status", home=home)[0]["answers"] is None
     assert "no health endpoint" in relay("top", home=home).stdout
 
 
@@ -104,9 +102,7 @@ def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) 
 def test_M06_a_home_with_a_long_path_answers_elsewhere(long_home: Path) -> None:
     path = Path(socket_path(str(long_home)))
     assert path.parent == long_home.parent / "run" / "agent-relay"
-    running = Relay(long_home)
-    running.start()
-    try:
+    with Relay(long_home):
         assert stat.S_ISSOCK(path.lstat().st_mode)
         assert stat.S_IMODE(path.lstat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -114,11 +110,9 @@ def test_M06_a_home_with_a_long_path_answers_elsewhere(long_home: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert "ready, seen" in done.stdout
         assert f"health and metrics: {path}" in done.stdout
-        assert json.loads(relay("status", "--json", home=long_home).stdout)["socket"] == str(path)
+        assert rows_of("status", home=long_home)[0]["socket"] == str(path)
         assert "relay ready" in relay("top", home=long_home).stdout
         assert relay("doctor", home=long_home).returncode == 0
-    finally:
-        assert running.stop() == 0
     assert not path.exists()
 
 
@@ -134,10 +128,8 @@ def test_M06_without_a_runtime_directory_one_line_says_so(
     long_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent/runtime")
-    running = Relay(long_home)
-    running.start()
-    done = relay("status", home=long_home)
-    assert running.stop() == 0
+    with Relay(long_home):
+        done = relay("status", home=long_home)
     assert done.returncode == 0
     assert "no health endpoint" in done.stdout
     log = (long_home / "logs" / "relay.log").read_text() if (long_home / "logs").exists() else ""
@@ -148,8 +140,7 @@ def test_M06_without_a_runtime_directory_one_line_says_so(
 
 
 def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, home: Path) -> None:
-    assert running.process is not None
-    pid = running.process.pid
+    pid = running.pid
     before = time.time_ns()
     running.kill()
     done = relay("status", home=home)
@@ -158,7 +149,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     ended = f"pid {pid}, did not stop by itself; its last sign of life"
     said = f"no relay is running: the last one, {ended}"
     assert first.startswith(said) and first.endswith("; start one with `relay up`")
-    left = json.loads(relay("status", "--json", home=home).stdout)["left"]
+    left = rows_of("status", home=home)[0]["left"]
     assert left["pid"] == pid
     at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
     assert before - 60 * NS_PER_S < at_ns < time.time_ns()
@@ -171,7 +162,7 @@ def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path
     assert running.stop() == 0
     done = relay("status", home=home)
     assert done.stdout.startswith("no relay is running; start one with `relay up`\n")
-    assert json.loads(relay("status", "--json", home=home).stdout)["left"] is None
+    assert rows_of("status", home=home)[0]["left"] is None
 
 
 def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:

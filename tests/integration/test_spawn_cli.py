@@ -12,7 +12,7 @@ import pytest
 from agent_sdk import Agent, MessageError, Refused
 from agent_sdk.requests import spawn_headers
 from relay.base.redaction import parse_env
-from tests.procs import home_of, relay, until
+from tests.procs import home_of, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -29,9 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def listed(home: Path, *options: str) -> list[dict[str, Any]]:
-    ran = relay("ps", "--json", *options, home=home)
-    assert ran.returncode == 0
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    return rows_of("ps", *options, home=home)
 
 
 def test_started_listed_and_released(home: Path, tmp_path: Path) -> None:

@@ -43,25 +43,22 @@ def leaks(box: Box) -> list[str]:
         (b"TO: nobody\n" + HEAD + b"\ngo", None),
     ],
 )
-def test_no_trace_of_it(tmp_path: Path, data: bytes, name: str | None) -> None:
-    config = Config(limits=LimitSettings(max_body_bytes=65_536))
-    box = Box(tmp_path / "home", "alice", "bob", config=config)
+@pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=65_536)))
+def test_no_trace_of_it(box: Box, data: bytes, name: str | None) -> None:
     name = name or box.name()
     box.drop("alice", data, name)
     box.tick(3)
     for _ in range(9):  # what awaits an answer is delivered again, and given up
-        box.clock.advance(12)
-        box.tick(2)
+        box.after(12)
     box.flush()
     assert leaks(box) == []
     assert SECRET.decode() not in str(box.log)
     assert len([*box.path("archive").rglob(name)]) == 1  # what it said is kept, but for that
     assert (box.outbox("alice"), box.inbox("alice") != {}) == ([], True)
-    box.close()
 
 
-def test_what_is_kept_says_what_was_sent(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice")
+@pytest.mark.box("alice")
+def test_what_is_kept_says_what_was_sent(box: Box, tmp_path: Path) -> None:
     text = f"KIND: spawn\nNAME: w\nCLI: sh\nENV: A=hunter2,B=x\nX-MINE: 1\nCWD: {tmp_path}\n\ngo on"
     sent = box.send("operator", text)
     box.tick(2)
@@ -75,11 +72,10 @@ def test_what_is_kept_says_what_was_sent(tmp_path: Path) -> None:
     assert process.spec.env == {"A": "hunter2", "B": "x"}
     specs = [*box.path("run").glob("*.json")]
     assert [p.stat().st_mode & 0o777 for p in specs] == [0o600]
-    box.close()
 
 
-def test_the_same_file_again_is_put_away_without_it(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice")
+@pytest.mark.box("alice")
+def test_the_same_file_again_is_put_away_without_it(box: Box, tmp_path: Path) -> None:
     text = f"KIND: spawn\nNAME: w\nCLI: sh\nENV: A=hunter2\nCWD: {tmp_path}\n\ngo"
     sent = box.send("operator", text)
     box.tick(2)
@@ -89,4 +85,3 @@ def test_the_same_file_again_is_put_away_without_it(tmp_path: Path) -> None:
     (path,) = box.path("archive").rglob(f"duplicates/{sent}.msg")
     assert SECRET not in path.read_bytes()
     assert len(box.inbox("operator")) == 1  # started once
-    box.close()

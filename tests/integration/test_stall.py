@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from relay.base.logs import make_log
 from relay.base.sd_notify import SystemdNotifier
 from relay.base.status_client import _UnixConnection
 from relay.daemon.process import Daemon
-from tests.procs import home_of, until
+from tests.procs import drop, home_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,12 +52,6 @@ class Running:
         """``/status``."""
         return dict(json.loads(self.ask("/status")[1]))
 
-    def drop(self, text: str, name: str) -> None:
-        """Send it as alice."""
-        outbox = self.root / "agents" / "alice" / "outbox"
-        (outbox / ".pending" / name).write_text(text)
-        os.rename(outbox / ".pending" / name, outbox / name)
-
 
 @pytest.fixture
 def running() -> Iterator[Running]:
@@ -73,7 +66,7 @@ def running() -> Iterator[Running]:
 
 
 @pytest.mark.shows("ready 3.3")
-def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_goes_on(
+def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_continues(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert running.ask("/healthz") == (200, "healthy\n")
@@ -86,7 +79,7 @@ def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_goes_on(
 
     until(lambda: running.status()["snapshot_age_s"] is not None)
     monkeypatch.setattr(fsio, "fault", slow_disk)
-    running.drop("TO: bob\n\nhi", "1000000001-01.msg")
+    drop(running.root, "alice", "TO: bob\n\nhi")
     assert hangs.wait(30)
     try:
         until(lambda: running.ask("/healthz")[0] == 503)
@@ -108,7 +101,7 @@ def test_between_two_sessions_it_is_alive_and_not_ready(running: Running) -> Non
     ledger = running.root / "ledger.db"
     ledger.rename(running.root / "away")
     ledger.mkdir()
-    running.drop("TO: bob\n\nhi", "1000000001-01.msg")
+    drop(running.root, "alice", "TO: bob\n\nhi")
     running.daemon.wake()
     until(lambda: running.ask("/readyz")[0] == 503)
     until(lambda: "will retry" in running.ask("/readyz")[1])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.acomm import store_file
-from relay.base import fsio
 from relay.base.errors import FormatError, RelayError, VersionError
 from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
+from tests.disk import killed_before
 from tests.fakes import FakeClock
 
 MANUAL = FlushPolicy(None, None)
@@ -121,25 +121,14 @@ def test_a_file_that_is_gone_is_the_one_before(path: Path) -> None:
 
 @pytest.mark.shows("engine 6.5")
 @pytest.mark.parametrize("operation", ["create", "write", "keep", "rename"])
-def test_a_crash_at_any_step_leaves_a_whole_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_a_crash_at_any_step_leaves_a_whole_file(path: Path, operation: str) -> None:
     store = CommStore.open(str(path), MANUAL)
     store.send_message(1, "a", MessageType.TEXT, "three")
-
-    class Crash(BaseException):
-        pass
-
-    def fault(step: str, name: str) -> None:
-        if step == operation:
-            raise Crash
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    with pytest.raises(Crash):
+    with killed_before(1, operation) as calls:
         store.flush()
-    monkeypatch.setattr(fsio, "fault", lambda step, name: None)
+    assert calls
     assert contents(path)[:2] == [b"one", b"two"]
-    store._flusher = None
+    store._writer._flusher = None
     store.close()
     with CommStore.open(str(path), MANUAL) as again:
         assert len(again) == 2
@@ -250,7 +239,7 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
 
         def is_whole() -> bool:
             return (
-                CommStore.load(store._clock, store_file.read(str(path))).snapshot()
+                CommStore.load(store.engine.clock, store_file.read(str(path))).snapshot()
                 == store.snapshot()
             )
 

@@ -218,12 +218,12 @@ def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: P
         with pytest.raises(
             VersionError, match=REASON[foreign.stem].removeprefix("a flush ")
         ) as refused:
-            open_store(home, FakeClock(), Config(), None, lambda _: None)
+            open_store(home, Config(), FakeClock(), lambda _: None)
         assert refused.value.path == home.path(STORE)
         assert Path(home.path(STORE)).read_bytes() == foreign.read_bytes()
         assert open_store_readonly(
             home, FakeClock(), Config()
-        ).list_channels()  # looking is not writing
+        ).channels.list_all()  # looking is not writing
 
 
 # -- errors name the file --------------------------------------------------------------------

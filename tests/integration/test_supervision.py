@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,22 +12,13 @@ import pytest
 from relay.agents.spawner import Usage
 from tests.process_support import QUICK, ProcessBox
 
-pytestmark = pytest.mark.shows("ready 5.3")
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[ProcessBox]:
-    made = ProcessBox(tmp_path / "home", "alice")
-    yield made
-    assert made.open_intents() == []
-    assert [line for line in made.log if line.get("level") == "error"] == []
-    made.close()
+pytestmark = [pytest.mark.box("alice", kind=ProcessBox), pytest.mark.shows("ready 5.3")]
 
 
 # -- started -------------------------------------------------------------------------------
 
 
-def test_a_process_is_started_and_the_asker_hears_its_pid(box: ProcessBox) -> None:
+def test_a_process_is_started_and_the_asker_gets_its_pid(box: ProcessBox) -> None:
     sent = box.spawn("w", "ENV: A=hunter2")
 
     assert box.said(about=sent) == [f"ack completed started w, pid {box.running.pid.number}"]
@@ -123,7 +113,7 @@ def test_who_asked_may_be_gone_when_it_ends(box: ProcessBox) -> None:
     shutil.rmtree(box.path("agents", "alice"))
     box.tick()
     box.spawner.end(2)
-    box.go_on(1)
+    box.after(1)
     assert (box.process().state, box.process().exit_code) == ("exited", 2)
 
 
@@ -154,26 +144,26 @@ def test_an_unknown_holder_of_the_lock_is_not_doubled(box: ProcessBox) -> None:
 
 def test_ready_working_and_idle_follow_the_evidence(box: ProcessBox) -> None:
     box.spawn()
-    box.go_on(6)
+    box.after(6)
     assert box.process().state == "starting"  # nothing was heard of it
 
     box.send("w", "TO: operator\n\nhello")
-    box.go_on(6)
+    box.after(6)
     assert box.process().state == "ready"
-    box.go_on(61)
+    box.after(61)
     assert (box.process().state, box.process().idle_s) == ("idle", 67)
 
     sent = box.send("operator", "TO: w\n\nwork")
-    box.go_on(6)
+    box.after(6)
     assert box.process().state == "working"  # it owes a read
     box.take("w", sent)
-    box.go_on(6)
+    box.after(6)
     assert box.process().state == "working"  # it has just read
-    box.go_on(61)
+    box.after(61)
     assert box.process().state == "idle"
 
     box.running.usage = Usage(3.0, 7 << 20)
-    box.go_on(6)
+    box.after(6)
     row = box.process()
     assert (row.state, row.cpu_percent, row.rss_bytes, row.idle_s) == ("working", 50.0, 7 << 20, 0)
 
@@ -186,11 +176,11 @@ def test_stuck_is_said_once_and_ends_with_what_was_owed(box: ProcessBox, owes: s
     sent = box.send("operator", f"TO: w\n{kind}\nwork")
     if owes == "ack":
         box.take("w", sent)
-    box.go_on(890)
+    box.after(890)
     assert box.process().state != "stuck"
-    box.go_on(15)
+    box.after(15)
     assert box.process().state == "stuck"
-    box.go_on(100)
+    box.after(100)
     stuck = [text for text in box.said(about=request) if "stuck" in text]
     assert len(stuck) == 1
     assert stuck[0].startswith("notification w is stuck: it owes a read or an answer for 90")
@@ -199,32 +189,32 @@ def test_stuck_is_said_once_and_ends_with_what_was_owed(box: ProcessBox, owes: s
         box.send("w", f"TO: operator\nKIND: ack\nRE: {sent}\n\ncompleted")
     else:
         box.take("w", sent)
-    box.go_on(6)
+    box.after(6)
     assert box.process().state == "working"
 
 
 def test_what_was_owed_before_its_start_counts_from_its_start(box: ProcessBox) -> None:
     box.home.make_agent("w")
     box.tick()
-    box.clock.advance(31)
-    box.tick()
+    box.after(31, turns=1)
     box.send("operator", "TO: w\n\nold mail")
-    box.go_on(2000)
+    box.after(2000)
     box.spawn()
-    box.go_on(6)
+    box.after(6)
     assert box.process().state == "starting"
-    box.go_on(900)
+    box.after(900)
     assert box.process().state == "stuck"
 
 
-def test_a_log_that_is_too_long_is_rotated_and_bounded(tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(QUICK, output_mib=1, output_files=2)
-    box = ProcessBox(tmp_path / "home", settings=settings)
+@pytest.mark.box(
+    kind=ProcessBox, settings=msgspec.structs.replace(QUICK, output_mib=1, output_files=2)
+)
+def test_a_log_that_is_too_long_is_rotated_and_bounded(box: ProcessBox) -> None:
     box.spawn()
 
     for number in range(4):
         os.write(box.running.output, f"{number}".encode() * (1 << 20) + b"\n")
-        box.go_on(6)
+        box.after(6)
         assert sum(p.stat().st_size for p in box.path("logs").glob("w.log.1")) == (1 << 20) + 1
     os.write(box.running.output, b"after\n")
     logs = box.path("logs")
@@ -232,9 +222,8 @@ def test_a_log_that_is_too_long_is_rotated_and_bounded(tmp_path: Path) -> None:
     assert (logs / "w.log").read_text() == "after\n"
     assert [(logs / f"w.log.{n}").read_text()[0] for n in (1, 2)] == ["3", "2"]
     box.spawner.end(0)
-    box.go_on(1)
+    box.after(1)
     assert box.bodies("operator")[-1] == "w exited with code 0\nafter\n"
-    box.close()
 
 
 # -- ended ---------------------------------------------------------------------------------
@@ -244,7 +233,7 @@ def test_an_end_is_said_with_its_code_and_last_lines(box: ProcessBox) -> None:
     request = box.spawn("w", "ENV: KEY=hunter2")
     lines = [f"line {n}" for n in range(20)]
     box.spawner.end(3, *lines, "the key is hunter2", "\x1b[31mred" + "x" * 999)
-    box.go_on(0)
+    box.after(0)
 
     text = box.bodies("operator")[-1]
     said = text.splitlines()
@@ -263,7 +252,7 @@ def test_the_end_of_a_line_that_never_ended_is_told_without_half_a_secret(box: P
     box.spawn("w", "ENV: KEY=hunter2")
     os.write(box.running.output, b"x" * 999 + b"hunter2" + b"y" * ((64 << 10) - 4))
     box.spawner.end(1, "", "\x00\x07")
-    box.go_on(0)
+    box.after(0)
     said = box.bodies("operator")[-1].splitlines()
     assert said == ["w exited with code 1", "y" * 240]
 
@@ -285,9 +274,9 @@ def test_the_policy_says_whether_it_is_started_again(
 ) -> None:
     box.spawn("w", f"RESTART: {policy}")
     box.spawner.end(code)
-    box.go_on(0)
+    box.after(0)
     assert box.process().state == state
-    box.go_on(2)
+    box.after(2)
     assert len(box.spawner.running()) == (state == "starting")
     assert len(box.spawner.processes) == 1 + (state == "starting")
 
@@ -295,16 +284,16 @@ def test_the_policy_says_whether_it_is_started_again(
 def test_backoff_doubles_and_too_many_restarts_are_given_up(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always")
     for pause_s in (1, 2, 4):
-        box.go_on(1)
+        box.after(1)
         box.spawner.end(1)
-        box.go_on(0)
-        box.go_on(pause_s - 0.1)
+        box.after(0)
+        box.after(pause_s - 0.1)
         assert box.spawner.running() == []
-        box.go_on(0.2)
+        box.after(0.2)
         assert box.process().pid == box.running.pid.number
     box.spawner.end(1)
-    box.go_on(0)
-    box.go_on(1000)
+    box.after(0)
+    box.after(1000)
 
     assert box.spawner.running() == []
     pids = [p.pid.number for p in box.spawner.processes]
@@ -329,10 +318,10 @@ def test_backoff_doubles_and_too_many_restarts_are_given_up(box: ProcessBox) -> 
 def test_restarts_long_ago_do_not_count(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: always")
     for _ in range(6):
-        box.go_on(100)
+        box.after(100)
         box.spawner.end(1)
-        box.go_on(0)
-        box.go_on(1.1)
+        box.after(0)
+        box.after(1.1)
     assert (box.process().state, box.process().restarts) == ("starting", 6)
     assert len(box.spawner.running()) == 1
 
@@ -340,9 +329,9 @@ def test_restarts_long_ago_do_not_count(box: ProcessBox) -> None:
 def test_what_cannot_be_started_again_is_given_up(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always")
     box.spawner.end(1)
-    box.go_on(0)
+    box.after(0)
     box.spawner.refuses = "there is no program sh"
-    box.go_on(2)
+    box.after(2)
     assert box.said(about=request)[-1] == (
         "notification w is given up: it cannot be restarted: there is no program sh"
     )
@@ -356,9 +345,9 @@ def test_what_left_its_session_and_holds_its_name_is_said_and_given_up(box: Proc
     os.close(box.running.lock_fd)
     box.running.lock_fd = -1
     box.spawner.end(0)
-    box.go_on(1)
+    box.after(1)
     for _ in range(10):
-        box.go_on(1)
+        box.after(1)
     held = "an unknown process holds run/w.lock: find it with `fuser` or"
     assert box.said(about=request)[-1].startswith(
         f"notification w is given up: it cannot be restarted: {held}"
@@ -388,22 +377,22 @@ def test_what_is_left_of_its_session_ends_before_it_is_started_again(box: Proces
     first.others = 2
     first.dies_of = (9,)
     box.spawner.end(0)
-    box.go_on(0)
+    box.after(0)
     assert (first.signals, box.process().pid) == ([15], first.pid.number)
-    box.go_on(4)
+    box.after(4)
     assert first.signals == [15]
-    box.go_on(1.1)
+    box.after(1.1)
     assert first.signals == [15, 9]
-    box.go_on(0.1)
+    box.after(0.1)
     assert box.process().pid is None
-    box.go_on(1.1)
+    box.after(1.1)
     assert box.running is not first
 
 
 # -- released ------------------------------------------------------------------------------
 
 
-def test_released_by_sigterm_both_hear_it(box: ProcessBox) -> None:
+def test_released_by_sigterm_both_get_it(box: ProcessBox) -> None:
     Path(box.path("agents", "alice", "meta.json")).write_text('{"role": "lead"}')
     request = box.spawn(asker="alice")
     process = box.running
@@ -429,24 +418,24 @@ def test_what_does_not_heed_sigterm_is_killed_after_the_grace(box: ProcessBox) -
     first, second = box.release(), box.release()
     again = box.spawn()
     assert box.said(about=again) == ["nack w is being released: try again when that is done"]
-    box.go_on(4)
+    box.after(4)
     assert (process.signals, box.process().state) == ([15], "starting")
-    box.go_on(1.1)
-    box.go_on(0.1)
+    box.after(1.1)
+    box.after(0.1)
     assert process.signals == [15, 9]
     for sent in (first, second):
         assert box.said(about=sent) == ["ack completed released w: it was ended by SIGKILL"]
-    box.go_on(100)
+    box.after(100)
     assert box.spawner.running() == []  # its policy does not count any more
 
 
 def test_released_while_it_waits_to_be_started_again(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: always")
     box.spawner.end(1)
-    box.go_on(0)
+    box.after(0)
     sent = box.release()
     assert box.said(about=sent) == ["ack completed released w: it exited with code 1"]
-    box.go_on(100)
+    box.after(100)
     assert (box.process().state, box.spawner.running()) == ("released", [])
 
 
@@ -456,7 +445,7 @@ def test_releasing_what_does_not_run(box: ProcessBox) -> None:
     )
     box.spawn()
     box.spawner.end(0)
-    box.go_on(0)
+    box.after(0)
     ended = box.release()
     assert box.said(about=ended) == ["ack completed w is not running (it is exited)"]
     assert box.said("alice", box.release(asker="alice"))[0].startswith("nack release is for lead")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from relay.base.watcher import WatchEvents
-from relay.daemon.session import poll_supervisor
 from tests.process_support import ProcessBox
+
+pytestmark = pytest.mark.box("alice", kind=ProcessBox)
 
 WEEK_S = 7 * 86_400
 RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: w\nREASON: enough"
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[ProcessBox]:
-    made = ProcessBox(tmp_path / "home", "alice")
-    yield made
-    made.close()
 
 
 def life(box: ProcessBox, agent: str = "w") -> tuple[str, str | None]:
@@ -29,14 +20,14 @@ def life(box: ProcessBox, agent: str = "w") -> tuple[str, str | None]:
 
 def test_a_silent_process_that_runs_is_no_inactive_agent(box: ProcessBox) -> None:
     box.spawn()
-    box.go_on(WEEK_S + 60)
+    box.after(WEEK_S + 60)
     assert life(box) == ("active", None)
     assert life(box, "alice")[0] == "inactive"
     sent = box.send("operator", "TO: *\n\nall of you")
     assert box.states(sent) == {"w": "written"}
 
     box.spawner.end(0)
-    box.go_on(1)
+    box.after(1)
     assert life(box) == ("terminated", "w exited with code 0")
 
 
@@ -58,8 +49,8 @@ def test_another_process_of_it_that_ended_is_not_its_end(box: ProcessBox) -> Non
     meta.write_text(f'{{"pid": 4194304, "pid_start_ticks": 1, "started_at": {box.clock.now_ns()}}}')
     with box.ledger.transaction():
         box.ledger.agents.set_pid("w", 4194304)
-    box.go_on(31)
-    box.go_on(400)
+    box.after(31)
+    box.after(400)
     assert life(box) == ("active", None)
 
 
@@ -86,8 +77,8 @@ def test_what_it_did_before_its_end_and_is_found_later_brings_nobody_back(
         box.clock.advance(3600)  # files have the real time: this end is behind it
         do()
     box.spawner.end(0)
-    poll_supervisor(box.supervisor, box.dispatcher)
-    poll_supervisor(box.supervisor, box.dispatcher)
+    box.session.poll_supervisor()
+    box.session.poll_supervisor()
     assert life(box)[0] == "terminated"
     if when == "after it":
         do()
@@ -103,7 +94,7 @@ def test_a_clock_that_was_set_back_keeps_nobody_away(box: ProcessBox) -> None:
     box.spawn()
     box.clock.advance(3600)
     box.spawner.end(0)
-    box.go_on(1)
+    box.after(1)
     assert life(box)[0] == "terminated"
     box.clock.jump(-3600)
     box.send("w", "TO: alice\n\nI am here")
@@ -115,14 +106,14 @@ def test_who_is_retired_stays_that_when_its_process_ends(box: ProcessBox, restar
     box.spawn("w", f"RESTART: {restart}")
     box.send("operator", RETIRE)
     box.spawner.end(1)
-    box.go_on(2)
+    box.after(2)
     assert life(box) == ("retired", "enough")
     box.send("alice", "TO: w\n\nhi")
     assert "w is retired since" in box.nacks("alice")[0]
 
     if restart == "always":
         box.release()
-        box.go_on(1)
+        box.after(1)
         assert life(box) == ("retired", "enough")
     box.spawn()
     assert life(box) == ("active", None)  # somebody wants it again

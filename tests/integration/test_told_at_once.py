@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.box import Box
-from tests.procs import Relay, home_of, relay
+from tests.procs import relay
 
 
 def channel(box: Box, *, sticky: bool = False) -> None:
@@ -18,9 +18,9 @@ def channel(box: Box, *, sticky: bool = False) -> None:
     box.send("carol", "TO: __orchestrator__\nKIND: unsubscribe\n\nCHANNEL: ci")
     box.send("alice", "TO: #ci\nKIND: join")
     if sticky:
-        ci = box.store.get_channel_by_name("ci")
+        ci = box.store.channels.get_by_name("ci")
         assert ci is not None
-        box.store.configure_channel(ci.id, sticky_messages=True)
+        box.store.channels.configure(ci.id, sticky_messages=True)
 
 
 def acks(box: Box, agent: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
 def test_M15_two_channels_in_one_message_are_not_guessed_between(box: Box) -> None:
     box.send("alice", "TO: #build\nKIND: join\n\nCHANNEL: other")
     assert "TO says #build and CHANNEL says other" in box.nacks("alice")[0]
-    assert box.store.get_channel_by_name("build") is None
+    assert box.store.channels.get_by_name("build") is None
 
 
 @pytest.mark.parametrize("name", ["all", "dm/alice/bob"])
@@ -70,8 +70,7 @@ def test_M15_a_channel_that_nobody_joins(box: Box, name: str) -> None:
 def test_M15_killed_before_it_is_noted_it_is_answered_once(box: Box) -> None:
     box.drop("bob", "TO: #build\nKIND: join\n\n")
     box.tick()
-    box.kill()
-    box.open()
+    box.restart()
     box.tick()
     assert len(acks(box, "bob")) == 1
 
@@ -123,13 +122,11 @@ def test_m05_what_is_kept_for_later_subscribers_is_no_fault(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_m05_who_waits_for_an_answer_hears_it_at_once(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home")
-    running = Relay(home)
-    running.start()
+@pytest.mark.home()
+@pytest.mark.usefixtures("running")
+def test_m05_who_waits_for_an_answer_gets_it_at_once(home: Path) -> None:
     relay("channel", "create", "ci", "--type", "pubsub", home=home)
     began = time.monotonic()
     done = relay("send", "--await", "30s", "#ci", "--topic", "test.red", "anybody?", home=home)
     assert time.monotonic() - began < 15 and done.returncode != 0
     assert "no recipients: there are no other subscribers to topic test.red of #ci" in done.stderr
-    assert running.stop() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from relay.cli.trace import delivery_hops
 from relay.ledger import Ledger, WrittenDelivery
 from relay.ledger.deliveries import HeldDelivery
 from tests.ledger.support import facts
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 
 class Life:
@@ -61,7 +60,7 @@ class Life:
             self.ledger.deliveries.give_up(self.id, "bob", state, why)
 
     def trace(self) -> dict[str, Any]:
-        found = json.loads(relay("trace", self.id, "--json", home=self.root).stdout)
+        found = rows_of("trace", self.id, home=self.root)[0]
         return dict(found)
 
     def lines(self) -> list[str]:
@@ -112,6 +111,7 @@ def test_every_hop_of_every_attempt_has_its_time(life: Life) -> None:
     ]
 
 
+@pytest.mark.damages
 def test_an_attempt_that_was_never_written_has_no_such_hop(life: Life) -> None:
     life.write(1)
     life.hold(2, "inbox is not a directory")
@@ -202,7 +202,7 @@ def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) ->
         "  is in the outbox of carol, not seen by a relay yet:"
         " no relay is running; start one with `relay up`",
     ]
-    facts = json.loads(relay("trace", sent[:25] + ".msg", "--json", home=life.root).stdout)
+    facts = rows_of("trace", sent[:25] + ".msg", home=life.root)[0]
     assert (facts["status"], facts["from"]) == ("waiting", "carol")
     status = relay("status", home=life.root).stdout
     assert "unsent messages in outboxes: 1" in status.splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ import pexpect
 import pytest
 
 from relay.cli.top import COLUMNS
-from tests.procs import PROJECT, Relay, environment, relay, until
+from tests.procs import PROJECT, Relay, environment, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -38,13 +37,10 @@ def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
 
 
 def events(home: Path, *words: str) -> list[dict[str, object]]:
-    done = relay("tail", "--no-follow", "--json", *words, home=home)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of("tail", "--no-follow", *words, home=home)
 
 
-def test_tail_shows_each_event_as_it_comes(running: Relay) -> None:
-    home = running.home
+def test_tail_shows_each_event_as_it_comes(running: Relay, home: Path) -> None:
     view = terminal(home, "tail")
     first = send(home, "bob", "--as", "alice", "--kind", "command", "do it")
     view.expect(rf"new +{first} +command +alice -> bob\r\n")
@@ -63,8 +59,7 @@ def test_tail_shows_each_event_as_it_comes(running: Relay) -> None:
     assert view.exitstatus == 0
 
 
-def test_tail_of_the_past_ends_by_itself(running: Relay) -> None:
-    home = running.home
+def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
     ids = [send(home, "bob", "--as", "alice", str(number)) for number in range(3)]
     until(lambda: len([e for e in events(home) if e["event"] == "delivered"]) == 3)
     found = events(home, "--since", "1h")
@@ -79,8 +74,7 @@ def test_tail_of_the_past_ends_by_itself(running: Relay) -> None:
     assert len(events(home, "--agent", "bob", "--since", "1d")) == len(found)
 
 
-def test_tail_shows_what_should_not_be_there(running: Relay) -> None:
-    home = running.home
+def test_tail_shows_what_should_not_be_there(running: Relay, home: Path) -> None:
     outbox = home / "agents" / "alice" / "outbox"
     os.symlink("/etc/passwd", outbox / ".pending" / "1000000001-01.msg")
     os.rename(outbox / ".pending" / "1000000001-01.msg", outbox / "1000000001-01.msg")
@@ -91,8 +85,7 @@ def test_tail_shows_what_should_not_be_there(running: Relay) -> None:
     assert "(not_a_regular_file: agents/alice/outbox/1000000001-01.msg" in said
 
 
-def test_text_of_others_reaches_no_terminal_raw(running: Relay) -> None:
-    home = running.home
+def test_text_of_others_reaches_no_terminal_raw(running: Relay, home: Path) -> None:
     outbox = home / "agents" / "alice" / "outbox"
     (outbox / ".pending" / "1000000001-01.msg").write_text("TO: \x1b[31mred\n\nhi")
     os.rename(outbox / ".pending" / "1000000001-01.msg", outbox / "1000000001-01.msg")
@@ -108,8 +101,9 @@ def test_a_time_that_is_none_is_named(home: Path, since: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(running: Relay) -> None:
-    home = running.home
+def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(
+    running: Relay, home: Path
+) -> None:
     relay_top = f"{shlex.quote(sys.executable)} -m relay.cli --home {home} top --every 0.2"
     before, behind = home.parent / "before", home.parent / "behind"
     view = pexpect.spawn(
@@ -146,7 +140,7 @@ def test_top_ends_with_an_interrupt_as_well(running: Relay) -> None:
     assert "\x1b[?1049l" in (view.before or "")
 
 
-def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
+def test_top_continues_when_the_relay_goes(running: Relay) -> None:
     view = terminal(running.home, "top", "--every", "0.2")
     view.expect("relay ready")
     assert running.stop() == 0
@@ -159,8 +153,7 @@ def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
     view.close()
 
 
-def test_without_a_terminal_top_is_one_plain_look(running: Relay) -> None:
-    home = running.home
+def test_without_a_terminal_top_is_one_plain_look(running: Relay, home: Path) -> None:
     send(home, "bob", "--as", "alice", "hi")
     until(lambda: "accepted 1" in relay("top", home=home).stdout)
     done = relay("top", home=home)
@@ -214,8 +207,7 @@ def a_short_talk(home: Path) -> None:
     until(lambda: "accepted 3" in relay("top", home=home).stdout)
 
 
-def test_the_screens_in_the_documents_are_todays(running: Relay) -> None:
-    home = running.home
+def test_the_screens_in_the_documents_are_todays(running: Relay, home: Path) -> None:
     a_short_talk(home)
     shown = screens()
     del shown["audit run --out audits/today"]  # tests/audit compares it
@@ -224,15 +216,15 @@ def test_the_screens_in_the_documents_are_todays(running: Relay) -> None:
         assert shape(relay(*command.split(), home=home).stdout) == lines, command
 
 
-def test_what_the_relay_itself_was_sent_is_delivered_before_it_is_read(running: Relay) -> None:
-    home = running.home
+def test_what_the_relay_itself_was_sent_is_delivered_before_it_is_read(
+    running: Relay, home: Path
+) -> None:
     relay("channel", "create", "ci", home=home)
     told = [e["event"] for e in events(home, "--since", "1h") if e["to"] == "__orchestrator__"]
     assert told == ["new", "delivered", "read"]
 
 
-def test_a_delivery_made_again_is_told_with_its_attempt(running: Relay) -> None:
-    home = running.home
+def test_a_delivery_made_again_is_told_with_its_attempt(running: Relay, home: Path) -> None:
     relay("send", "bob", "--as", "alice", "--await", "1s", "anyone?", home=home)
     until(lambda: any(e["detail"] == "attempt 2" for e in events(home, "--since", "1h")))
     first = next(e for e in events(home, "--since", "1h") if e["event"] == "delivered")

@@ -31,6 +31,8 @@ print("reading", flush=True)
 sys.stdin.read()
 """
 
+pytestmark = pytest.mark.box("alice", "bob", config=SMALL)
+
 
 @contextmanager
 def reader(path: Path) -> Iterator[int]:
@@ -42,13 +44,6 @@ def reader(path: Path) -> Iterator[int]:
         yield process.pid
     finally:
         process.communicate()
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
-    yield made
-    made.close()
 
 
 def watch_of(box: Box) -> WalWatch:
@@ -116,14 +111,12 @@ def test_when_it_is_full_files_wait_in_their_outboxes(box: Box) -> None:
             box.clock.advance(40)
             assert [look(box, watch) for _ in range(2)] == [WalState.FULL] * 2
         assert "transaction open: a process of another user; end that process" in watch.paused
-        box.dispatcher.pauses["wal"] = watch.paused
         box.drop("alice", "TO: bob\n\nwaits")
         box.tick(3)
         assert box.inbox("bob") == {} and len(box.outbox("alice")) == 1
         assert box.deadline > box.clock.monotonic_ns()  # the loop does not spin meanwhile
     look(box, watch)
     assert look(box, watch) is WalState.OK
-    box.dispatcher.pauses["wal"] = watch.paused
     box.tick()
     assert box.bodies("bob") == ["waits"]
 
@@ -138,7 +131,7 @@ def test_a_fold_waits_for_no_reader(box: Box) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_real_relay_waits_says_who_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_a_real_relay_waits_says_who_and_continues_by_itself(tmp_path: Path) -> None:
     home = tmp_path / "home"
     config = b'{"ledger": {"wal_alert_mib": 1, "wal_most_mib": 2}, "store": {"checkpoint_ms": 50}}'
     with Home.create(str(home), config) as made:

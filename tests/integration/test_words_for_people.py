@@ -72,27 +72,24 @@ def test_M05_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -
     assert headline(box, sent).startswith(f"a file of alice: refused: {sent}.msg, line 1")
 
 
-def test_M05_what_waits_in_its_outbox_has_no_word_of_recipients_yet(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(reply_depth=1)))
+@pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(reply_depth=1)))
+def test_M05_what_waits_in_its_outbox_has_no_word_of_recipients_yet(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nthanks")
     for n in range(2):
         sender, to = ("bob", "alice") if n % 2 == 0 else ("alice", "bob")
         sent = box.send(sender, f"TO: {to}\nRE: {sent}\n\nthanks")
     assert "waiting: more than 1 answers" in headline(box, sent)
     assert lines(box, sent) == ["discovered in the outbox of alice"]
-    box.close()
 
 
 def test_M05_of_several_it_is_said_who_was_reminded_and_who_is_waited_for_no_longer(
     box: Box,
 ) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
-    box.clock.advance(1801)
-    box.tick(3)
+    box.after(1801)
     assert "acknowledged by bob, reminded once" in lines(box, sent)
     for _ in range(2):
-        box.clock.advance(1801)
-        box.tick(3)
+        box.after(1801)
     assert "acknowledged by bob, no answer is waited for any more" in lines(box, sent)
     (bob, *_) = json.loads(shown(box, "trace", "--json", sent))["deliveries"]
     assert (bob["recipient"], bob["obligation"], bob["reminders"]) == ("bob", "given_up", 2)
@@ -161,8 +158,7 @@ def test_M02_trace_says_that_nobody_was_seen_to_read_it(box: Box) -> None:
     box.take("bob", taken)
     box.path("agents", "bob", "inbox", f"{removed}.msg").unlink()
     box.tick()
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     assert headline(box, taken) == "message alice -> bob: read"
     assert lines(box, taken)[-1] == "read by bob"
     unseen = "removed from the inbox of bob, not seen in .read"
@@ -174,8 +170,7 @@ def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 0)
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.clock.advance(pause_s)
-        box.tick()
+        box.after(pause_s, turns=1)
     assert box.states(sent) == {"bob": "dead"}
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 1)
     header, _, bob, _ = (line.split() for line in shown(box, "agents").splitlines()[:4])

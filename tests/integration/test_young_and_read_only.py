@@ -31,9 +31,7 @@ def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(60)
-def test_m11_doctor_says_that_a_home_is_read_only(home: Path) -> None:
-    running = Relay(home)
-    running.start()
+def test_m11_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> None:
     running.stop()
     try:
         if read_only(home, "true").returncode:
@@ -51,8 +49,8 @@ def made_again(box: Box) -> list[str]:
     return [one["event"] for one in box.log if "rebuilt from the journal" in one["event"]]
 
 
-def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
+@pytest.mark.box("alice", "bob")
+def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.kill()
     assert not box.path(STORE).exists()
@@ -62,8 +60,8 @@ def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(tmp_path: Path) 
         box.kill()
 
 
-def test_m13_a_file_that_was_there_is_missed(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
+@pytest.mark.box("alice", "bob")
+def test_m13_a_file_that_was_there_is_missed(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()
     box.kill()
@@ -71,4 +69,3 @@ def test_m13_a_file_that_was_there_is_missed(tmp_path: Path) -> None:
     box.open()
     (line,) = made_again(box)
     assert "relay.acomm is missing: the store is rebuilt from the journal" in line
-    box.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -110,43 +109,6 @@ def any_record(segments: st.SearchStrategy[int] = U64) -> st.SearchStrategy[Mani
 
 
 # -- disks that fail -----------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@contextmanager
-def hooked(hook: Callable[[str, str], None]) -> Iterator[None]:
-    """Let ``hook`` see every call of fsio."""
-    before = fsio.fault
-    fsio.fault = hook
-    try:
-        yield
-    finally:
-        fsio.fault = before
-
-
-def kill_at_every_call(work: Callable[[int], None]) -> Iterator[int]:
-    """Run ``work(n)`` killed at its n-th call of fsio, for every n there is; yields n after each.
-
-    ``work`` takes n for a name of a fresh folder.
-    """
-    for wanted in count():
-        calls = count()
-
-        def kill(operation: str, name: str, calls: Iterator[int] = calls, at: int = wanted) -> None:
-            if next(calls) == at:
-                raise Killed(f"{operation} {name}")
-
-        try:
-            with hooked(kill):
-                work(wanted)
-        except Killed:
-            yield wanted
-        else:
-            yield wanted
-            return
 
 
 class UnsyncedDisk:

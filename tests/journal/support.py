@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
-import pytest
-
-from relay.base import fsio
 from relay.journal.journal import Append, Journal, JournalReader
 from relay.journal.segment import SegmentPolicy, segment_path
 from tests.fakes import FakeClock
@@ -50,21 +45,3 @@ def put(journal: Journal, *payloads: bytes) -> list[int]:
 
 def payloads(journal: Journal | JournalReader, start: int = 0) -> list[bytes]:
     return [record.payload for record in journal.read(start)]
-
-
-def fail(
-    monkeypatch: pytest.MonkeyPatch, operation: str, name: str = "", code: int = errno.EIO
-) -> None:
-    """Let the next calls of that operation fail, on files whose path has ``name`` in it."""
-
-    def fault(found: str, path: str) -> None:
-        if found == operation and name in path:
-            raise OSError(code, os.strerror(code), path)
-
-    monkeypatch.setattr(fsio, "fault", fault)
-
-
-def flip(path: Path, at: int, bits: int = 1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= bits
-    path.write_bytes(data)

@@ -114,7 +114,7 @@ def test_a_delete_is_queued_until_it_is_done() -> None:
     assert queued.deleting == {}
 
 
-def test_ids_go_on_when_entries_have_left() -> None:
+def test_ids_continue_when_entries_have_left() -> None:
     catalog = after(*BOTH, EVICTED_0, said(ManifestType.CompressionStarted, 0, job_id=6))
     assert catalog.entries == {}
     assert (catalog.next_segment_id, catalog.next_job_id) == (1, 7)

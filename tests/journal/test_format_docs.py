@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from enum import IntFlag
-from pathlib import Path
 from struct import Struct
 
 import pytest
@@ -29,20 +28,11 @@ from relay.journal.format import (
     SegmentFlag,
     SegmentHeader,
 )
+from tests.documents import read_page, tables
 
-DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "aof2.md").read_text()
+DOCS = read_page("formats/aof2.md")
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
 SIZES = {"B": 1, "H": 2, "I": 4, "Q": 8}
-
-
-def tables(heading: str) -> list[list[list[str]]]:
-    """The tables under a heading, each a list of rows of cells, heads left out."""
-    section = re.split(r"^#+ ", DOCS.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.M)[0]
-    blocks = re.findall(r"(?:^\|.*\n)+", section, flags=re.M)
-    return [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
-        for block in blocks
-    ]
 
 
 def plain(struct: Struct) -> str:
@@ -74,7 +64,7 @@ def plain(struct: Struct) -> str:
 def test_a_table_is_its_struct(
     heading: str, struct: Struct, fields: tuple[str, ...] | None
 ) -> None:
-    *rows, total = tables(heading)[0]
+    *rows, total = tables(DOCS, heading)[0]
     offset, packed = 0, "<"
     for at, size, kind, name, _ in rows:
         assert int(at) == offset and name
@@ -89,10 +79,10 @@ def test_a_table_is_its_struct(
 
 def test_an_entry_has_the_fields_of_its_value() -> None:
     beside = {"zero", "key_len", "etag_len"}
-    rows = [row[3] for row in tables("Snapshot entry")[0][:-1]]
+    rows = [row[3] for row in tables(DOCS, "Snapshot entry")[0][:-1]]
     assert [name for name in rows if name not in beside] == list(SegmentEntry.__struct_fields__)
     tiers = ", ".join(f"{n} {tier.name}" for n, tier in enumerate(Residency))
-    assert f"bits: {tiers}" in tables("Snapshot entry")[0][7][4]
+    assert f"bits: {tiers}" in tables(DOCS, "Snapshot entry")[0][7][4]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +94,7 @@ def test_an_entry_has_the_fields_of_its_value() -> None:
     ],
 )
 def test_the_magics_and_versions(heading: str, magic: int, version: int) -> None:
-    first, second, *_ = tables(heading)[0]
+    first, second, *_ = tables(DOCS, heading)[0]
     assert f"`0x{magic:X}`" in first[4]
     assert f"`{magic.to_bytes(8, 'little').decode()}`" in first[4]
     assert second[4] == str(version)
@@ -115,13 +105,13 @@ def test_the_magics_and_versions(heading: str, magic: int, version: int) -> None
     [("Record header", RecordFlag), ("Segment footer", SegmentFlag), ("Chunk header", ChunkFlag)],
 )
 def test_the_flags_are_written_out(heading: str, flags: type[IntFlag]) -> None:
-    rows = {row[1]: 1 << int(row[0]) for row in tables(heading)[1]}
+    rows = {row[1]: 1 << int(row[0]) for row in tables(DOCS, heading)[1]}
     assert rows == {str(flag.name): flag.value for flag in flags}
 
 
 @pytest.mark.shows("journal 3.1")
 def test_every_record_type_and_its_payload() -> None:
-    rows = tables("Manifest record types")[0]
+    rows = tables(DOCS, "Manifest record types")[0]
     assert [(int(row[0]), row[1]) for row in rows] == [(k.value, k.name) for k in ManifestType]
     for kind, row in zip(ManifestType, rows, strict=True):
         layout, names = bytes_of._PAYLOADS[kind]

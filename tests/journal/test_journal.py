@@ -16,7 +16,8 @@ from relay.journal.format import FOOTER, RECORD, Footer, ManifestType, RecordFla
 from relay.journal.journal import Append, JournalReader
 from relay.journal.replay import read_manifest
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
-from tests.journal.support import Stream, fail, flip, payloads, put
+from tests.disk import fail, flip
+from tests.journal.support import Stream, payloads, put
 from tests.power import Cut, Power
 
 # --- appending, committing, reading
@@ -70,7 +71,7 @@ def test_what_opening_found_is_durable(
     """A killed process may have written without syncing; who reads it afterwards acts on it."""
     journal = stream.open()
     power = Power(tmp_path)
-    fail(monkeypatch, "sync", ".seg")
+    fail(monkeypatch, "sync", ".seg", errno.EIO)
     journal.append([Append(b"written, not synced")])
     with pytest.raises(OSError):
         journal.commit()
@@ -313,8 +314,8 @@ def test_an_evicted_segment_is_fetched_or_named(stream: Stream, tmp_path: Path) 
         payloads(journal)
     with pytest.raises(SegmentAway, match="segment 0 is only in TIER1"):
         payloads(JournalReader(stream.folder))
-    journal.fetch = lambda entry: FileSource(away)
-    assert payloads(journal) == [b"one", b"two"]
+    found = journal.read(fetch=lambda entry: FileSource(away))
+    assert [record.payload for record in found] == [b"one", b"two"]
 
 
 def test_a_follower_is_not_misled_by_an_eviction(stream: Stream, tmp_path: Path) -> None:

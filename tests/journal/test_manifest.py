@@ -21,22 +21,21 @@ from relay.journal.catalog import Catalog, snapshot_ids
 from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
 from relay.journal.manifest import Manifest
 from relay.journal.replay import chunk_indexes, decode_chunk, read_manifest
+from tests.disk import hooked, kill_at_every_call
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     NOW_S,
     STREAM_1,
     STREAM_2,
-    Killed,
     UnsyncedDisk,
     any_record,
-    hooked,
-    kill_at_every_call,
     opened,
     said,
     sealed,
     silent,
     stored,
 )
+from tests.kills import Killed
 
 PHASES = (Phase.explicit, Phase.generate)  # shrinking takes longer than a test may
 RECORDS = [record for n in range(6) for record in (opened(n, n * 100), sealed(n, n * 100))]
@@ -72,12 +71,6 @@ def chunk_path(stream: str, index: int) -> Path:
     return Path(replays.chunk_path(stream, index))
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 # -- writing and opening again -------------------------------------------------------------
 
 
@@ -102,7 +95,7 @@ def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> N
 
 
 @pytest.mark.parametrize("ahead", [b"\0" * 300, RECORDS[3].encode()], ids=["zeros", "a record"])
-def test_a_writer_goes_on_where_another_had_committed(stream: str, ahead: bytes) -> None:
+def test_a_writer_continues_where_another_had_committed(stream: str, ahead: bytes) -> None:
     """A writer that maps its chunks may be killed with its tail ahead of what it synced."""
     begin(stream).append(*RECORDS[:3])
     path = chunk_path(stream, 0)
@@ -172,7 +165,7 @@ def test_a_chunk_created_and_never_written_is_no_fault(stream: str) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_anew(
+def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_again(
     stream: str, index: int, small: None
 ) -> None:
     lines: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from relay.base import fsio
 from relay.base.errors import ObjectConflict, ObjectError, RelayError
 from relay.journal.format import Reason
 from relay.journal.objects import DirectoryObjects, ObjectStore, S3Objects, open_objects
+from tests.disk import failing
 from tests.s3_server import broken_server, objects, s3_server
 
 pytestmark = pytest.mark.shows("journal 4.4", "journal 4.5")
@@ -183,17 +185,11 @@ def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "disk").exists()
 
 
-def test_a_directory_that_may_not_be_written_waits_for_the_operator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_may_not_be_written_waits_for_the_operator(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
     store = DirectoryObjects(str(tmp_path))
-
-    def denied(operation: str, name: str) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(fsio, "fault", denied)
-    with pytest.raises(ObjectError, match="Permission denied") as caught:
+    denied = pytest.raises(ObjectError, match="Permission denied")
+    with failing("create", code=errno.EACCES), denied as caught:
         store.put(KEY, str(tmp_path / "file"), META)
     assert caught.value.reason == Reason.AUTHENTICATION
 

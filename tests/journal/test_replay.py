@@ -22,13 +22,12 @@ from relay.journal.catalog import (
 from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
 from relay.journal.manifest import Manifest
 from relay.journal.replay import chunk_indexes, decode_chunk, load_chunk, read_manifest
+from tests.disk import flip, hooked, kill_at_every_call
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     FIXTURES,
     STREAM_1,
     STREAM_2,
-    hooked,
-    kill_at_every_call,
     opened,
     said,
     sealed,
@@ -69,12 +68,6 @@ def begin(stream: str) -> Manifest:
 
 def chunk_path(stream: str, index: int) -> Path:
     return Path(replays.chunk_path(stream, index))
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def entries_of(records: list[ManifestRecord]) -> dict[int, object]:
@@ -133,7 +126,7 @@ def test_each_field_of_a_chunks_header_is_verified(stream: str, at: int, fault: 
     path = chunk_path(stream, 2)
     flip(path, at)
     before = len(records_in(stream, 0)) + len(records_in(stream, 1))
-    seen = replays.replay(stream, lines.append)
+    seen = replays.Replay(stream, lines.append).run()
     assert seen.damaged_from == 2 and len(seen.records) >= before
     assert seen.records == RECORDS[: len(seen.records)]
     assert lines[0].startswith(f"{path} {fault}")
@@ -282,11 +275,11 @@ def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
     ]
     flip(Path(snapshot_path(stream, 2)), 40)
     lines: list[str] = []
-    seen = replays.replay(stream, lines.append)
+    seen = replays.Replay(stream, lines.append).run()
     assert seen.snapshot is not None and seen.snapshot.snapshot_id == 1
     assert len(lines) == 1 and lines[0].endswith("this snapshot is not used")
     flip(Path(snapshot_path(stream, 1)), 40)
-    whole = replays.replay(stream, silent)
+    whole = replays.Replay(stream, silent).run()
     assert whole.snapshot is None and len(whole.records) == len(RECORDS) + 4
     for each in (seen, whole):
         assert list(each.catalog.entries.values()) == entries and not each.damaged

@@ -44,7 +44,7 @@ def test_sealed_segments_are_compressed_once_they_are_old_enough(
     assert stream.read() == stream.expected()
 
 
-def test_a_local_copy_leaves_by_budget_and_reading_goes_on(
+def test_a_local_copy_leaves_by_budget_and_reading_continues(
     make_stream: Callable[..., Stream],
 ) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=60_000))
@@ -212,7 +212,7 @@ def test_a_deletion_that_was_queued_is_finished(
     stream.reopen()  # with a policy that keeps everything
     assert list(stream.journal.manifest.catalog.deleting) == [0]
     with pytest.raises(SegmentAway, match="segment 0 is being deleted from Tier 2"):
-        list(stream.journal.read(0))
+        list(stream.journal.read(0, stream.tiers.fetch))
     assert stream.tiers.run_next() == f"delete {1:020d}/{0:020d}.seg.zst"
     assert not stream.journal.manifest.catalog.deleting
     assert list(stream.journal.manifest.catalog.entries) == [1, 2]

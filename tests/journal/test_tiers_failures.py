@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.base.errors import FormatError, JournalError, ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.format import ManifestType, Reason
 from relay.journal.plan import JobKind, TierJob
+from tests.disk import fail
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 pytestmark = pytest.mark.shows("journal 4.5")
@@ -127,12 +127,7 @@ def test_a_full_disk_is_tried_again(
 ) -> None:
     stream = make_stream()
     stream.fill(2)
-
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and "warm" in name:
-            raise OSError(28, "No space left on device", name)
-
-    monkeypatch.setattr(fsio, "fault", full)
+    fail(monkeypatch, "write", "warm")
     (line,) = stream.run()
     assert line.startswith("retry in 1 s: compress segment 0") and "No space left" in line
     assert stream.journal.manifest.catalog.failures[0, ManifestType.CompressionFailed].reason == 0

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
 from relay.journal import warm
+from relay.journal.segment import warm_name
 from relay.journal.warm import FRAME_BYTES, Dictionaries, WarmSegment, compress
+from tests.disk import killed_before
 from tests.journal.payloads import Made, payload, segment
 
 
@@ -26,7 +28,7 @@ def pack(tmp_path: Path) -> Callable[..., Path]:
 
     def run(made: Made, number: int = 0) -> Path:
         source = made.write(tmp_path / f"{number}.seg")
-        target = folder / warm.warm_name(number)
+        target = folder / warm_name(number)
         compress(str(source), str(target), made.check(), Dictionaries(str(folder)))
         return target
 
@@ -179,25 +181,12 @@ def test_zstd_itself_inflates_it(pack: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_a_kill_at_any_call_leaves_no_half_file(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_call_leaves_no_half_file(step: int, tmp_path: Path) -> None:
     made = segment([payload(n) for n in range(2000)])
     source = made.write(tmp_path / "0.seg")
     target = tmp_path / "0.seg.zst"
-    calls: list[str] = []
-
-    def fault(operation: str, name: str) -> None:
-        calls.append(operation)
-        if len(calls) == step + 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    try:
+    with killed_before(step + 1):
         compress(str(source), str(target), made.check(), Dictionaries(str(tmp_path)))
-    except KeyboardInterrupt:
-        pass
-    monkeypatch.undo()
     assert source.read_bytes() == made.data
     if target.exists():  # its name means that it is whole
         assert warm.zstd.decompress(target.read_bytes()) == made.data

@@ -75,7 +75,6 @@ class Stream:
         warn = self.warnings.append
         self.journal = Journal.open(str(self.dir), 1, self.clock, SMALL, warn)
         self.tiers = Tiers(self.journal.manifest, 1, self.policy, self.clock, warn, self.objects)
-        self.journal.fetch = self.tiers.fetch
 
     def close(self) -> None:
         """As a stop, or after a kill: what is open is let go of."""
@@ -120,7 +119,9 @@ class Stream:
     def read(self) -> list[tuple[int, bytes]]:
         """What the journal gives, from the first record that is kept."""
         first = self.first()
-        return [(record.offset, record.payload) for record in self.journal.read(first)]
+        return [
+            (record.offset, record.payload) for record in self.journal.read(first, self.tiers.fetch)
+        ]
 
     def expected(self) -> list[tuple[int, bytes]]:
         """What it has to give."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from relay.ledger import FileFacts, Ledger
 
@@ -53,6 +53,12 @@ class Look:
 
     def __init__(self, path: Path | str) -> None:
         self.db = sqlite3.connect(path, isolation_level=None, timeout=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return self.db.execute(sql, values).fetchall()

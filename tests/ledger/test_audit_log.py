@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -24,18 +23,6 @@ from tests.ledger.support import (
 )
 
 pytestmark = pytest.mark.shows("ready 3.5")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
-def ledger(path: str) -> Iterator[Ledger]:
-    opened = Ledger.open(path, busy_timeout_ms=1)
-    yield opened
-    opened.close()
 
 
 def trail(look: Look) -> list[tuple[str, str | None, str, str | None]]:
@@ -170,10 +157,13 @@ print(count(), flush=True)
 """
 
 
-def test_a_reader_in_a_transaction_never_blocks_the_writer(ledger: Ledger, path: str) -> None:
+def test_a_reader_in_a_transaction_never_blocks_the_writer(
+    ledger: Ledger, ledger_path: str
+) -> None:
+    ledger._db.execute("PRAGMA busy_timeout = 1")
     record(ledger, 1)
     with subprocess.Popen(
-        [sys.executable, "-c", READER, path],
+        [sys.executable, "-c", READER, ledger_path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -189,13 +179,13 @@ def test_a_reader_in_a_transaction_never_blocks_the_writer(ledger: Ledger, path:
 
 
 def test_a_writer_in_a_transaction_never_blocks_a_reader(
-    ledger: Ledger, look: Look, path: str
+    ledger: Ledger, look: Look, ledger_path: str
 ) -> None:
     record(ledger, 1)
     with ledger.transaction():
         ledger.claim([message_id(1)])
         assert look.status(message_id(1)) == "pending"  # timeout is 0: it would fail
-        tool = open_readonly(path)
+        tool = open_readonly(ledger_path)
         assert tool.execute("SELECT status FROM messages").fetchone()["status"] == "pending"
         tool.close()
     assert look.status(message_id(1)) == "processing"

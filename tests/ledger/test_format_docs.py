@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.incidents import IncidentKind
-from relay.ledger import SCHEMA_VERSION, schema_sql
+from relay.ledger import SCHEMA_VERSION, Ledger, schema_sql
+from tests.documents import read_page, tables
 from tests.ledger import test_deliveries, test_messages
 
 pytestmark = pytest.mark.shows("ready 3.4")
 
-DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "ledger.md").read_text()
+DOCS = read_page("formats/ledger.md")
 TABLES = re.findall(r"^CREATE TABLE (\w+)", schema_sql(), flags=re.M)
 
 
@@ -25,15 +28,6 @@ def db() -> Iterator[sqlite3.Connection]:
     connection.executescript(schema_sql())
     yield connection
     connection.close()
-
-
-def rows(heading: str) -> list[list[str]]:
-    """The rows of the first table under a heading."""
-    section = re.split(r"^#", re.split(rf"^#+ {heading}\n", DOCS, flags=re.M)[1], flags=re.M)[0]
-    table = re.findall(r"(?:^\|.*\n)+", section, flags=re.M)[0]
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
-    ]
 
 
 def test_every_table_and_view_has_its_section(db: sqlite3.Connection) -> None:
@@ -55,12 +49,12 @@ def test_every_column_has_its_row_in_order(db: sqlite3.Connection, table: str) -
         [name, f"{kind} NOT NULL" if required else kind]
         for _, name, kind, required, _, _ in db.execute(f"PRAGMA table_info({table})")
     ]
-    assert [row[:2] for row in rows(table)] == columns
+    assert [row[:2] for row in tables(DOCS, table)[0]] == columns
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_column_is_explained(table: str) -> None:
-    for name, _, meaning in rows(table):
+    for name, _, meaning in tables(DOCS, table)[0]:
         assert meaning or (table, name) == ("pending_operations", "id")
 
 
@@ -72,13 +66,15 @@ def states(db: sqlite3.Connection, table: str) -> list[str]:
 
 def moves(heading: str) -> set[tuple[str, str]]:
     """The (from, to) of a table of moves."""
-    return {(old, new) for new, olds, _ in rows(heading) for old in re.findall(r"\w+", olds)}
+    return {
+        (old, new) for new, olds, _ in tables(DOCS, heading)[0] for old in re.findall(r"\w+", olds)
+    }
 
 
 def test_the_states_are_those_that_the_schema_allows(db: sqlite3.Connection) -> None:
-    named = list(dict.fromkeys(row[0] for row in rows("Life of a row")))
+    named = list(dict.fromkeys(row[0] for row in tables(DOCS, "Life of a row")[0]))
     assert sorted(named) == sorted(states(db, "messages"))
-    assert [row[0] for row in rows("Life of a delivery")] == states(db, "deliveries")
+    assert [row[0] for row in tables(DOCS, "Life of a delivery")[0]] == states(db, "deliveries")
 
 
 def test_the_moves_are_those_that_the_ledger_makes() -> None:
@@ -94,7 +90,9 @@ def test_the_moves_are_those_that_the_ledger_makes() -> None:
 
 
 def test_every_kind_of_incident_is_explained() -> None:
-    assert [row[0] for row in rows("Kinds of incidents")] == [str(one) for one in IncidentKind]
+    assert [row[0] for row in tables(DOCS, "Kinds of incidents")[0]] == [
+        str(one) for one in IncidentKind
+    ]
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     told_of = {IncidentKind.AUDIT_PRUNED, IncidentKind.KEY_CONFIRMED, IncidentKind.KEY_REGISTERED}
     for kind in set(IncidentKind) - told_of:  # those are no bad input
@@ -114,8 +112,8 @@ def test_every_index_has_its_row(db: sqlite3.Connection) -> None:
     found = db.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql <> '' ORDER BY rowid"
     ).fetchall()
-    assert [row[0] for row in rows("Indexes")] == [name for name, _ in found]
-    for (name, on, where), (_, sql) in zip(rows("Indexes"), found, strict=True):
+    assert [row[0] for row in tables(DOCS, "Indexes")[0]] == [name for name, _ in found]
+    for (name, on, where), (_, sql) in zip(tables(DOCS, "Indexes")[0], found, strict=True):
         condition = where.strip("`")
         assert " ".join(sql.split()) == f"CREATE INDEX {name} ON {on} WHERE {condition}"
 
@@ -126,7 +124,18 @@ def test_the_version(db: sqlite3.Connection) -> None:
 
 
 def test_the_queries_run_as_printed(db: sqlite3.Connection) -> None:
-    queries = re.findall(r'^    sqlite3 \S*ledger\.db "(.+)"$', DOCS, flags=re.M)
+    queries = re.findall(r'^    relay ledger query "(.+)"$', DOCS, flags=re.M)
     assert len(queries) == 2
     for query in queries:
         db.execute(query)
+
+
+def test_the_python_lines_run_as_printed(
+    ledger: Ledger, ledger_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"^    import sqlite3\n(?:(?:    .*)?\n)+", DOCS, flags=re.M)
+    text = textwrap.dedent(block).replace("/home/me/.agent-relay/ledger.db", ledger_path)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    names["db"].close()
+    assert capsys.readouterr().out.startswith("0 {'message_id': <class 'str'>")

@@ -246,7 +246,7 @@ def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: 
 
 
 @pytest.mark.parametrize("rows", [500, 30_000], ids=["at the commit", "in the middle"])
-def test_a_full_disk_takes_a_step_back_and_the_ledger_goes_on(
+def test_a_full_disk_takes_a_step_back_and_the_ledger_continues(
     ledger: Ledger, ledger_path: str, rows: int
 ) -> None:
     record(ledger, 1)

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,18 +59,6 @@ CREATE TABLE pending_operations (
 );
 """
 DOCUMENT_TABLES = ["messages", "orchestrator_state", "agents", "pending_operations"]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
-def ledger(path: str) -> Iterator[Ledger]:
-    opened = Ledger.open(path)
-    yield opened
-    opened.close()
 
 
 def columns(db: sqlite3.Connection, table: str) -> list[tuple[str, str, int, str | None, int]]:
@@ -132,35 +119,35 @@ def test_there_is_one_schema_and_the_package_has_it() -> None:
     assert schema_sql() == top.read_text()
 
 
-def test_opened_again_it_has_what_it_had(path: str) -> None:
-    first = Ledger.open(path)
+def test_opened_again_it_has_what_it_had(ledger_path: str) -> None:
+    first = Ledger.open(ledger_path)
     (one,) = record(first, 1)
     first.close()
-    second = Ledger.open(path)
+    second = Ledger.open(ledger_path)
     assert list(second.rows([one])) == [one]
     second.close()
 
 
-def test_an_empty_file_left_by_a_crash_becomes_a_ledger(path: str) -> None:
-    Path(path).write_bytes(b"")
-    opened = Ledger.open(path)
+def test_an_empty_file_left_by_a_crash_becomes_a_ledger(ledger_path: str) -> None:
+    Path(ledger_path).write_bytes(b"")
+    opened = Ledger.open(ledger_path)
     assert opened.open_rows() == []
     opened.close()
 
 
 def test_the_schema_is_there_whole_or_not_at_all(
-    path: str, monkeypatch: pytest.MonkeyPatch
+    ledger_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = schema_sql()
     monkeypatch.setattr(schema_module, "schema_sql", lambda: whole + "CREATE TABLE agents (a);")
     with pytest.raises(LedgerError, match="agents already exists"):
-        Ledger.open(path)
+        Ledger.open(ledger_path)
     monkeypatch.undo()
-    look = Look(path)
+    look = Look(ledger_path)
     assert look.all("SELECT name FROM sqlite_master") == []
     assert look.one("PRAGMA user_version") == 0
     look.close()
-    Ledger.open(path).close()
+    Ledger.open(ledger_path).close()
 
 
 # -- settings of appendix B ----------------------------------------------------------------
@@ -181,19 +168,21 @@ def test_a_setting_of_appendix_b_is_in_force(ledger: Ledger, pragma: str, value:
     assert ledger._db.execute(f"PRAGMA {pragma}").fetchone() == (value,)
 
 
-def test_the_busy_timeout_is_the_configured_one(path: str) -> None:
-    opened = Ledger.open(path, busy_timeout_ms=17)
+def test_the_busy_timeout_is_the_configured_one(ledger_path: str) -> None:
+    opened = Ledger.open(ledger_path, busy_timeout_ms=17)
     assert opened._db.execute("PRAGMA busy_timeout").fetchone() == (17,)
     opened.close()
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_the_files_are_their_owners_alone_from_the_first_moment(path: str, umask: int) -> None:
+def test_the_files_are_their_owners_alone_from_the_first_moment(
+    ledger_path: str, umask: int
+) -> None:
     before = os.umask(umask)
     try:
-        opened = Ledger.open(path)
+        opened = Ledger.open(ledger_path)
         record(opened, 1)
-        folder = os.path.dirname(path)
+        folder = os.path.dirname(ledger_path)
         modes = {
             name: stat.S_IMODE(os.stat(f"{folder}/{name}").st_mode) for name in os.listdir(folder)
         }
@@ -203,18 +192,18 @@ def test_the_files_are_their_owners_alone_from_the_first_moment(path: str, umask
     assert modes == dict.fromkeys(["ledger.db", "ledger.db-wal", "ledger.db-shm"], 0o600)
 
 
-def test_a_mode_that_was_too_wide_is_narrowed(path: str) -> None:
-    Ledger.open(path).close()
-    os.chmod(path, 0o644)
-    Ledger.open(path).close()
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+def test_a_mode_that_was_too_wide_is_narrowed(ledger_path: str) -> None:
+    Ledger.open(ledger_path).close()
+    os.chmod(ledger_path, 0o644)
+    Ledger.open(ledger_path).close()
+    assert stat.S_IMODE(os.stat(ledger_path).st_mode) == 0o600
 
 
-def test_closed_it_is_one_file(path: str) -> None:
-    opened = Ledger.open(path)
+def test_closed_it_is_one_file(ledger_path: str) -> None:
+    opened = Ledger.open(ledger_path)
     record(opened, 1)
     opened.close()
-    assert os.listdir(os.path.dirname(path)) == ["ledger.db"]
+    assert os.listdir(os.path.dirname(ledger_path)) == ["ledger.db"]
 
 
 # -- what is no ledger, or not ours to write -----------------------------------------------
@@ -228,41 +217,41 @@ def one_line(error: LedgerError | VersionError, path: str) -> str:
     return text
 
 
-def test_a_newer_version_is_refused_and_left_alone(path: str) -> None:
-    Ledger.open(path).close()
-    look = Look(path)
+def test_a_newer_version_is_refused_and_left_alone(ledger_path: str) -> None:
+    Ledger.open(ledger_path).close()
+    look = Look(ledger_path)
     look.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     look.close()
-    before = Path(path).read_bytes()
+    before = Path(ledger_path).read_bytes()
     with pytest.raises(VersionError) as caught:
-        Ledger.open(path)
+        Ledger.open(ledger_path)
     assert f"expected user_version <= {SCHEMA_VERSION}, found {SCHEMA_VERSION + 1}" in one_line(
-        caught.value, path
+        caught.value, ledger_path
     )
-    assert Path(path).read_bytes() == before
-    assert Path(path).read_bytes()[60:64] == (SCHEMA_VERSION + 1).to_bytes(4, "big")
+    assert Path(ledger_path).read_bytes() == before
+    assert Path(ledger_path).read_bytes()[60:64] == (SCHEMA_VERSION + 1).to_bytes(4, "big")
     assert caught.value.offset == 60
 
 
 @pytest.mark.parametrize("read", [Ledger.open, open_readonly])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(read: type, path: str) -> None:
+def test_a_file_that_is_no_database_is_refused_and_left_alone(read: type, ledger_path: str) -> None:
     data = b"this is no database at all" * 1000
-    Path(path).write_bytes(data)
+    Path(ledger_path).write_bytes(data)
     with pytest.raises(LedgerError) as caught:
-        read(path)
-    assert "not a database" in one_line(caught.value, path)
+        read(ledger_path)
+    assert "not a database" in one_line(caught.value, ledger_path)
     assert caught.value.exit_code == EXIT_FAILED
-    assert Path(path).read_bytes() == data
-    assert os.listdir(os.path.dirname(path)) == ["ledger.db"]
+    assert Path(ledger_path).read_bytes() == data
+    assert os.listdir(os.path.dirname(ledger_path)) == ["ledger.db"]
 
 
-def test_another_databases_tables_are_left_alone(path: str) -> None:
-    look = Look(path)
+def test_another_databases_tables_are_left_alone(ledger_path: str) -> None:
+    look = Look(ledger_path)
     look.db.execute("CREATE TABLE messages (mine)")
     look.close()
     with pytest.raises(LedgerError, match="messages already exists"):
-        Ledger.open(path)
-    look = Look(path)
+        Ledger.open(ledger_path)
+    look = Look(ledger_path)
     assert look.all("SELECT name FROM sqlite_master") == [("messages",)]
     look.close()
 
@@ -276,26 +265,26 @@ def test_a_directory_or_a_missing_one_is_refused_in_one_line(tmp_path: Path) -> 
         assert not isinstance(caught.value, LedgerBusy)
 
 
-def test_a_refusal_leaves_no_descriptor_open(path: str) -> None:
-    Path(path).write_bytes(b"no database" * 1000)
+def test_a_refusal_leaves_no_descriptor_open(ledger_path: str) -> None:
+    Path(ledger_path).write_bytes(b"no database" * 1000)
     before = sorted(os.listdir("/proc/self/fd"))
     for read in (Ledger.open, open_readonly):
         with pytest.raises(LedgerError):
-            read(path)
+            read(ledger_path)
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("replace", [True, False])
-def test_a_file_taken_away_under_the_connection_is_noticed(path: str, replace: bool) -> None:
-    opened = Ledger.open(path)
+def test_a_file_taken_away_under_the_connection_is_noticed(ledger_path: str, replace: bool) -> None:
+    opened = Ledger.open(ledger_path)
     opened.check_file()
-    os.rename(path, path + ".old")
+    os.rename(ledger_path, ledger_path + ".old")
     if replace:
-        Path(path).write_bytes(b"")
+        Path(ledger_path).write_bytes(b"")
     with pytest.raises(LedgerError) as caught:
         opened.check_file()
-    assert "was removed or replaced" in one_line(caught.value, path)
-    os.rename(path + ".old", path)
+    assert "was removed or replaced" in one_line(caught.value, ledger_path)
+    os.rename(ledger_path + ".old", ledger_path)
     opened.check_file()
     opened.close()
 
@@ -303,13 +292,13 @@ def test_a_file_taken_away_under_the_connection_is_noticed(path: str, replace: b
 # -- another writer ------------------------------------------------------------------------
 
 
-def test_a_lock_held_by_another_writer_is_said_in_one_line(path: str) -> None:
-    ours = Ledger.open(path, busy_timeout_ms=1)
-    other = Look(path)
+def test_a_lock_held_by_another_writer_is_said_in_one_line(ledger_path: str) -> None:
+    ours = Ledger.open(ledger_path, busy_timeout_ms=1)
+    other = Look(ledger_path)
     other.db.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerBusy) as caught:
         record(ours, 1)
-    assert str(caught.value) == f"{path}: database is locked"
+    assert str(caught.value) == f"{ledger_path}: database is locked"
     assert "writer" in caught.value.hint
     assert ours.open_rows() == []
 
@@ -320,21 +309,21 @@ def test_a_lock_held_by_another_writer_is_said_in_one_line(path: str) -> None:
     ours.close()
 
 
-def test_a_new_ledger_waits_for_nobody_forever(path: str) -> None:
-    other = Look(path)
+def test_a_new_ledger_waits_for_nobody_forever(ledger_path: str) -> None:
+    other = Look(ledger_path)
     other.db.execute("BEGIN EXCLUSIVE")
     with pytest.raises(LedgerBusy) as caught:
-        Ledger.open(path, busy_timeout_ms=1)
-    assert "locked" in one_line(caught.value, path)
+        Ledger.open(ledger_path, busy_timeout_ms=1)
+    assert "locked" in one_line(caught.value, ledger_path)
     other.close()
 
 
 # -- readers -------------------------------------------------------------------------------
 
 
-def test_a_readers_connection_cannot_write(ledger: Ledger, path: str) -> None:
+def test_a_readers_connection_cannot_write(ledger: Ledger, ledger_path: str) -> None:
     (one,) = record(ledger, 1)
-    reader = open_readonly(path)
+    reader = open_readonly(ledger_path)
     (row,) = reader.execute("SELECT * FROM messages").fetchall()
     assert row["message_id"] == one
     with pytest.raises(LedgerError, match="readonly"):
@@ -342,11 +331,11 @@ def test_a_readers_connection_cannot_write(ledger: Ledger, path: str) -> None:
     reader.close()
 
 
-def test_where_there_is_no_ledger_none_is_made(path: str) -> None:
+def test_where_there_is_no_ledger_none_is_made(ledger_path: str) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at") as caught:
-        open_readonly(path)
+        open_readonly(ledger_path)
     assert caught.value.hint.startswith("`relay up` creates it, from the journal")
-    assert not os.path.exists(path)
+    assert not os.path.exists(ledger_path)
 
 
 @pytest.mark.parametrize("name", ["a b", "100%", "what?", "#1", "é"])
@@ -361,9 +350,11 @@ def test_a_path_may_have_any_character(tmp_path: Path, name: str) -> None:
     opened.close()
 
 
-def test_columns_of_an_insert_are_in_the_order_of_the_facts(ledger: Ledger, path: str) -> None:
+def test_columns_of_an_insert_are_in_the_order_of_the_facts(
+    ledger: Ledger, ledger_path: str
+) -> None:
     record(ledger, 7)
-    reader = open_readonly(path)
+    reader = open_readonly(ledger_path)
     row = reader.execute("SELECT * FROM messages").fetchone()
     assert {name: row[name] for name in facts(7)._fields} == facts(7)._asdict()
     assert (row["direction"], row["status"], row["retry_count"]) == ("outbox", "pending", 0)

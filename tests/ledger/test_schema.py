@@ -14,35 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.base.errors import LedgerError
 from relay.ledger import SCHEMA_VERSION, Ledger
 from relay.ledger import file as ledger_file
+from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look
-from tests.procs import environment
 
 pytestmark = pytest.mark.shows("ready 5.2")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
 OLD = [1, 2]  # the versions that there were
-MIGRATE = """
-import os, signal, sys
-from relay.base import fsio
-from relay.ledger import Ledger
-steps = int(sys.argv[2])
-def fault(operation, name):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-fsio.fault = fault
-Ledger.open(sys.argv[1]).close()
-print("migrated")
-"""
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
+MIGRATE = "from relay.ledger import Ledger; Ledger.open(sys.argv[1]).close()"
 
 
 @pytest.fixture(params=OLD)
@@ -158,17 +140,9 @@ def test_a_copy_of_another_content_is_kept(path: str, old: int) -> None:
     assert version(f"{path}.v{old}.bak.1") == old
 
 
-def test_without_room_for_the_copy_nothing_is_changed(
-    path: str, old: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "write" and name.endswith(".bak.tmp"):
-            raise OSError(28, "No space left on device", name)
-
-    monkeypatch.setattr(fsio, "fault", full)
-    with pytest.raises(OSError, match="No space"):
+def test_without_room_for_the_copy_nothing_is_changed(path: str, old: int) -> None:
+    with failing("write", ".bak.tmp"), pytest.raises(OSError, match="No space"):
         Ledger.open(path)
-    monkeypatch.undo()
     assert version(path) == old
     assert not [name for name in os.listdir(os.path.dirname(path)) if "bak" in name]
 
@@ -185,22 +159,14 @@ def test_a_damaged_one_is_named_and_left_as_it_is(path: str) -> None:
     assert Path(path).read_bytes() == bytes(data)
 
 
-def steps_of(path: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    steps: list[tuple[str, str]] = []
-    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
-    Ledger.open(path).close()
-    monkeypatch.undo()
-    return steps
-
-
 @pytest.mark.timeout(60)
 def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
-    tmp_path: Path, path: str, old: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, path: str, old: int
 ) -> None:
     first = Path(path)
     before = rows(path, old)
     parts = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
-    steps = steps_of(str(first), monkeypatch)
+    steps = steps_of(lambda: Ledger.open(str(first)).close())
     assert len(steps) > 10 and ("sql", "COMMIT") in steps
     fresh = schema(str(first))
     for number in range(1, len(steps) + 1):
@@ -210,13 +176,7 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
             if not name.endswith("-shm"):
                 (folder / name).write_bytes(parts[name])
         path = str(folder / "ledger.db")
-        done = subprocess.run(
-            [sys.executable, "-c", MIGRATE, path, str(number)],
-            env=environment(),
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        killed_at(number, MIGRATE, path)
         assert version(path) == old and rows(path, old) == before, steps[number - 1]
         Ledger.open(path).close()  # the next start
         assert version(path) == SCHEMA_VERSION and rows(path, old) == before

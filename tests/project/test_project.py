@@ -16,18 +16,17 @@ import pytest
 
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.base.home import LEDGER
 from relay.cli import COMMANDS, cli
 from relay.daemon.admin import Admin, status_of
 from relay.daemon.status import SharedStatus, StatusPublisher
 from scripts.cli_docs import page
 from tests.box import Box
-from tests.procs import PROJECT
+from tests.procs import PROJECT, relay
 
 pytestmark = pytest.mark.shows("ready 3.4")
 
 CURL = re.compile(r"^    (curl .+)$", re.M)
-SQL = re.compile(r'^    (?:\$ )?sqlite3 \S*ledger\.db "(.+)"$', re.M)
+SQL = re.compile(r'^    (?:\$ )?relay ledger query "(.+)"$', re.M)
 
 
 def test_imports_go_down_the_list_only() -> None:
@@ -60,15 +59,8 @@ def test_the_queries_run_as_printed(box: Box, document: str) -> None:
     box.flush()
     queries = SQL.findall((PROJECT / document).read_text())
     assert queries
-    sqlite3 = shutil.which("sqlite3") or Path(sys.executable).with_name("sqlite-utils")
-    verb = ["query"] if "sqlite-utils" in str(sqlite3) else []
     for query in queries:
-        done = subprocess.run(
-            [sqlite3, *verb, box.home.path(LEDGER), query],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = relay("ledger", "query", query, home=box.root)
         assert done.returncode == 0, f"{query}: {done.stderr}"
     assert box.states(sent) == {"bob": "written"}
 
@@ -81,9 +73,9 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
     with tempfile.TemporaryDirectory(prefix="relay-", dir="/tmp") as person:
         home = Path(person) / ".agent-relay"
         home.mkdir()
-        board = SharedStatus(str(home), Config(), Clock())
-        board.is_serving = True
-        admin = Admin(board, lambda *_, **__: None)
+        status = SharedStatus(str(home), Config(), Clock())
+        status.is_serving = True
+        admin = Admin(status, lambda *_, **__: None)
         admin.begin("")
         for line in lines:
             done = subprocess.run(
@@ -98,14 +90,14 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
 
 
 def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
-    board = SharedStatus(box.home.root, box.config, box.clock)
-    board.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step(
+    status = SharedStatus(box.home.root, box.config, box.clock)
+    status.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step(
         news=True
     )
     text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
     cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
     listed = [name for cell in cells for name in cell.split(", ")]
-    assert sorted(listed) == sorted([*status_of(board), "admin_trouble"])
+    assert sorted(listed) == sorted([*status_of(status), "admin_trouble"])
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

@@ -49,7 +49,7 @@ def sent(inputs: Inputs) -> DataFrame:
     """Make one row a delivery of the ledger, computed once in a run.
 
     ``waited`` is true for a delivery that waited for a reason outside the relay: its inbox could
-    not be written, the channel was full, it was delivered again, it is the copy of somebody who
+    not be written, the channel was full, it was delivered again, it is the copy of a recipient that
     joined later, or the full disk deferred its message.
     """
 
@@ -124,7 +124,7 @@ def refusals(asked: DataFrame, messages: DataFrame) -> DataFrame:
 def digest(kind: Kind) -> Column:
     """Return the last part of the id of such an answer to a row of ``messages``.
 
-    ``relay.base.names.answer_id``: behind the time stand the first 32 hex digits of the SHA-256 of
+    ``relay.base.names.answer_id``: after the time come the first 32 hex digits of the SHA-256 of
     "answer", sender, message id and kind.
     """
     parts = [F.lit("answer"), F.col("agent_name"), F.col("message_id"), F.lit(str(kind))]

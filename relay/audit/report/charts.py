@@ -1,7 +1,7 @@
 """The charts of a report, each with the table and columns that it needs, and the heat map of pairs.
 
-A chart is made when its table is there with those columns. For a table without rows a sentence
-stands in its place.
+A chart is made when its table exists with those columns. For a table without rows it is a
+sentence.
 """
 
 from __future__ import annotations

@@ -32,12 +32,13 @@ from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
 from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError
+from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, JOURNAL, STORE
+from relay.engine.check import check_archives
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.objects import open_objects
-from relay.journal.segment import segment_files
-from relay.journal.warm import warm_name
+from relay.journal.segment import segment_files, warm_path
 
 FORMAT = "relay_files"
 ATTACHMENTS = "attachments"
@@ -101,7 +102,7 @@ def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
         return  # the previous unit reports it
     for file in files:
         entry = _encoded(file.entry)
-        warm = os.path.join(stream, "warm", warm_name(file.segment_id))
+        warm = warm_path(stream, file.segment_id)
         for path in dict.fromkeys((file.path, warm)):
             if path and os.path.exists(path):
                 below = os.path.join(shown, os.path.relpath(path, stream))
@@ -228,34 +229,31 @@ def _store(unit: FileUnit, home: str) -> VerifiedFile:
     """Verify the live store, and existence and size of the archives that it lists."""
     _, blocks = store_file.read_indexes(unit.path)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
-    problems = []
-    for note in EngineState.decode(blocks).archives:
-        name = f"{ARCHIVES}/{note.name}"
-        try:
-            size = os.path.getsize(os.path.join(home, name))
-        except FileNotFoundError:
-            problems.append(f"{name}: missing, but the store lists it")
-            continue
-        if note.size and size != note.size:
-            problems.append(f"{name}: expected {note.size} bytes, got {size}")
-    return row._replace(problems=problems)
+    listed = EngineState.decode(blocks).archives
+    return _with_findings(row, check_archives(os.path.join(home, ARCHIVES), listed))
 
 
 def _journal(unit: FileUnit) -> VerifiedFile:
-    found = check.check_manifest(unit.path)
-    return VerifiedFile(unit.shown, unit.kind, problems=found.problems, warnings=found.warnings)
+    return _with_findings(VerifiedFile(unit.shown, unit.kind), check.check_manifest(unit.path))
 
 
 def _segment(unit: FileUnit) -> VerifiedFile:
     entry = _entry(unit)
-    found = check.StreamFindings([], [])
-    check.check_segment(unit.path, entry, found)
+    found = check.check_segment(unit.path, entry)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:
         row = _with_facts(row, unit, entry)
-        if found.problems:  # so that its day differs
+        if any(one.severity is Severity.ERROR for one in found):  # so that its day differs
             row = row._replace(sha256=None)
-    return row._replace(problems=found.problems, warnings=found.warnings)
+    return _with_findings(row, found)
+
+
+def _with_findings(row: VerifiedFile, findings: Iterable[Finding]) -> VerifiedFile:
+    """Add the findings of a store's check."""
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for one in findings:
+        lines[one.severity is Severity.ERROR].append(one.text)
+    return row._replace(problems=lines[True], warnings=lines[False])
 
 
 def _object(unit: FileUnit) -> VerifiedFile:

@@ -8,7 +8,7 @@
     bounced      the recipient no longer exists      expired      its TTL passed
     dead         given up without an answer
 
-Pure: rows of ``messages`` and ``deliveries`` in, words out. States: docs/states.md.
+Pure: rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = Fields | sqlite3.Row  # of ``messages``
 NO_RECIPIENTS = "no recipients"
 
 
-class Word(StrEnum):
+class Outcome(StrEnum):
     """The outcome of a delivery or a message; the most advanced ones first."""
 
     COMPLETED = "completed"
@@ -47,28 +47,28 @@ class Word(StrEnum):
 
 
 _OF_STATE = {
-    "staged": Word.WAITING,
-    "held": Word.HELD,
-    "written": Word.DELIVERED,
-    "read": Word.READ,
-    "expired": Word.EXPIRED,
-    "bounced": Word.BOUNCED,
-    "dead": Word.DEAD,
+    "staged": Outcome.WAITING,
+    "held": Outcome.HELD,
+    "written": Outcome.DELIVERED,
+    "read": Outcome.READ,
+    "expired": Outcome.EXPIRED,
+    "bounced": Outcome.BOUNCED,
+    "dead": Outcome.DEAD,
 }
 _OF_ANSWER = {
-    "completed": Word.COMPLETED,
-    "failed": Word.FAILED,
-    "in_progress": Word.IN_PROGRESS,
+    "completed": Outcome.COMPLETED,
+    "failed": Outcome.FAILED,
+    "in_progress": Outcome.IN_PROGRESS,
 }
 _ANSWERED = frozenset(_OF_ANSWER.values())
-_BEFORE_A_NAME = dict.fromkeys(Word, "for") | {
-    Word.COMPLETED: "by",
-    Word.FAILED: "by",
-    Word.IN_PROGRESS: "by",
-    Word.READ: "by",
-    Word.DELIVERED: "to",
+_BEFORE_A_NAME = dict.fromkeys(Outcome, "for") | {
+    Outcome.COMPLETED: "by",
+    Outcome.FAILED: "by",
+    Outcome.IN_PROGRESS: "by",
+    Outcome.READ: "by",
+    Outcome.DELIVERED: "to",
 }
-_REASONED = frozenset({Word.HELD, Word.BOUNCED, Word.EXPIRED, Word.DEAD})
+_REASONED = frozenset({Outcome.HELD, Outcome.BOUNCED, Outcome.EXPIRED, Outcome.DEAD})
 OWING = ("command", "query")
 
 
@@ -82,65 +82,75 @@ def delivery_fields(row: sqlite3.Row) -> Fields:
     return {**_SINCE_SCHEMA_3, **dict(zip(row.keys(), row, strict=True))}
 
 
-def word_of(delivery: Fields) -> Word:
+def outcome_of(delivery: Fields) -> Outcome:
     """The outcome of one delivery."""
     state = delivery["state"]
     if delivery["recipient"] == ORCHESTRATOR:
-        return Word.HANDLED if state in ("read", "acked") else Word.WAITING
+        return Outcome.HANDLED if state in ("read", "acked") else Outcome.WAITING
     if state == "acked":
         begun = delivery["ack_status"] == "received" and delivery["obligation"] == "open"
-        return Word.IN_PROGRESS if begun else _OF_ANSWER.get(delivery["ack_status"], Word.READ)
+        return (
+            Outcome.IN_PROGRESS if begun else _OF_ANSWER.get(delivery["ack_status"], Outcome.READ)
+        )
     if state == "read" and delivery["read_how"] == REMOVED:
-        return Word.REMOVED
+        return Outcome.REMOVED
     return _OF_STATE[state]
 
 
-def short(row: Row, deliveries: Sequence[Fields]) -> str:
+def summary(row: Row, deliveries: Sequence[Fields]) -> str:
     """The outcome for a column: ``read``, or ``3 of 10 read`` for several recipients."""
     if row["status"] in ("failed", "rejected"):
-        return Word.REFUSED
+        return Outcome.REFUSED
     if not deliveries:
-        return NO_RECIPIENTS if row["status"] in ("completed", "archived") else Word.WAITING
-    words = Counter(word_of(one) for one in deliveries)
+        return NO_RECIPIENTS if row["status"] in ("completed", "archived") else Outcome.WAITING
+    counts = Counter(outcome_of(one) for one in deliveries)
     if len(deliveries) == 1:
-        return next(iter(words))
-    known = [word for word in Word if words[word] and word not in (Word.DELIVERED, Word.WAITING)]
-    counted = [f"{words[word]} {word}" for word in known] or [f"0 {Word.READ}"]
+        return next(iter(counts))
+    known = [
+        outcome
+        for outcome in Outcome
+        if counts[outcome] and outcome not in (Outcome.DELIVERED, Outcome.WAITING)
+    ]
+    counted = [f"{counts[outcome]} {outcome}" for outcome in known] or [f"0 {Outcome.READ}"]
     counted[0] = counted[0].replace(" ", f" of {len(deliveries)} ", 1)
     return ", ".join(counted)
 
 
 def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
     """The outcome for the first line of ``relay trace``, with reason and time."""
-    word = short(row, deliveries)
-    if word == Word.REFUSED or (word == Word.WAITING and not deliveries):
-        return _with(word, row["last_error"])
+    outcome = summary(row, deliveries)
+    if outcome == Outcome.REFUSED or (outcome == Outcome.WAITING and not deliveries):
+        return _with_reason(outcome, row["last_error"])
     if len(deliveries) != 1:
-        return word
+        return outcome
     (one,) = deliveries
-    return phrase(one, row["message_type"], now_ns, is_named=one["recipient"] != row["target"])
+    return describe(one, row["message_type"], now_ns, is_named=one["recipient"] != row["target"])
 
 
-def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = True) -> str:
+def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = True) -> str:
     """The outcome of one delivery, with recipient, reason and time."""
-    word, name = word_of(delivery), delivery["recipient"]
-    if word is Word.HANDLED:
+    outcome, name = outcome_of(delivery), delivery["recipient"]
+    if outcome is Outcome.HANDLED:
         return "handled by the relay itself"
-    if word is Word.REMOVED:
+    if outcome is Outcome.REMOVED:
         return f"removed from the inbox of {name}, not seen in .read"
-    said = f"{word} {_BEFORE_A_NAME[word]} {name}" if is_named or word in _ANSWERED else str(word)
-    if word in _ANSWERED:
-        if word is Word.IN_PROGRESS:
+    said = (
+        f"{outcome} {_BEFORE_A_NAME[outcome]} {name}"
+        if is_named or outcome in _ANSWERED
+        else str(outcome)
+    )
+    if outcome in _ANSWERED:
+        if outcome is Outcome.IN_PROGRESS:
             said += f" for {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
-        said = _with(said, delivery["answer_text"])
+        said = _with_reason(said, delivery["answer_text"])
         said += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
-    elif word in _REASONED:  # which imply that no answer is expected
-        return _with(said, delivery["last_error"]) + _since(delivery)
-    elif word is Word.DELIVERED:
+    elif outcome in _REASONED:  # which imply that no answer is expected
+        return _with_reason(said, delivery["last_error"]) + _since(delivery)
+    elif outcome is Outcome.DELIVERED:
         said += ", not read yet"
-    elif word is Word.READ and kind in OWING and delivery["state"] == "read":
+    elif outcome is Outcome.READ and kind in OWING and delivery["state"] == "read":
         said += ", not answered yet"
-    return said + obliged(delivery)
+    return said + reminders_text(delivery)
 
 
 def _since(delivery: Fields) -> str:
@@ -150,7 +160,7 @@ def _since(delivery: Fields) -> str:
     return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
 
 
-def obliged(delivery: Fields) -> str:
+def reminders_text(delivery: Fields) -> str:
     """The reminders sent for an overdue answer; empty if there were none."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
@@ -158,5 +168,5 @@ def obliged(delivery: Fields) -> str:
     return f", reminded {'once' if times == 1 else f'{times} times'}" if times else ""
 
 
-def _with(said: str, reason: str | None) -> str:
+def _with_reason(said: str, reason: str | None) -> str:
     return f"{said}: {reason}" if reason else said

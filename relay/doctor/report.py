@@ -1,4 +1,4 @@
-"""Findings, helpers of the checks, and the safe repairs."""
+"""The home to check, helpers of the checks, and the safe repairs."""
 
 from __future__ import annotations
 
@@ -6,57 +6,20 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import AlreadyRunning, RelayError, UnsafePath
+from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LOCK, Home
 
-RESTORE = "restore a backup with `relay ledger restore FILE`; the next start replays the rest"
 MAX_NAMED = 3  # examples named in a finding; the others are counted
 RECHECK_AFTER_S = 1.0  # a running relay has finished its current batch by then
-
-
 MODES = {"chmod 700": fsio.DIR_MODE, "chmod 600": fsio.FILE_MODE}
-
-
-class Severity(StrEnum):
-    """Severity of a finding."""
-
-    ERROR = "error"  # something is lost or does not work
-    WARNING = "warning"  # may become an error, or needs attention
-    NOTE = "note"  # information, not a problem
-
-
-class Repair(NamedTuple):
-    """One safe change of a file in the home."""
-
-    action: str  # remove, or one of MODES
-    path: str  # relative to the home
-
-
-class Finding(NamedTuple):
-    """A problem and its remedy."""
-
-    check: str  # config, process, limits, files, store, journal, tiers, ledger, attachments
-    finding: str
-    remedy: str
-    severity: Severity = Severity.ERROR
-    where: str = ""  # relative to the home, or a command
-    repairs: tuple[Repair, ...] = ()
-    is_part: bool = False  # only a part was checked
-
-    @property
-    def repairable(self) -> bool:
-        """Return whether ``--repair`` can fix it."""
-        return bool(self.repairs)
-
-    def __str__(self) -> str:
-        return f"{self.check}: {self.finding}; {self.remedy}"
 
 
 class Target(NamedTuple):
@@ -65,17 +28,23 @@ class Target(NamedTuple):
     home: Home
     config: Config
     clock: Clock
-    is_running: bool
-    deep: bool
+    is_running: bool = False
+    deep: bool = False
 
 
-def recheck(target: Target, look: Callable[[], dict[str, Finding]]) -> Iterator[Finding]:
-    """Yield what ``look`` finds; with a running relay only what a second call finds again."""
-    found = look()
+def recheck(
+    target: Target,
+    check: Callable[[Target], Iterable[Finding]],
+    key: Callable[[Finding], str] = attrgetter("where"),
+) -> Iterator[Finding]:
+    """Yield what a check finds; with a running relay only what a second run finds again.
+
+    ``key``: equal for the same finding in both runs.
+    """
+    found = {key(one): one for one in check(target)}
     if found and target.is_running:
         time.sleep(RECHECK_AFTER_S)
-        again = look()
-        found = {key: finding for key, finding in again.items() if key in found}
+        found = {key(one): one for one in check(target) if key(one) in found}
     yield from found.values()
 
 
@@ -89,20 +58,31 @@ def list_dir(folder: str) -> list[str]:
 
 def describe_error(exc: RelayError | OSError) -> str:
     """Format an error as one line."""
-    return str(exc) if isinstance(exc, RelayError) else f"{exc.filename}: {exc.strerror}"
+    return Finding.of_error("", exc).text
 
 
-def partial_check(check: str, looked: int, total: int, what: str) -> Finding:
+def partial_check(what: str, checked: int, total: int, of: str) -> Finding:
     """Make the note that only a part was checked."""
-    found = f"checked {looked} of {total} {what}"
-    remedy = "no action needed; checking all would take long"
-    return Finding(check, found, remedy, Severity.NOTE, f"part of {what}", is_part=True)
+    found = f"checked {checked} of {total} {of}"
+    advice = "no action needed; checking all would take long"
+    return Finding(what, f"part of {of}", found, advice, Severity.NOTE, is_partial=True)
 
 
-def summarize(items: list[str]) -> str:
-    """Join the first items, and count the others."""
-    more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
-    return ", ".join(items[:MAX_NAMED]) + more
+def listed(
+    what: str,
+    found: str,
+    items: Sequence[str],
+    advice: str,
+    severity: Severity = Severity.WARNING,
+    *,
+    where: str = "",
+    repairs: Iterable[Repair] = (),
+) -> Iterator[Finding]:
+    """Yield a finding that names the first of these items and counts the others, if any."""
+    if items:
+        more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
+        found = f"{found}: {', '.join(items[:MAX_NAMED])}{more}"
+        yield Finding(what, where or items[0], found, advice, severity, repairs=tuple(repairs))
 
 
 def repair(home: Home, findings: Iterable[Finding]) -> Iterator[tuple[Repair, str]]:

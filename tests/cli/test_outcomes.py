@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from relay.ledger import schema_sql, wording
+from relay.cli import outcomes
+from relay.ledger import schema_sql
 
 NOW = 1_700_000_000_000_000_000
 MIN = 60 * 10**9
@@ -92,14 +93,14 @@ def acked(status: str, **facts: Any) -> dict[str, Any]:
 def test_M05_what_became_of_a_message_in_a_word_and_in_a_line(
     delivery: dict[str, Any], word: str, headline: str
 ) -> None:
-    assert wording.short(ROW, [delivery]) == word
-    assert wording.headline(ROW, [delivery], NOW) == headline
+    assert outcomes.summary(ROW, [delivery]) == word
+    assert outcomes.headline(ROW, [delivery], NOW) == headline
 
 
 def test_M05_who_it_is_for_is_named_where_the_address_does_not_say() -> None:
     team = {**ROW, "target": "#team"}
-    assert wording.headline(team, [bob("written")], NOW) == "delivered to bob, not read yet"
-    assert wording.headline(team, [bob("held", last_error="full")], NOW) == "held for bob: full"
+    assert outcomes.headline(team, [bob("written")], NOW) == "delivered to bob, not read yet"
+    assert outcomes.headline(team, [bob("held", last_error="full")], NOW) == "held for bob: full"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,8 @@ def test_M05_what_nobody_has_yet_or_ever(
     status: str, error: str | None, short: str, headline: str
 ) -> None:
     row = {**ROW, "status": status, "last_error": error}
-    assert wording.short(row, []) == short
-    assert wording.headline(row, [], NOW) == headline
+    assert outcomes.summary(row, []) == short
+    assert outcomes.headline(row, [], NOW) == headline
 
 
 @pytest.mark.parametrize(
@@ -129,24 +130,24 @@ def test_M05_what_nobody_has_yet_or_ever(
     ],
 )
 def test_M05_several_are_counted(states: list[str], text: str) -> None:
-    assert wording.short(ROW, [bob(state) for state in states]) == text
-    assert wording.headline(ROW, [bob(state) for state in states], NOW) == text
+    assert outcomes.summary(ROW, [bob(state) for state in states]) == text
+    assert outcomes.headline(ROW, [bob(state) for state in states], NOW) == text
 
 
 def test_M05_answers_of_several_come_first() -> None:
     found = [acked("completed"), acked("failed"), bob("read"), bob("written")]
-    assert wording.short(ROW, found) == "1 of 4 completed, 1 failed, 1 read"
+    assert outcomes.summary(ROW, found) == "1 of 4 completed, 1 failed, 1 read"
 
 
 def test_every_state_of_the_ledger_has_a_word() -> None:
     states = ("held", "staged", "written", "read", "acked", "expired", "bounced", "dead")
     assert all(f"'{state}'" in schema_sql() for state in states)
-    assert {wording.word_of(bob(state)) for state in states} <= set(wording.Word)
+    assert {outcomes.outcome_of(bob(state)) for state in states} <= set(outcomes.Outcome)
 
 
 def test_of_an_earlier_schema_what_it_lacks_is_not_known() -> None:
     db = sqlite3.connect(":memory:")
     db.row_factory = sqlite3.Row
     row = db.execute("SELECT 'bob' AS recipient, 'read' AS state, 5 AS read_at").fetchone()
-    assert wording.phrase(wording.delivery_fields(row), "message", NOW) == "read by bob"
+    assert outcomes.describe(outcomes.delivery_fields(row), "message", NOW) == "read by bob"
     db.close()

@@ -1,0 +1,138 @@
+"""Does the ledger agree with the store? Compares what both say of every message that is kept.
+
+The ledger may be behind the journal, which the next start repairs with the same comparison
+(``relay.daemon.recovery``). ``check`` is for a ledger that has followed the journal to its end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Set
+
+from relay.acomm.model import Delivery, DeliveryState, Message
+from relay.base.errors import RelayError
+from relay.base.finding import Finding
+from relay.base.names import ORCHESTRATOR
+from relay.daemon.projection import deliveries_of
+from relay.engine.engine import Engine
+from relay.engine.events import EventCodec
+from relay.journal.journal import JournalReader
+from relay.ledger.check import RESTORE, WHAT
+
+_OPEN = ("held", "staged")
+# Of a relay that was killed: what follows a commit reaches the journal with the next one.
+_AHEAD = frozenset(
+    {("staged", "written"), ("staged", "held"), ("staged", "read"), ("written", "read")}
+)
+Obligation = tuple[str, str, str]  # message id, recipient, status of its last ack
+
+
+def check(
+    db: sqlite3.Connection,
+    store: Engine,
+    *,
+    most_rows: int | None = None,
+    is_killed: bool = False,
+) -> Iterator[Finding]:
+    """Compare messages, deliveries and owed answers.
+
+    ``most_rows``: only messages as recent as so many rows. ``is_killed``: the ledger may have steps
+    that the journal lost with the relay; the next start finds them in the inboxes.
+    """
+    limit = -1 if most_rows is None else most_rows
+    query = "SELECT message_id FROM messages ORDER BY id DESC LIMIT ?"
+    rows = {row[0] for row in db.execute(query, (limit,))}
+    oldest = min(rows, default="")
+    for _, relay_id, _ in relayed(store):
+        if relay_id >= oldest and relay_id not in rows:
+            yield _finding(relay_id, "in the store, but not in the ledger")
+    query = "SELECT message_id, recipient, state FROM deliveries ORDER BY message_id DESC LIMIT ?"
+    states = {(row[0], row[1]): row[2] for row in db.execute(query, (limit,))}
+    yield from _check_deliveries(store, rows, states, is_killed)
+    if not is_killed:
+        yield from _check_obligations(db, store, rows)
+
+
+def _check_deliveries(
+    store: Engine,
+    rows: Set[str],
+    states: Mapping[tuple[str, str], str],
+    is_killed: bool,
+) -> Iterator[Finding]:
+    expected: dict[tuple[str, str], str | None] = {key: "held" for key in unstaged(store)}
+    for message, relay_id, deliveries in relayed(store):
+        for fact in deliveries_of(message, relay_id, deliveries):
+            expected[relay_id, fact.recipient] = fact.state
+    differ = [
+        (key, wanted, states.get(key))
+        for key, wanted in expected.items()
+        if key[0] in rows and states.get(key) != wanted
+    ]
+    differ += [
+        (key, None, state)
+        for key, state in states.items()
+        if state in _OPEN and key not in expected
+    ]
+    for (relay_id, recipient), wanted, state in differ:
+        if not is_killed or (wanted, state) not in _AHEAD:
+            yield _finding(relay_id, f"for {recipient} the store says {wanted}, the ledger {state}")
+
+
+def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) -> Iterator[Finding]:
+    owed = db.execute(
+        "SELECT message_id, recipient, coalesce(ack_status, '') FROM deliveries "
+        "WHERE obligation = 'open'"
+    ).fetchall()
+    for (relay_id, recipient, _), _message in unmatched_obligations(store, owed):
+        yield _finding(relay_id, f"an answer of {recipient} is owed in the ledger alone")
+    known = {(relay_id, recipient) for relay_id, recipient, _ in owed}
+    for message, relay_id, _ in relayed(store):
+        for recipient in store.state.owed.get(message.id, {}):
+            if relay_id in rows and (relay_id, recipient) not in known:
+                yield _finding(relay_id, f"an answer of {recipient} is owed in the store alone")
+
+
+def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery]]]:
+    """Yield the kept messages that passed a relay: message, relay id, deliveries."""
+    for number, deliveries in store.state.deliveries.items():
+        message = store.messages.get(number)
+        if message is not None and message.relay_id is not None:
+            yield message, message.relay_id, deliveries
+
+
+def unstaged(store: Engine) -> Iterator[tuple[str, str]]:
+    """Yield (relay id, recipient) of deliveries that were accepted, but never staged."""
+    for _, relay_id, deliveries in relayed(store):
+        for recipient, one in deliveries.items():
+            if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
+                yield relay_id, recipient
+
+
+def unmatched_obligations(
+    store: Engine, owed: Iterable[Obligation]
+) -> Iterator[tuple[Obligation, Message | None]]:
+    """Yield the owed answers of the ledger that the store does not have.
+
+    With their message; None if that is not live any more.
+    """
+    for one in owed:
+        message = store.messages.find_by_relay_id(one[0])
+        if message is None or message.id not in store.state.messages:
+            yield one, None
+        elif one[1] not in store.state.owed.get(message.id, {}):
+            yield one, message
+
+
+def is_behind(folder: str, position: int, key: bytes | None) -> bool:
+    """Return whether the journal has events after the ledger's position, or cannot be read."""
+    codec = EventCodec(key)
+    try:
+        records = JournalReader(folder).read(position)
+        return any(codec.decode(one.payload, one.offset).event is not None for one in records)
+    except (RelayError, OSError):
+        return True
+
+
+def _finding(relay_id: str, found: str) -> Finding:
+    advice = f"`relay trace {relay_id}` shows what the ledger has; {RESTORE}"
+    return Finding(WHAT, relay_id, f"{relay_id}: {found}", advice)

@@ -1,0 +1,225 @@
+"""Applying plans to the store: the message, the effect of an answer, commands, replies.
+
+In memory alone: the events become durable with the commit of their batch. A message that is in the
+store already is not stored again, so applying a plan after a crash repeats nothing.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Origin
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.errors import CommError, StoreCapacity, StoreFull
+from relay.base.logs import LogCall, where
+from relay.base.message import Kind
+from relay.base.names import ORCHESTRATOR, direct_channel_name
+from relay.delivery import router
+from relay.delivery.control import Orchestrator
+from relay.delivery.file_ops import DiskFull, render_delivered
+from relay.delivery.plan import refuse, reply
+from relay.delivery.values import (
+    Answer,
+    Applied,
+    ControlReply,
+    Deferral,
+    Draft,
+    Inbound,
+    ObligationState,
+    OutgoingFile,
+    Plan,
+    Route,
+    Subject,
+    SystemMessage,
+    open_obligation,
+    system_message_row,
+)
+from relay.delivery.view import StoreView
+from relay.engine.deliveries import SYSTEM
+from relay.engine.engine import Engine
+
+TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
+NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
+THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
+THROTTLED_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows; checked this often
+STICKY = "sent before it joined"
+
+
+class StoreWriter:
+    """Applies plans to the store. Owned by the loop."""
+
+    def __init__(
+        self, store: Engine, orchestrator: Orchestrator, clock: Clock, log: LogCall
+    ) -> None:
+        self._store = store
+        self._view = StoreView(store)
+        self._orchestrator = orchestrator
+        self._clock = clock
+        self._log = log
+
+    def apply(self, plan: Plan) -> Applied:
+        """Apply a plan; a file that the engine refuses, or that meets a bug, is refused.
+
+        Errors: ``TRANSIENT_ERRORS``; CommError for a plan of the relay's own.
+        """
+        try:
+            return self._apply(plan)
+        except TRANSIENT_ERRORS:
+            raise
+        except CommError as exc:
+            if plan.inbound is None:
+                raise
+            return self._apply(refuse(plan.inbound, str(exc)))
+        except Exception as exc:
+            if plan.inbound is None:
+                raise
+            return self._apply(refuse_fault(plan.inbound, exc, self._log))
+
+    def _apply(self, plan: Plan) -> Applied:
+        """Store the message, the effect of an answer, and every reply; carry out a command."""
+        stored: Message | None = None
+        files, deferred = plan.files, list[Deferral]()
+        if plan.draft is not None and plan.inbound is not None:
+            inbound = plan.inbound
+            stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
+            files = tuple([one._replace(number=stored.id) for one in files])
+        elif plan.message_id:
+            stored = self._view.find(plan.message_id)
+        duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None
+        if plan.inbound is not None and stored and files and self._view.is_held(stored.id):
+            due = throttled_until(stored, plan.inbound.seen_at)
+            deferred = [_deferral(file, name, due) for file in files for name in file.recipients]
+            files = ()
+        messages, effects = plan.messages, plan.effects
+        if plan.command is not None and not plan.command.is_done and stored is not None:
+            given = self._orchestrator.carry_out(plan.command.message, plan.subject)
+            effects = given.effects._replace(may_repeat=effects.may_repeat)
+            deferred += self._sticky_copies()
+            self._store.deliveries.deliver(stored.id, [ORCHESTRATOR])
+            if self._view.expects_ack(stored):
+                state = DeliveryState.ACKNOWLEDGED
+                self._store.deliveries.move(stored.id, [ORCHESTRATOR], state)
+            messages = (*_reply_of(plan.subject, given), *messages)
+        own = [self._store_message(one, plan.subject, stored) for one in messages]
+        files = (*files, *(one for one in own if one is not None))
+        return Applied(plan, files, tuple(deferred), duty, effects)
+
+    def _accept(self, draft: Draft, sender: str, origin: Origin | None = None) -> Message:
+        """Store a message; its channel is created or joined if necessary."""
+        store, route = self._store, draft.route
+        channel = store.channels.get_by_name(route.channel)
+        if channel is None:
+            owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
+            channel = store.channels.create(route.channel, route.channel_type, owner)
+        for member in route.members:
+            if not store.channels.is_participant(channel.id, member):
+                store.channels.join(channel.id, member)
+        return store.messages.accept(
+            channel.id, sender, draft.message, recipients=route.recipients, origin=origin
+        )
+
+    def _record_answer(self, subject: Subject, answer: Answer) -> ObligationState | None:
+        """Apply an answer to the delivery that it answers; returns what is owed after it."""
+        store, original, sender = self._store, answer.original, subject.agent
+        said = (subject.message_id, answer.text)
+        store.deliveries.record_answer(
+            original, sender, answer.status, ends=answer.ends, answer=said
+        )
+        if answer.ends and self._view.tracks_answer(original):
+            return ObligationState("answered")
+        owed = self._view.owed(original.id).get(sender)
+        return open_obligation(owed) if owed else None
+
+    def _sticky_copies(self) -> list[Deferral]:
+        """Copies for new subscribers, due now."""
+        now = self._clock.now_ns()
+        copies = [
+            (self._view.message(number), name) for number, name in self._store.channels.pop_sticky()
+        ]
+        return [
+            Deferral(copied.relay_id, name, STICKY, now)
+            for copied, name in copies
+            if copied is not None and copied.relay_id is not None
+        ]
+
+    def _store_message(
+        self, one: SystemMessage, subject: Subject, stored: Message | None
+    ) -> OutgoingFile | None:
+        """Store a message of the relay's own, once; None if its channel accepts none.
+
+        Its time is when it was first stored, possibly a day after the event it describes.
+        """
+        message_id, message = one.message_id, one.message
+        kept = self._view.find(message_id)
+        if kept is None:
+            is_answer = one.is_answer and stored is not None and self._view.expects_ack(stored)
+            draft = _own_draft(
+                one, max(one.at_ns, self._clock.now_ns()), stored if is_answer else None
+            )
+            try:
+                kept = self._accept(draft, ORCHESTRATOR)
+            except (StoreFull, StoreCapacity):
+                raise
+            except CommError:
+                if draft.message.topic is None:
+                    raise
+                return None  # paused or closed: no notices wanted
+        at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
+        message = message._replace(body=kept.content)
+        facts = system_message_row(message_id, message.body, str(message.kind), message.to, at)
+        label = self._view.channel_label(kept)
+        data = render_delivered(message, message_id, ORCHESTRATOR, at, facts.checksum or "", label)
+        known = self._view.recipients(kept.id)
+        recipients = tuple([name for name in one.recipients if name in known])
+        if not recipients:
+            return None
+        return OutgoingFile(message_id, kept.id, data, recipients, system=facts)
+
+
+def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:
+    """Refuse a file because of a bug in the relay, which stops no other file."""
+    fault = type(exc).__name__  # its text may quote what it choked on
+    log(
+        f"Refused {inbound.file.path}: internal error: {fault}",
+        action="fault",
+        level="error",
+        where=where(exc),
+    )
+    return refuse(inbound, f"internal error of the relay: {fault}")
+
+
+def throttled_until(stored: Message, now_ns: int) -> int:
+    """Next check of a throttled message: at most 60 s from now, and no later than its TTL."""
+    due = now_ns + THROTTLED_RECHECK_NS
+    if stored.ttl_over_ns is not None:
+        due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
+    return due
+
+
+def _deferral(file: OutgoingFile, recipient: str, due_at: int) -> Deferral:
+    return Deferral(file.message_id, recipient, THROTTLED, due_at)
+
+
+def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...]:
+    """The reply to a command; empty if it needs none, or the supervisor will answer."""
+    if given.ok is None:
+        return ()
+    text = f"completed {given.text}" if given.ok else given.text
+    return (reply(subject, Kind.ACK if given.ok else Kind.NACK, text, given.attached),)
+
+
+def _own_draft(one: SystemMessage, at_ns: int, answered: Message | None) -> Draft:
+    """A message of the relay's own as the engine gets it; an acknowledgment if one is expected."""
+    message = one.message
+    new = router.new_message(message, one.message_id, at_ns, None)
+    metadata = {**(new.metadata or {}), "kind": str(message.kind)}
+    new = replace(new, metadata=metadata)
+    if message.kind not in NOTICES:
+        kind = MessageType.ERROR if answered is None else MessageType.ACKNOWLEDGMENT
+        thread = None if answered is None else answered.correlation_id
+        new = replace(new, message_type=kind, correlation_id=thread)
+    if new.topic is not None:
+        return Draft(Route(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,)), new)
+    name = direct_channel_name(message.to, ORCHESTRATOR)
+    members = (message.to, ORCHESTRATOR)
+    return Draft(Route(name, ChannelType.DIRECT, members, (message.to,)), new)

@@ -1,0 +1,398 @@
+"""The values that pass through the pipeline: an Inbound for each file, a Plan for each effect.
+
+    OutboxFile -> Inbound (read, validated, claimed) -> Plan -> OutgoingFile
+
+All are frozen. A Plan without an Inbound is the relay's own: a retry, a reminder, a notice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NamedTuple
+
+from relay.acomm.model import (
+    ChannelType,
+    DeliveryState,
+    Message,
+    Obligation,
+    Origin,
+)
+from relay.agents.requests import ProcessRequest
+from relay.agents.status import StatusChange
+from relay.base.checksums import sha256_hex
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.home import PENDING
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.message import MessageFile
+from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, shown
+from relay.engine.messages import NewMessage
+from relay.journal.plan import JournalCommand
+from relay.ledger import FileFacts
+from relay.ledger.processes import ProcessRow
+
+OUTBOX = ("outbox",)
+IN_PENDING = ("outbox", PENDING)  # where a writer left it
+MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
+LATEST_NS = 9 * 10**18  # the year 2255
+UNSAFE_FILES = frozenset(
+    {IncidentKind.HARD_LINK, IncidentKind.FOREIGN_OWNER, IncidentKind.NOT_A_REGULAR_FILE}
+)
+PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class OutboxFile(NamedTuple):
+    """A file in an outbox, and its facts from fstat."""
+
+    agent: str
+    file_name: str
+    message_id: str | None  # None: the name is not that of a message
+    size: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int = 0  # last changed or renamed: no writer can set it; 0: it has other names
+    place: tuple[str, ...] = OUTBOX  # below the agent's directory
+
+    @property
+    def path(self) -> str:
+        """Relative to the home."""
+        return "/".join(("agents", self.agent, *self.place, self.file_name))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of the file while it waits or is processed."""
+        return (self.agent, "/".join((*self.place[1:], self.file_name)))
+
+
+def found_of(
+    agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
+) -> OutboxFile:
+    """The facts of a file; its writer may set any mtime, SQLite takes 63 bits."""
+    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
+    return OutboxFile(
+        agent,
+        name,
+        message_id_of(name),
+        status.st_size,
+        mtime_ns,
+        status.st_ino,
+        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
+        place,
+    )
+
+
+def is_same(found: OutboxFile, status: os.stat_result) -> bool:
+    """True if the file is unchanged and in its place."""
+    now = found_of(found.agent, found.file_name, status, found.place)
+    if 0 in (found.ctime_ns, now.ctime_ns):
+        now = now._replace(ctime_ns=found.ctime_ns)
+    return now == found
+
+
+class Row(Enum):
+    """The ledger's row of a file."""
+
+    NEW = auto()  # inserted with this batch
+    REPEATED = auto()  # inserted before: a crash or a transient error came between
+    NONE = auto()  # refused without a row, see the table rejections
+
+
+class Inbound(NamedTuple):
+    """A file from an outbox: read by intake, then validated, then claimed in the ledger."""
+
+    file: OutboxFile
+    message: MessageFile | None  # None: it is not a valid message
+    reason: str = ""  # why it is refused; empty: it is valid
+    checksum: str | None = None  # SHA-256 of the content, hex
+    original: MessageFile | None = None  # as it was sent, where ``message`` is without its secrets
+    redacted: bytes | None = None  # archived in place of a file that has secrets
+    incidents: tuple[Incident, ...] = ()
+    row: Row = Row.NEW
+    seen_at: int = 0  # Unix nanoseconds, when it was claimed this time
+    discovered_at: int = 0  # the first time
+
+    @property
+    def message_id(self) -> str:
+        """The id in its name; empty if the name is not that of a message."""
+        return self.file.message_id or ""
+
+    @property
+    def is_valid(self) -> bool:
+        """True for a message that is not refused so far."""
+        return self.message is not None and not self.reason
+
+    @property
+    def is_unsafe(self) -> bool:
+        """True for anything but a regular file that the agent alone owns."""
+        return any(one.kind in UNSAFE_FILES for one in self.incidents)
+
+    @property
+    def has_row(self) -> bool:
+        """True if the ledger has a row of this file."""
+        return self.row is not Row.NONE
+
+    @property
+    def subject(self) -> Subject:
+        """The message, as replies refer to it."""
+        source = None if self.has_row else self.file
+        return Subject(self.message_id, self.file.agent, self.discovered_at, source)
+
+    @property
+    def sent_at(self) -> int:
+        """Time at which it was sent (Unix ns), no later than its discovery.
+
+        That is the earlier of the time in its name and its mtime. A time in the name more than a
+        day before the mtime is ignored: the name was copied from an example, or is not a time.
+        """
+        at = min(self.file.mtime_ns, self.discovered_at)
+        named = int((self.message_id or "0").partition("-")[0])
+        return named if at - MOST_DRAFTED_NS <= named < at else at
+
+    @property
+    def archive_day_ns(self) -> int:
+        """A time on the day whose archive folder the file goes to."""
+        return self.discovered_at if self.has_row else self.seen_at
+
+    def facts(self) -> FileFacts:
+        """The facts that the ledger records."""
+        message, file = self.message, self.file
+        return FileFacts(
+            self.message_id,
+            file.agent,
+            file.path if self.message_id else shown(file.path),  # a name may be invalid text
+            file.size,
+            file.mtime_ns,
+            file.inode,
+            self.checksum,
+            None if message is None else str(message.kind),
+            None if message is None else message.to,
+            self.archive_day_ns,
+        )
+
+    def origin(self) -> Origin:
+        """The same for the journal."""
+        facts = self.facts()
+        return Origin(facts.agent_name, facts.file_path, *facts[3:])
+
+
+class Subject(NamedTuple):
+    """The message that messages of the relay are about; their ids are derived from it."""
+
+    message_id: str = ""  # empty: none
+    agent: str = ""  # its sender
+    at_ns: int = 0  # when it was discovered
+    source: OutboxFile | None = None  # a file without a row, whose id may be another's
+
+    def reply_id(self, to: str, key: str, order: int = 0) -> str:
+        """The id of a message about it, the same after a crash; in an inbox they sort by order."""
+        return answer_id(self.at_ns + order, to, self.source or self.message_id, key)
+
+
+class SystemMessage(NamedTuple):
+    """A message of the relay's own: a reply, a notice, a reminder. Sent once for each id."""
+
+    message_id: str
+    message: MessageFile
+    at_ns: int  # it is dated no earlier
+    recipients: tuple[str, ...]  # those that get a file
+    is_answer: bool = False  # acknowledges the plan's message, if that expects it
+
+
+class Route(NamedTuple):
+    """A channel, and the recipients if the channel does not determine them."""
+
+    channel: str
+    channel_type: ChannelType
+    members: tuple[str, ...] = ()  # to be members before it is sent
+    recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
+    answers: Message | None = None
+    shown_channel: str | None = None  # the CHANNEL header of the delivered file
+
+
+class Draft(NamedTuple):
+    """A message for the engine to store, and its channel."""
+
+    route: Route
+    message: NewMessage
+
+
+class Answer(NamedTuple):
+    """An agent's answer to a message in the store."""
+
+    original: Message
+    status: str  # received, in_progress, completed, failed
+    text: str  # its first line
+    ends: bool  # nothing is owed after it
+
+
+class Command(NamedTuple):
+    """A message that the orchestrator carries out, once."""
+
+    message: MessageFile
+    is_done: bool = False  # it was carried out before a crash
+
+
+class OutgoingFile(NamedTuple):
+    """One message to be written into inboxes."""
+
+    message_id: str
+    number: int  # in the store; 0: the draft of the same plan
+    data: bytes  # the delivered file
+    recipients: tuple[str, ...]
+    attempt: int = 0  # of a delivery that is made again; 0 for the first
+    pause_s: int = 0  # until an inbox that cannot be written is tried again; 0: as at first
+    system: FileFacts | None = None  # the ledger's facts, when it is the relay's own
+
+
+class EndedDelivery(NamedTuple):
+    """A delivery that ended without reaching, or being acknowledged by, its recipient."""
+
+    number: int  # of its message, in the store
+    message_id: str
+    recipient: str
+    state: DeliveryState  # EXPIRED, BOUNCED or DEAD
+    attempt: int  # the last that was made
+    reason: str
+
+
+class Reminder(NamedTuple):
+    """A reminder of an owed answer, or the end of waiting for it."""
+
+    number: int  # of the message, in the store
+    message_id: str
+    recipient: str
+    reminders: int  # with this one
+    due_ms: int  # when it is overdue again; 0: given up
+
+
+class DeliveryChanges(NamedTuple):
+    """Changes of deliveries beside those that files are written for."""
+
+    bounced: Mapping[str, str] = {}  # recipients of the plan's message that are gone -> why
+    ended: tuple[EndedDelivery, ...] = ()
+    reminders: tuple[Reminder, ...] = ()
+
+
+class KeyRegistration(NamedTuple):
+    """The public key of an agent from now on; empty: none."""
+
+    name: str
+    public_key: str
+
+    def __str__(self) -> str:
+        if not self.public_key:
+            return f"no key is registered for {self.name} any more"
+        return f"the key {self.public_key} is registered for {self.name}"
+
+
+class Prune(NamedTuple):
+    """A job: prune now according to `retention` in config.json."""
+
+
+class Pack(NamedTuple):
+    """A job: pack the archive's days before ``before`` (ISO date), each into one file."""
+
+    before: str = ""  # empty: before yesterday
+
+
+Job = JournalCommand | Prune | Pack  # run beside the loop
+
+
+class Effects(NamedTuple):
+    """Changes of the ledger's other tables, and work for others, once a plan is committed."""
+
+    incidents: tuple[Incident, ...] = ()
+    may_repeat: bool = False  # the incidents may have been recorded before a crash
+    status_note: str | None = None  # the sender's own status text
+    status_change: StatusChange | None = None
+    key: KeyRegistration | None = None
+    requests: tuple[ProcessRequest, ...] = ()  # processes to be started or ended
+    process: ProcessRow | None = None  # its new row
+    closed_intents: tuple[int, ...] = ()
+    job: Job | None = None
+
+
+class ControlReply(NamedTuple):
+    """The reply of the orchestrator. ``ok`` None: no reply, or one that comes later."""
+
+    ok: bool | None
+    text: str = ""
+    effects: Effects = Effects()
+    attached: bytes = b""  # appended to the text
+
+
+class Plan(NamedTuple):
+    """Everything that one message, or one event of the relay's own, causes."""
+
+    subject: Subject
+    inbound: Inbound | None = None  # None: the relay's own
+    refusal: str = ""  # why the file is refused; it goes to rejected/
+    draft: Draft | None = None  # None: nothing to be stored, or stored before
+    answer: Answer | None = None
+    files: tuple[OutgoingFile, ...] = ()
+    command: Command | None = None
+    messages: tuple[SystemMessage, ...] = ()
+    changes: DeliveryChanges = DeliveryChanges()
+    effects: Effects = Effects()
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message that it is about; empty: none."""
+        return self.subject.message_id
+
+
+NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
+
+
+class ObligationState(NamedTuple):
+    """The ledger's entry for an answer owed by a recipient."""
+
+    obligation: str  # open, answered, given_up
+    due_at: int | None = None  # Unix nanoseconds: when it is overdue
+
+
+class Deferral(NamedTuple):
+    """A delivery that is not made with its batch but when due."""
+
+    message_id: str
+    recipient: str
+    reason: str
+    due_at: int  # Unix nanoseconds
+
+
+class Applied(NamedTuple):
+    """A plan, and what the store made of it."""
+
+    plan: Plan
+    files: tuple[OutgoingFile, ...]
+    deferred: tuple[Deferral, ...]
+    obligation: ObligationState | None  # after the plan's answer; None: as before
+    effects: Effects
+    undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
+
+    @property
+    def deliveries(self) -> int:
+        """Number of files written into inboxes."""
+        return sum([len(file.recipients) for file in self.files])
+
+    @property
+    def system_ids(self) -> list[str]:
+        """Ids of the relay's own messages."""
+        return [file.message_id for file in self.files if file.system is not None]
+
+
+def open_obligation(one: Obligation) -> ObligationState:
+    """The ledger's entry for an answer that is still owed."""
+    return ObligationState("open", one.due_ms * NS_PER_MS or None)
+
+
+def system_message_row(
+    message_id: str, content: bytes, kind: str, to: str, at_ns: int
+) -> FileFacts:
+    """The ledger row of a message of the orchestrator, which has no file in an outbox."""
+    path, checksum = f"{ORCHESTRATOR}/{message_id}.msg", sha256_hex(content)
+    return FileFacts(
+        message_id, ORCHESTRATOR, path, len(content), at_ns, None, checksum, kind, to, at_ns
+    )

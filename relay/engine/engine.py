@@ -1,0 +1,171 @@
+"""The engine: one state, changed by events alone, and the parts that decide on them.
+
+    channels      channels, participants, subscriptions
+    messages      accepting, finding and querying messages
+    deliveries    their deliveries, receiving and acknowledgments
+    obligations   the answers that recipients owe
+    retries       overdue deliveries and dead letters
+    archives      retention, the room of the store, archive files
+
+A command of a part validates, makes its events and applies each by ``Engine.apply``; a refusal is
+an error that names the field, and leaves the store unchanged. The owner of an engine delivers: a
+relay writes files and reports them, ``CommStore`` puts messages into queues. Not thread-safe: it
+has one owner. Source: message-engine.txt, data-structures.txt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relay.acomm.engine_state import StoreSnapshot
+from relay.acomm.model import Message, MessageStatus
+from relay.base.clock import Clock
+from relay.engine import ack_rules, events
+from relay.engine.archive_files import ArchiveFiles
+from relay.engine.archives import Archives
+from relay.engine.channels import Channels
+from relay.engine.core import IN_QUEUES, Core, DeliverySettings, Warn
+from relay.engine.deliveries import Deliveries, Obligations
+from relay.engine.messages import Messages
+from relay.engine.retries import Retries
+from relay.engine.state import State
+from relay.engine.validation import DEFAULT_LIMITS, Limits
+
+
+class StoreStats(NamedTuple):
+    """A store in numbers."""
+
+    channels: int
+    messages: dict[MessageStatus, int]  # live ones and dead letters; statuses that occur
+    subscriptions: int
+    dead_letters: int  # given up for at least one recipient
+    archived: int
+    pending: int  # delivered, and not received or not acknowledged
+    held: int  # accepted, and held by max_pending
+    duplicates: int  # entries of the exactly-once set
+    file_bytes: int  # when it was last written; 0: never
+    used_bytes: int  # estimate of its present size
+    file_sequence: int  # the events that the file covers
+    sequence: int  # the events so far
+
+
+class Engine:
+    """A store in memory.
+
+    ``door``: applies an event to the state in the place of ``State.apply``, for an owner that has
+    to do more. ``keeps_events``: ``fresh_events`` collects them for the owner's journal.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        state: State | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        settings: DeliverySettings = IN_QUEUES,
+        *,
+        archive_files: ArchiveFiles | None = None,
+        warn: Warn | None = None,
+        door: Callable[[events.Event], None] | None = None,
+        keeps_events: bool = False,
+    ) -> None:
+        core = Core(clock, state, limits, settings, warn, door, keeps_events=keeps_events)
+        self._core = core
+        self.clock = clock
+        self.state = core.state
+        self.limits = limits
+        self.settings = settings
+        self.warn = core.warn
+        self.archives = Archives(core, archive_files)
+        self.channels = Channels(core, self.archives)
+        self.messages = Messages(core, self.channels, self.archives)
+        self.obligations = Obligations(core)
+        self.deliveries = Deliveries(core, self.obligations)
+        self.retries = Retries(core, self.deliveries, self.obligations)
+
+    def apply(self, event: events.Event) -> None:
+        """Change the store as the event says: the one way to change it."""
+        self._core.apply(event)
+
+    @property
+    def fresh_events(self) -> list[events.Event]:
+        """The events since ``clear_events``, where they are kept for a journal."""
+        return self._core.fresh_events or []
+
+    def clear_events(self) -> None:
+        """Forget the fresh events: the journal has them."""
+        if self._core.fresh_events is not None:
+            self._core.fresh_events = []
+
+    def now_ns(self) -> int:
+        """The time by the store's clock, Unix nanoseconds."""
+        return self.clock.now_ns()
+
+    def is_expired(self, message: Message) -> bool:
+        """True when the TTL of the message has passed, counted from when it was accepted."""
+        return self._core.is_expired(message)
+
+    @property
+    def sequence(self) -> int:
+        """The number of events since the store was created."""
+        return self.state.sequence
+
+    @property
+    def messages_sent(self) -> int:
+        """The number of messages sent since the store was opened."""
+        return self.state.messages_sent
+
+    @property
+    def bytes_sent(self) -> int:
+        """About how many bytes of records were sent since the store was opened."""
+        return self.state.bytes_sent
+
+    @property
+    def file_sequence(self) -> int:
+        """The number of events that the store's file covers."""
+        return self.archives.file_sequence
+
+    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
+        """Note that the file was written, its size and what it covers."""
+        self.archives.file_written(size, sequence, bytes_sent)
+
+    def loaded_from(self, path: str) -> None:
+        """Note that the file at ``path``, if it is still there, has everything so far."""
+        with contextlib.suppress(FileNotFoundError):
+            self.file_written(os.path.getsize(path), self.sequence, 0)
+
+    def snapshot(self) -> StoreSnapshot:
+        """Everything in the store as immutable values, for any thread to read."""
+        return self.state.snapshot()
+
+    def stats(self) -> StoreStats:
+        """The store in numbers. Scans every live message."""
+        state = self.state
+        pending = sum(
+            message.id not in state.pending.held
+            and ack_rules.is_pending(
+                state.channels[message.channel_id],
+                message,
+                state.deliveries.get(message.id, {}).values(),
+                state.owed.get(message.id, {}),
+            )
+            for message in state.messages.values()
+        )
+        known = [*state.messages.values(), *state.dead_letters.values()]
+        return StoreStats(
+            len(state.channels),
+            dict(sorted(Counter(message.status for message in known).items())),
+            len(state.subscriptions),
+            len(state.dead),
+            len(state.archive),
+            pending,
+            len(state.pending.held),
+            len(state.duplicates),
+            self.archives.file_bytes,
+            self.archives.used_bytes(),
+            self.archives.file_sequence,
+            state.sequence,
+        )

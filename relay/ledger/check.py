@@ -1,0 +1,95 @@
+"""Checks of a ledger: its pages, its schema and the rules that hold for its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from functools import cache
+
+from relay.base.errors import LedgerDamaged
+from relay.base.finding import Finding, Severity
+from relay.ledger.file import (
+    LedgerContent,
+    integrity_problems,
+    ledger_content,
+    open_snapshot,
+)
+from relay.ledger.schema import SCHEMA_VERSION, schema_sql
+
+WHAT = "ledger"
+RESTORE = "restore a backup with `relay ledger restore FILE`; the next start replays the rest"
+# Invalid states of a row -> the rows in it; the relay's own transactions never leave one.
+_RULES = {
+    "a delivery without its message": (
+        "SELECT message_id || ' > ' || recipient FROM deliveries WHERE NOT EXISTS "
+        "(SELECT 1 FROM messages WHERE messages.message_id = deliveries.message_id)"
+    ),
+    "completed without a time of processing": (
+        "SELECT message_id FROM messages WHERE status IN ('completed', 'archived') "
+        "AND processed_at IS NULL"
+    ),
+    "failed without a reason": (
+        "SELECT message_id FROM messages WHERE status = 'failed' AND last_error IS NULL"
+    ),
+    "written without a time": (
+        "SELECT message_id || ' > ' || recipient FROM deliveries "
+        "WHERE state = 'written' AND written_at IS NULL"
+    ),
+    "held without a time of its next attempt": (
+        "SELECT message_id || ' > ' || recipient FROM deliveries "
+        "WHERE state = 'held' AND due_at IS NULL"
+    ),
+    "an obligation that is not one": (
+        "SELECT message_id || ' > ' || recipient FROM deliveries WHERE obligation NOT IN "
+        "('open', 'answered', 'given_up')"
+    ),
+}
+
+
+def check_file(path: str) -> tuple[list[Finding], LedgerContent | None]:
+    """Check a ledger's file completely: its errors, and its content if there are none.
+
+    Errors: LedgerError for a file that is not a ledger.
+    """
+    with open_snapshot(path) as db:
+        errors = [one for one in check(db, path) if one.severity is Severity.ERROR]
+        return errors, None if errors else ledger_content(db, path)
+
+
+def check(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
+    """Check a ledger that is open: SQLite's own checks, the schema, and the rules of its rows.
+
+    Errors: LedgerError when a page cannot be read at all.
+    """
+    is_damaged = False
+    for problem in integrity_problems(db):
+        is_damaged = True
+        yield Finding(WHAT, path, problem, LedgerDamaged.hint, expected="a sound database")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        found = f"its schema is {version}, this agent-relay supports {SCHEMA_VERSION}"
+        yield Finding(WHAT, path, found, "use the newer agent-relay that wrote it")
+    elif version < SCHEMA_VERSION:
+        found = f"its schema is {version}, from an earlier agent-relay"
+        advice = f"no action needed: the next start copies and upgrades it to {SCHEMA_VERSION}"
+        yield Finding(WHAT, path, found, advice, Severity.NOTE)
+    elif lacks := sorted(_expected_parts() - _parts(db)):
+        yield Finding(WHAT, path, f"its schema lacks {', '.join(lacks)}, removed by hand", RESTORE)
+    elif not is_damaged:
+        for rule, query in _RULES.items():
+            if row := db.execute(query + " LIMIT 1").fetchone():
+                yield Finding(WHAT, row[0], f"{row[0]} is {rule}", RESTORE)
+
+
+def _parts(db: sqlite3.Connection) -> frozenset[str]:
+    """Return tables, indexes and triggers as "kind name"."""
+    rows = db.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    return frozenset(f"{kind} {name}" for kind, name in rows)
+
+
+@cache
+def _expected_parts() -> frozenset[str]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(schema_sql())
+        return _parts(fresh)

@@ -1,0 +1,147 @@
+"""SQL on the ledger for people and scripts: one statement that reads.
+
+The connection cannot write, and an authorizer refuses all other statements: a read-only connection
+alone would still attach files, copy the ledger with ``VACUUM INTO`` or checkpoint the WAL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from relay.base.errors import InvalidQuery, LedgerError, NotFound
+from relay.ledger.file import Connection, open_readonly
+
+_READS = frozenset(
+    {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+    }
+)
+_PRAGMAS_OF_A_TABLE = frozenset(
+    "foreign_key_check foreign_key_list index_info index_list index_xinfo integrity_check "
+    "quick_check table_info table_list table_xinfo".split()
+)
+_PRAGMAS = _PRAGMAS_OF_A_TABLE | frozenset(
+    "application_id collation_list compile_options database_list encoding freelist_count "
+    "function_list journal_mode module_list page_count page_size pragma_list schema_version "
+    "user_version".split()
+)
+# Errors of the statement, not of the file
+_OF_THE_STATEMENT = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
+_WRITES = (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY)
+_STEPS = 100_000  # of SQLite's machine, about a millisecond: then Python handles signals
+_SHOWN = 60  # characters of a statement in an error
+_SEVERAL = "expected one statement, got several"
+_NAMES_HINT = "`relay ledger tables` lists the tables and columns"
+
+
+class TableInfo(NamedTuple):
+    """A table or view: its name, columns and number of rows."""
+
+    name: str
+    kind: str
+    rows: int
+    columns: list[str]
+
+
+@contextlib.contextmanager
+def open_for_queries(path: str) -> Iterator[Connection]:
+    """Open the ledger for ``run_query``, ``list_tables`` and ``schema_of``. Errors: LedgerError."""
+    with contextlib.closing(open_readonly(path)) as db:
+        db.row_factory = None
+        db.text_factory = lambda data: data.decode(errors="replace")
+        db.set_authorizer(_authorize)
+        db.set_progress_handler(lambda: 0, _STEPS)  # Python raises KeyboardInterrupt in it
+        try:
+            yield db
+        except LedgerError as exc:
+            if _code(exc) == sqlite3.SQLITE_INTERRUPT:
+                raise KeyboardInterrupt from None
+            raise
+
+
+def run_query(db: Connection, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+    """Run one statement that reads; the names of its columns, and its rows as they are fetched.
+
+    Errors: InvalidQuery, also while rows are fetched; LedgerError.
+    """
+    with _query_errors(sql):
+        cursor = db.execute(sql)
+    if cursor.description is None:
+        raise InvalidQuery("expected a statement that reads, got an empty one")
+    return [column[0] for column in cursor.description], _fetch(cursor, sql)
+
+
+def list_tables(db: Connection) -> list[TableInfo]:
+    """List the tables, then the views, by name. Errors: LedgerError."""
+    from sqlite_utils import Database  # takes 0.15 s
+
+    tools = Database(db, recursive_triggers=False, execute_plugins=False)
+    names = [(one, "table") for one in sorted(tools.table_names())]
+    names += [(one, "view") for one in sorted(tools.view_names())]
+    return [
+        TableInfo(name, kind, tools[name].count, list(tools[name].columns_dict))
+        for name, kind in names
+        if not name.startswith("sqlite_")
+    ]
+
+
+def schema_of(db: Connection, table: str | None = None) -> str:
+    """Return the SQL of the schema, or of one table with its indexes and triggers, or of a view.
+
+    Errors: NotFound, LedgerError.
+    """
+    rows = db.execute(
+        "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%' "
+        "ESCAPE '\\' AND coalesce(?1, tbl_name) = tbl_name ORDER BY rowid",
+        (table,),
+    ).fetchall()
+    if not rows and table is not None:
+        raise NotFound(
+            f"table {table} does not exist", hint="`relay ledger tables` lists tables and views"
+        )
+    return "\n".join(f"{sql};" for (sql,) in rows)
+
+
+def _fetch(cursor: sqlite3.Cursor, sql: str) -> Iterator[tuple[Any, ...]]:
+    with _query_errors(sql):
+        yield from cursor
+
+
+@contextlib.contextmanager
+def _query_errors(sql: str) -> Iterator[None]:
+    """Raise InvalidQuery for errors of the statement."""
+    try:
+        yield
+    except sqlite3.Warning as exc:  # Python 3.11; later ones raise a ProgrammingError
+        raise InvalidQuery(_SEVERAL) from exc
+    except UnicodeEncodeError as exc:
+        raise InvalidQuery("expected a statement in UTF-8") from exc
+    except LedgerError as exc:
+        text = str(exc.__cause__).rstrip(".")
+        if _code(exc) in _WRITES:
+            shown = " ".join(sql.split())
+            shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+            raise InvalidQuery(f"expected a statement that reads, got {shown!r}") from exc
+        if _code(exc) in _OF_THE_STATEMENT:
+            hint = _NAMES_HINT if "no such " in text else ""
+            raise InvalidQuery(_SEVERAL if "one statement" in text else text, hint=hint) from exc
+        raise
+
+
+def _code(exc: LedgerError) -> int:
+    """SQLite's error code; 0 for errors of the Python module."""
+    return int(getattr(exc.__cause__, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    if action == sqlite3.SQLITE_PRAGMA:
+        is_allowed = first in (_PRAGMAS if second is None else _PRAGMAS_OF_A_TABLE)
+    else:
+        is_allowed = action in _READS
+    return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY

@@ -1,0 +1,69 @@
+"""A store and files by number, for tests that plan without a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from types import SimpleNamespace
+from typing import Any, cast
+
+from relay.agents.status import Directory
+from relay.base.checksums import sha256_hex
+from relay.base.config import SpawnSettings
+from relay.base.message import parse
+from relay.base.names import message_id_of
+from relay.delivery.apply import StoreWriter
+from relay.delivery.control import Orchestrator
+from relay.delivery.plan import plan
+from relay.delivery.values import (
+    Applied,
+    Inbound,
+    OutboxFile,
+    Plan,
+)
+from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
+from tests.engine.support import NOW_S, relay_engine
+from tests.fakes import FakeClock
+
+AGENTS = frozenset({"alice", "bob", "carol", "operator"})
+AT_NS = NOW_S * 10**9
+
+
+class Table:
+    """A store, and plans for files, which are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.store: Engine = relay_engine()
+        self.lead: str | None = None
+        clock, roster = FakeClock(AT_NS), SimpleNamespace(trusted_lead=str, agents=AGENTS)
+        orchestrator: Any = Orchestrator(self.store, *[cast(Any, roster)] * 3, SpawnSettings())
+        self.writer = StoreWriter(self.store, orchestrator, clock, lambda *_, **__: None)
+        self.number = 0
+
+    def plan(
+        self,
+        text: str,
+        sender: str = "alice",
+        agents: Set[str] = AGENTS,
+        number: int | None = None,
+        late_s: int = 0,
+        directory: Directory | None = None,
+        **facts: Any,
+    ) -> Plan:
+        if number is None:
+            self.number += 1
+        inbound = read(text, sender, number or self.number)
+        inbound = inbound._replace(seen_at=AT_NS + late_s * 10**9, **facts)
+        return plan(inbound, directory or Directory(agents, self.lead), StoreView(self.store))
+
+    def decide(self, text: str, *args: Any, **kwargs: Any) -> Applied:
+        """Plan it, and apply the plan to the store."""
+        return self.writer.apply(self.plan(text, *args, **kwargs))
+
+
+def read(text: str, sender: str, number: int) -> Inbound:
+    name = f"{AT_NS + number}-{number:08x}.msg"
+    found = OutboxFile(sender, name, message_id_of(name), len(text), AT_NS, number)
+    message = parse(text.encode())
+    checksum = sha256_hex(message.content)
+    return Inbound(found, message, checksum=checksum, discovered_at=AT_NS, seen_at=AT_NS)

@@ -1,0 +1,137 @@
+"""A disk that fails, and processes that are killed, at the calls that ``fsio.fault`` announces.
+
+with failing("write", ".msg"): ...     no space for any write to a path with .msg in it
+fail(monkeypatch, "write", ".msg")     the same until the test ends, or undoes it
+with hooked(hook): ...                 ``hook`` sees every call, and may raise
+steps_of(work)                         the calls that a piece of work makes
+with killed_before(3) as calls: ...    the block ends before its third call
+kill_at_every_call(work)               the work, killed at each of its calls in turn
+killed_at(number, code)                a process that runs this code, killed at one of its calls
+flip(path, 100)                        a bit of a file is another one
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from relay.base import fsio
+from tests.kills import Killed
+
+Hook = Callable[[str, str], None]
+# Runs before the code of ``killed_at``.
+_KILL_AT = """
+import os, signal, sys
+from relay.base import fsio
+steps = int(sys.argv.pop(1))
+def fault(operation, name):
+    global steps
+    steps -= 1
+    if steps == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+fsio.fault = fault
+"""
+
+
+@contextmanager
+def hooked(hook: Hook) -> Iterator[None]:
+    """Let ``hook`` see every call of fsio."""
+    before = fsio.fault
+    fsio.fault = hook
+    try:
+        yield
+    finally:
+        fsio.fault = before
+
+
+@contextmanager
+def failing(operation: str, name: str = "", code: int = errno.ENOSPC) -> Iterator[None]:
+    """Let every call of this operation fail on a path with ``name`` in it."""
+    with hooked(_refusal(operation, name, code)):
+        yield
+
+
+def fail(
+    monkeypatch: pytest.MonkeyPatch, operation: str, name: str = "", code: int = errno.ENOSPC
+) -> None:
+    """Let calls fail as ``failing`` does, until the end of the test or ``monkeypatch.undo``."""
+    monkeypatch.setattr(fsio, "fault", _refusal(operation, name, code))
+
+
+def _refusal(operation: str, name: str, code: int) -> Hook:
+    def fault(found: str, path: str) -> None:
+        if found == operation and name in path:
+            raise OSError(code, os.strerror(code), path)
+
+    return fault
+
+
+def steps_of(work: Callable[[], object]) -> list[tuple[str, str]]:
+    """The operation and the path of every call that the work makes."""
+    steps: list[tuple[str, str]] = []
+    with hooked(lambda *step: steps.append(step)):
+        work()
+    return steps
+
+
+def kill_at_every_call(work: Callable[[int], None]) -> Iterator[int]:
+    """Run ``work(n)`` killed at its n-th call of fsio, for every n there is; yields n after each.
+
+    ``work`` takes n for a name of a fresh folder.
+    """
+    for wanted in count():
+        calls = count()
+
+        def kill(operation: str, name: str, calls: Iterator[int] = calls, at: int = wanted) -> None:
+            if next(calls) == at:
+                raise Killed(f"{operation} {name}")
+
+        try:
+            with hooked(kill):
+                work(wanted)
+        except Killed:
+            yield wanted
+        else:
+            yield wanted
+            return
+
+
+@contextmanager
+def killed_before(number: int, operation: str = "") -> Iterator[list[str]]:
+    """Leave the block before its ``number``-th call, from 1, of this operation or of any.
+
+    Gives the paths of these calls so far: fewer than ``number`` when the block came to its end.
+    """
+    calls: list[str] = []
+
+    def kill(found: str, path: str) -> None:
+        if not operation or found == operation:
+            calls.append(path)
+            if len(calls) == number:
+                raise Killed
+
+    with suppress(Killed), hooked(kill):
+        yield calls
+
+
+def killed_at(number: int, code: str, *arguments: str) -> None:
+    """Run code in a process that is killed at its ``number``-th call of fsio, from 1."""
+    command = [sys.executable, "-c", _KILL_AT + code, str(number), *arguments]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def flip(path: Path, at: int, bits: int = 1) -> None:
+    """Change bits of one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= bits
+    path.write_bytes(data)

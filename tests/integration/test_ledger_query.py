@@ -1,0 +1,211 @@
+"""``relay ledger query``, ``tables`` and ``schema``: reading the ledger by SQL."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STATE, EXIT_USAGE
+from relay.base.home import LEDGER, Home
+from tests.box import Box
+from tests.procs import environment, relay, until
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+HOSTILE = "char(27) || '[2J' || char(8238)"
+
+
+def ask(box: Box, *words: str) -> str:
+    """The output of a command that succeeds."""
+    done = relay("ledger", *words, home=box.root)
+    assert (done.returncode, done.stderr) == (EXIT_OK, "")
+    return done.stdout
+
+
+def refusal(box: Box, *words: str) -> str:
+    """The one line that a wrong command is answered with."""
+    done = relay("ledger", *words, home=box.root)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("relay: ").rstrip()
+
+
+@pytest.mark.shows("ready 3.4")
+def test_the_formats(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    sql = "SELECT agent_name, target, NULL AS none, x'00ff' AS bytes, 'a,b' AS text FROM messages"
+    header, _, *rows = ask(box, "query", sql).splitlines()
+    assert header.split() == ["agent_name", "target", "none", "bytes", "text"]
+    assert [row.split() for row in rows] == [["alice", "bob", "X'00ff'", "a,b"]]
+    assert ask(box, "query", sql, "--table") == ask(box, "query", sql)
+    assert list(csv.reader(io.StringIO(ask(box, "query", sql, "--csv")))) == [
+        header.split(),
+        ["alice", "bob", "", "X'00ff'", "a,b"],
+    ]
+    assert json.loads(ask(box, "query", sql, "--json")) == {
+        "agent_name": "alice",
+        "target": "bob",
+        "none": None,
+        "bytes": {"$base64": True, "encoded": "AP8="},
+        "text": "a,b",
+    }
+
+
+def test_special_values(box: Box) -> None:
+    rows = ask(
+        box, "query", "SELECT 1 AS n, 2 AS n, 9e999 AS much, CAST(x'ff' AS TEXT) AS t", "--json"
+    )
+    assert json.loads(rows) == {"n": 1, "n_2": 2, "much": "inf", "t": "\ufffd"}
+    assert ask(box, "query", "SELECT 1e15 + 0.5 AS x, '007' AS y").splitlines()[2].split() == [
+        "1000000000000000.5",
+        "007",
+    ]
+    assert "\\x1b[2J\\u202e" in ask(box, "query", f"SELECT {HOSTILE}")
+    line = ask(box, "query", f"SELECT {HOSTILE} AS x", "--json")
+    assert line.rstrip().isprintable() and json.loads(line) == {"x": "\x1b[2J\u202e"}
+
+
+def test_without_rows(box: Box) -> None:
+    sql = "SELECT message_id FROM messages"
+    assert ask(box, "query", sql).split()[0] == "message_id"
+    assert ask(box, "query", sql, "--csv") == "message_id\n"
+    assert ask(box, "query", sql, "--json") == ""
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM messages",
+        "WITH one AS (SELECT 1) INSERT INTO audit_log (at) SELECT * FROM one",
+        "EXPLAIN DELETE FROM messages",
+        "CREATE TEMP TABLE more (x)",
+        "ATTACH '{folder}/new.db' AS new",
+        "VACUUM",
+        "VACUUM INTO '{folder}/new.db'",
+        "BEGIN IMMEDIATE",
+        "PRAGMA journal_mode = DELETE",
+        "PRAGMA wal_checkpoint(TRUNCATE)",
+        "PRAGMA writable_schema = 1",
+    ],
+)
+def test_a_statement_that_writes_is_refused(box: Box, tmp_path: Path, sql: str) -> None:
+    before = box.sql("SELECT count(*) FROM audit_log")
+    statement = sql.format(folder=tmp_path)
+    answer = refusal(box, "query", statement)
+    assert answer.startswith("expected a statement that reads, got ")
+    assert statement[:30] in answer
+    assert box.sql("SELECT count(*) FROM audit_log") == before
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("sql", "answer"),
+    [
+        ("", "expected a statement that reads, got an empty one"),
+        (" -- nothing", "expected a statement that reads, got an empty one"),
+        ("SELEC 1", 'near "SELEC": syntax error'),
+        ("SELECT 1; SELECT 2", "expected one statement, got several"),
+        ("SELECT ?", "Incorrect number of bindings supplied"),
+        ("SELECT zeroblob(2000000000)", "string or blob too big"),
+        (
+            "SELECT * FROM letters",
+            "no such table: letters; `relay ledger tables` lists the tables and columns",
+        ),
+    ],
+)
+def test_a_statement_that_is_wrong(box: Box, sql: str, answer: str) -> None:
+    assert refusal(box, "query", sql).startswith(answer)
+
+
+@pytest.mark.parametrize(
+    "sql", ["PRAGMA user_version", "PRAGMA table_info(messages)", "EXPLAIN SELECT 1"]
+)
+def test_what_reads_is_run(box: Box, sql: str) -> None:
+    assert ask(box, "query", sql)
+
+
+@pytest.mark.parametrize("style", ["--json", "--csv", "--table"])
+def test_an_endless_result_ends_with_the_pipe(box: Box, style: str) -> None:
+    sql = ENDLESS.replace("SELECT i FROM", "SELECT i, hex(zeroblob(9999)) FROM")
+    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), "ledger", "query", sql]
+    with subprocess.Popen(
+        [*words, style], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(100)
+        process.stdout.close()
+        assert process.wait(10) == EXIT_FAILED
+        assert process.stderr.read() == b""
+
+
+def test_interrupted_within_one_row(box: Box) -> None:
+    """^C ends a statement that would never return its first row."""
+    sql = ENDLESS.replace("SELECT i FROM", "SELECT count(*) FROM")
+    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), "ledger", "query", sql]
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE) as process:
+        until(lambda: "ledger.db" in open_files(process.pid))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == EXIT_INTERRUPTED
+        assert process.stderr is not None and process.stderr.read() == b"\n"
+
+
+def open_files(pid: int) -> str:
+    return " ".join(str(one.readlink().name) for one in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_a_result_in_a_pager_holds_no_transaction(box: Box) -> None:
+    """The WAL can be truncated while a pager shows the rows."""
+    for _ in range(20):
+        box.send("alice", "TO: bob\n\nhi")
+    sql = "SELECT a.*, b.* FROM audit_log AS a, audit_log AS b"
+    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), "ledger", "query", sql]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)  # then the pipe is full
+        box.send("alice", "TO: bob\n\nhi")
+        with sqlite3.connect(box.path(LEDGER), timeout=0) as db:
+            assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        db.close()
+        process.stdout.read()
+        assert process.wait(10) == EXIT_OK
+
+
+def test_the_tables(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    rows = {row["name"]: row for row in map(json.loads, ask(box, "tables", "--json").splitlines())}
+    assert [rows[name]["kind"] for name in ("messages", "all_messages")] == ["table", "view"]
+    assert rows["messages"]["rows"] == 1 and rows["all_messages"]["rows"] == 2
+    columns = [name for _, name, *_ in box.sql("PRAGMA table_info(deliveries)")]
+    assert rows["deliveries"]["columns"] == columns
+    header, *lines = ask(box, "tables").splitlines()
+    assert header.split() == ["NAME", "KIND", "ROWS", "COLUMNS"] and len(lines) == len(rows)
+
+
+def test_the_schema(box: Box) -> None:
+    made = sqlite3.connect(":memory:")
+    made.executescript(ask(box, "schema"))
+    names = "SELECT type, name FROM sqlite_master ORDER BY type, name"
+    assert made.execute(names).fetchall() == box.sql(names)
+    made.close()
+    text = ask(box, "schema", "audit_log")
+    assert text.startswith("CREATE TABLE audit_log (")
+    assert "CREATE TRIGGER audit_log_keeps_rows " in text
+    assert ask(box, "schema", "all_messages").startswith("CREATE VIEW all_messages ")
+    done = relay("ledger", "schema", "letters", home=box.root)
+    assert done.returncode == EXIT_FAILED and "table letters does not exist; " in done.stderr
+
+
+def test_without_a_home_or_a_ledger(tmp_path: Path) -> None:
+    Home.create(str(tmp_path / "home"), b"{}").close()
+    for words in (["query", "SELECT 1"], ["tables"], ["schema"]):
+        done = relay("ledger", *words, home=tmp_path / "nowhere")
+        assert done.returncode == EXIT_STATE
+        done = relay("ledger", *words, home=tmp_path / "home")
+        assert done.returncode == EXIT_FAILED and "there is no ledger at" in done.stderr
