@@ -54,10 +54,9 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
     (root / "ours").mkdir()
     home, names = make_home(root / "ours", agents)
     with Relay(home) as pid:
-        daemon = psutil.Process(pid)
-        before = sum(daemon.cpu_times()[:2])
+        cpu_s = sum(psutil.Process(pid).cpu_times()[:2])
         ours = _measure(home, names[0], names[1], message(names[1]), messages)
-        cpu_s = sum(daemon.cpu_times()[:2]) - before
+        cpu_s = sum(psutil.Process(pid).cpu_times()[:2]) - cpu_s
         nacks = _measure(home, names[0], names[0], message("nobody"), messages // 4)
     for case, taken in (("latency", ours), ("nack", nacks)):
         report(
@@ -72,11 +71,9 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
             synced_p99_ms=_ms(synced, 0.99),
             ratio_to_bare_p50=round(percentile(taken, 0.5) / percentile(bare, 0.5), 2),
             ratio_to_synced_p50=round(percentile(taken, 0.5) / percentile(synced, 0.5), 2),
-            cpu_ms_each=round(1000 * cpu_s / (messages + WARM_UP), 3)
-            if case == "latency"
-            else None,
             p99_to_p50=round(percentile(taken, 0.99) / percentile(taken, 0.5), 2),
         )
+    report(case="cpu", agents=agents, ms_a_message=round(1000 * cpu_s / (messages + WARM_UP), 3))
 
 
 def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
