@@ -136,10 +136,10 @@ def read_store(home: Home) -> Engine:
     Errors: FormatError for a damaged file; KeyFileError, SealedStore for an encrypted one.
     """
     from relay.base.clock import Clock
-    from relay.base.config import decode
+    from relay.base.config import load
     from relay.daemon.opening import open_store_readonly, store_key
 
-    config = decode(home.read_config(), home.path("config.json"))
+    config = load(home)
     return open_store_readonly(home, Clock(), config, store_key(home, config, make=False))
 
 

@@ -146,11 +146,9 @@ class Session:
             self.supervisor = Supervisor(
                 config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
             )
-            publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
+            self._publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
             disk = DiskWatch(home.root, config.disk, clock, measure_disk)
-            self.disk_monitor = DiskMonitor(
-                self.status, self.dispatcher, publisher, disk, ledger, clock, log
-            )
+            self.disk_monitor = DiskMonitor(self.status, self.dispatcher, disk, ledger, clock, log)
             self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
 
@@ -204,6 +202,7 @@ class Session:
         self.status.metrics.begin("processes")
         self.poll_supervisor()
         self.disk_monitor.step()
+        self._publish()
 
     def wait_background(self, seconds: float) -> bool:
         """Wait for background work; False if a tier job (an upload) still runs after that time.
@@ -230,8 +229,14 @@ class Session:
         self.dispatcher.pause("wal", self.housekeeper.paused)
         self.status.ledger_damage = self.housekeeper.damage
         due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
-        processes_due = self.supervisor.due_ns()
-        return min(due if processes_due is None else [*due, processes_due])
+        optional = (self.supervisor.due_ns(), self._publisher.due_ns())
+        return min([*due, *(at for at in optional if at is not None)])
+
+    def _publish(self) -> None:
+        self.status.pauses = self.dispatcher.pauses
+        snapshot = self._publisher.step(news=True)
+        if snapshot is not None:
+            self.status.snapshot = snapshot
 
     def _warn(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")

@@ -19,10 +19,8 @@ from relay.daemon.opening import open_store
 from relay.daemon.session import make_flusher, make_roller
 from relay.engine import events, validation
 from relay.engine.checkpoint import InlineExecutor
-from relay.engine.events import EventCodec
 from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
-from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 
 COMMIT_EVENTS = 4_000
@@ -46,7 +44,6 @@ class Engine:
         self._clock = clock
         opened = open_store(home, config, clock, _warn)
         self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
-        self._codec = EventCodec()
         self._written = 0  # events since the last commit
         self._roller = make_roller(self._store, config, clock, InlineExecutor())
         self._flusher = make_flusher(opened, home, config, clock, InlineExecutor())
@@ -183,18 +180,7 @@ class Engine:
 
     def tick(self) -> None:
         """Append pending events to the journal, with the current time."""
-        fresh = self._store.fresh_events
-        if fresh:
-            sequence, offset = self._store.sequence - len(fresh), self._log.journal.end
-            batch = []
-            for event in fresh:
-                is_message = type(event) is events.MessageSent
-                payload = self._codec.encode_event(sequence, event, offset)
-                batch.append(Append(payload, 0, event.message.id if is_message else 0))
-                sequence += 1
-            self._log.journal.append(batch)
-            self._written += len(fresh)
-            self._store.clear_events()
+        self._written += self._log.append()
         if self._written >= COMMIT_EVENTS:
             self._flush()
         if len(self._store.state.messages) >= ROLL_MESSAGES:
