@@ -179,7 +179,7 @@ def test_an_answer_that_is_owed_counts_after_a_start_as_well(clock: FakeClock) -
     first = accept(engine, channel.id, "a", MessageType.COMMAND, "x").id
     engine.deliveries.deliver(first, ["b"])
     engine.deliveries.receive(first, "b")  # read, and not answered
-    opened = Engine(clock, State.load(engine.state.snapshot().file()), settings=BY_FILES)
+    opened = Engine(clock, State.load(engine.state.snapshot().file()), rules=BY_FILES)
     for one in (engine, opened):
         second = accept(one, channel.id, "a", MessageType.TEXT, "y").id
         assert one.deliveries.is_held(second)
