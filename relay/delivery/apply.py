@@ -79,7 +79,7 @@ class StoreWriter:
         files, deferred = plan.files, list[Deferral]()
         if plan.draft is not None and plan.inbound is not None:
             stored = self._store_draft(plan.draft, plan.inbound)
-            files = tuple([one._replace(number=stored.id) for one in files])
+            files = tuple([OutgoingFile(one.message_id, stored.id, *one[2:]) for one in files])
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
         duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None
