@@ -30,7 +30,7 @@ from relay.daemon.session import Executors, Session
 from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
 from relay.engine.checkpoint import Flusher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.tiers import Tiers
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeDisk, FakeSpawner
@@ -82,7 +82,7 @@ class Box:
         )
         opened = self.session.opened
         self.ledger: Ledger = self.session.ledger
-        self.store: CommStore = opened.store
+        self.store: Engine = opened.store
         self.events: EventLog = opened.events
         self.tiers: Tiers = opened.tiers
         self.watcher: Watcher = self.session.watcher

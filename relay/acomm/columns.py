@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from relay.acomm.fields import (
     U64,
     Fault,
     Reader,
+    tagged,
     text,
 )
 from relay.acomm.model import Channel, Message
@@ -97,18 +98,14 @@ class Columns:
     def open(cls, reader: Reader) -> Columns:
         """The section in ``reader``."""
         count = reader.u64("count of section 257")
-        blocks: dict[int, Callable[[], Reader]] = {}
-        while reader.pos < reader.end:
-            start = reader.pos
-            tag = reader.u32("tag of a column block")
-            if tag in blocks:
-                raise reader.fault(start, f"column block {tag} once", "it twice")
-            first = reader.skip(reader.u64("length of a column block"), f"column block {tag}")
-            inner = Reader(reader.data, reader.path, first, reader.pos)
-            blocks[tag] = lambda inner=inner, tag=tag: container.unpack_envelope(  # type: ignore[misc]
-                Reader(inner.data, inner.path, inner.pos, inner.end), f"column block {tag}"
-            )
-        return cls(count, blocks)
+        found = reader.blocks("column block")
+
+        def unpack(tag: int) -> Reader:
+            block = found[tag]
+            again = Reader(block.data, block.path, block.pos, block.end)
+            return container.unpack_envelope(again, f"column block {tag}")
+
+        return cls(count, {tag: partial(unpack, tag) for tag in found})
 
     @classmethod
     def of(
@@ -165,11 +162,9 @@ class MetadataShapes(NamedTuple):
 
 def encode(messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]) -> bytes:
     """The section of messages whose records have these sizes, in the order of section 2."""
-    parts = [U64.pack(len(messages))]
-    for tag, data in build(messages, sizes, channels).items():
-        packed = container.pack_envelope(data)
-        parts += (U32.pack(tag), U64.pack(len(packed)), packed)
-    return b"".join(parts)
+    made = build(messages, sizes, channels)
+    packed = {tag: container.pack_envelope(data) for tag, data in made.items()}
+    return U64.pack(len(messages)) + tagged(packed)
 
 
 def build(

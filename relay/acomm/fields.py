@@ -9,7 +9,7 @@ Source: FORMATS, opening paragraph.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -160,6 +160,18 @@ class Reader:
         """A list: its u32 count, then the results of ``read``, at least ``smallest`` bytes each."""
         return tuple([read(field) for _ in range(self.count(f"count of {field}", smallest))])
 
+    def blocks(self, name: str) -> dict[int, Reader]:
+        """The blocks up to the end, by tag: tag u32, length u64, data."""
+        found: dict[int, Reader] = {}
+        while self.pos < self.end:
+            start = self.pos
+            tag = self.u32(f"tag of a {name}")
+            if tag in found:
+                raise self.fault(start, f"{name} {tag} once", "it twice")
+            first = self.skip(self.u64(f"length of a {name}"), f"{name} {tag}")
+            found[tag] = Reader(self.data, self.path, first, self.pos)
+        return found
+
     def finish(self, what: str) -> None:
         """Make sure that nothing is left over."""
         if self.pos != self.end:
@@ -211,6 +223,14 @@ def name(field: str, value: str) -> bytes:
 def topic(field: str, value: str) -> bytes:
     """A topic or topic pattern, 256 bytes at most."""
     return text(field, value, MAX_TOPIC_BYTES)
+
+
+def tagged(by_tag: Mapping[int, bytes]) -> bytes:
+    """Blocks in the order given: tag u32, length u64, data."""
+    parts: list[bytes] = []
+    for tag, data in by_tag.items():
+        parts += (u32("tag", tag), U64.pack(len(data)), data)
+    return b"".join(parts)
 
 
 def blob(value: bytes) -> bytes:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from relay.acomm.fields import U32, U64, Fault, Reader, text
+from relay.acomm.fields import U32, U64, Fault, Reader, tagged, text
 from relay.acomm.model import Message
 
 Ids = tuple[int, ...]
@@ -78,7 +78,7 @@ def build(messages: Iterable[Message]) -> Indexes:
 
 def encode(indexes: Indexes) -> bytes:
     """Section 4 with these indexes, in the order of their types."""
-    parts: list[bytes] = []
+    made: dict[int, bytes] = {}
     for kind in IndexType:
         index = getattr(indexes, kind.name.lower())
         if index is None:
@@ -90,8 +90,8 @@ def encode(indexes: Indexes) -> bytes:
             data = _encode_keyed(index, U64.pack)
         else:
             data = _encode_keyed(index, lambda key: text("index key", key))
-        parts += (U32.pack(kind), U64.pack(len(data)), data)
-    return U32.pack(len(parts) // 3) + b"".join(parts)
+        made[kind] = data
+    return U32.pack(len(made)) + tagged(made)
 
 
 def decode(reader: Reader) -> Indexes:

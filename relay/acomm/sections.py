@@ -12,13 +12,13 @@ Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TypeVar
 
 from relay.acomm import columns, container, indexes
 from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionEntry, SectionType
-from relay.acomm.fields import U64, Reader, u32
+from relay.acomm.fields import U64, Reader, tagged
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import (
     ENCRYPTION_BYTES,
@@ -94,7 +94,7 @@ def encode_sections(
         SectionType.ARCHIVE: messages(records(sorted(store.archive, key=_by_time))),
     }
     if store.engine_state:
-        bodies[SectionType.ENGINE_STATE] = _encode_blocks(store.engine_state)
+        bodies[SectionType.ENGINE_STATE] = tagged(dict(sorted(store.engine_state.items())))
     if with_columns:
         sizes = [len(record) for record in of_messages]
         bodies[SectionType.COLUMNS] = columns.encode(ordered, sizes, channels)
@@ -191,13 +191,6 @@ def _counted(records: Iterable[bytes]) -> bytes:
     return b"".join((U64.pack(len(found)), *found))
 
 
-def _encode_blocks(blocks: Mapping[int, bytes]) -> bytes:
-    parts: list[bytes] = []
-    for tag in sorted(blocks):
-        parts += (u32("engine_state tag", tag), U64.pack(len(blocks[tag])), blocks[tag])
-    return b"".join(parts)
-
-
 def _read_records(
     reader: Reader,
     name: str,
@@ -220,15 +213,10 @@ def _all(read: Callable[[Reader], T]) -> Callable[[Reader, int], tuple[T, ...]]:
 
 def read_blocks(reader: Reader | None) -> dict[int, bytes]:
     """The blocks of section 256 by tag; none without the section. Errors: FormatError."""
-    blocks: dict[int, bytes] = {}
-    while reader is not None and reader.pos < reader.end:
-        start = reader.pos
-        tag = reader.u32("engine_state tag")
-        if tag in blocks:
-            raise reader.fault(start, f"engine_state tag {tag} once", "it twice")
-        first = reader.skip(reader.u64("engine_state length"), "engine_state block")
-        blocks[tag] = reader.data[first : reader.pos]
-    return blocks
+    if reader is None:
+        return {}
+    found = reader.blocks("engine_state block")
+    return {tag: one.data[one.pos : one.end] for tag, one in found.items()}
 
 
 def _compare_counts(store: StoreFile, header: FileHeader, path: str) -> None:

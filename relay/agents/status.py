@@ -25,7 +25,7 @@ from relay.base.config import AgentSettings
 from relay.base.home import Dirs
 from relay.base.message import Kind
 from relay.base.names import OPERATOR, answer_id
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger
 from relay.ledger.agents import AgentRow
 from relay.ledger.processes import PendingOperation, ProcessRow
@@ -367,7 +367,7 @@ class Activity:
     An agent owes an unread message in its inbox, and an answer to a message that requires one.
     """
 
-    def __init__(self, ledger: Ledger, store: CommStore) -> None:
+    def __init__(self, ledger: Ledger, store: Engine) -> None:
         self._ledger = ledger
         self._store = store
 
@@ -393,7 +393,7 @@ class Activity:
         """The answer given to a request before a crash; an id is never used twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
-            said = self._store.find_by_relay_id(answer_id(at, agent, message_id, kind))
+            said = self._store.messages.find_by_relay_id(answer_id(at, agent, message_id, kind))
             if said is not None:
                 return kind, said.content.decode().removesuffix("\n")
         return None

@@ -41,7 +41,7 @@ from relay.base.config import SpawnSettings
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger
 from relay.ledger.processes import (
     ENDS,
@@ -68,7 +68,7 @@ class Supervisor:
         settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         spawner: Spawner,
         executor: Executor,
         clock: Clock,

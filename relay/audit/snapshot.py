@@ -24,7 +24,7 @@ from relay.audit.sources import journal_files, ledger_source
 from relay.audit.sources.ledger_source import LedgerSnapshot
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import decode
+from relay.base.config import load
 from relay.base.errors import (
     FormatError,
     HomeMissing,
@@ -147,7 +147,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
     target = os.path.join(folder, STORE)
     try:
         with Home(home) as opened:
-            config = decode(opened.read_config(), opened.path(CONFIG))
+            config = load(opened)
             key = store_key(opened, config, make=False)
             file = open_store_readonly(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from relay.base.errors import ConfigError
+from relay.base.home import CONFIG, Home
 from relay.base.names import is_agent_name
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
@@ -246,6 +247,11 @@ class Config(Settings, frozen=True):
     admin: AdminSettings = AdminSettings()
     disk: DiskSettings = DiskSettings()
     retention: RetentionSettings = RetentionSettings()
+
+
+def load(home: Home) -> Config:
+    """Read the configuration of a home. Errors: ConfigError, HomeMissing, OSError."""
+    return decode(home.read_config(), home.path(CONFIG))
 
 
 def decode(data: bytes, path: str = "config.json") -> Config:

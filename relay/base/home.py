@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from relay.base import fsio, owners
 from relay.base.clock import iso_time
-from relay.base.errors import ForeignOwner, HomeMissing, UnsafePath
+from relay.base.errors import AlreadyRunning, ForeignOwner, HomeMissing, UnsafePath
 from relay.base.names import OPERATOR, check_agent_name, is_agent_name
 
 HOME_VARIABLE = "AGENT_RELAY_DIR"
@@ -340,9 +340,32 @@ def write_trouble(lock_fd: int, trouble: str) -> None:
         os.ftruncate(lock_fd, os.pwrite(lock_fd, data, 0))
 
 
+@contextlib.contextmanager
+def lock_home(root: str, text: str = "", hint: str = "") -> Iterator[None]:
+    """Hold the lock that a running relay holds; ``text`` and ``hint`` replace the error's own.
+
+    Errors: AlreadyRunning.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(fsio.locked(os.path.join(root, LOCK)))
+        except BlockingIOError as exc:
+            raise AlreadyRunning(text or f"a relay runs for {root}", hint=hint) from exc
+        yield
+
+
 def lock_holder(home: Home) -> int | None:
     """The pid of the relay running for this home, by the kernel's lock; None if there is none."""
     return fsio.lock_owner(home.path(LOCK))
+
+
+def is_served(home: Home) -> bool:
+    """True if a relay holds the lock, and not a command, which could not answer."""
+    holder = lock_holder(home)
+    if holder is None:
+        return False
+    with open(home.path(LOCK), encoding="utf-8", errors="replace") as file:
+        return file.readline().strip() == str(holder)
 
 
 def running_trouble(home: Home) -> str:

@@ -18,13 +18,13 @@ from relay.cli.history import read_store
 
 if TYPE_CHECKING:
     from relay.acomm.model import Delivery, Obligation
-    from relay.engine import CommStore, Message
+    from relay.engine import Engine, Message
 from relay.cli.common import echo_json, sanitize
 from relay.cli.history import message_facts, wait_for_flush
 from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
-    from relay.engine import CommStore, DeadLetter
+    from relay.engine import DeadLetter, Engine
 
 
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -63,7 +63,7 @@ def acks(
     print_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
 
 
-def _owed(store: CommStore, now_ms: int) -> Iterator[dict[str, Any]]:
+def _owed(store: Engine, now_ms: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each pending answer or acknowledgment, oldest message first."""
     from relay.acomm.model import DeliveryState
     from relay.engine.ack_rules import is_retried
@@ -164,7 +164,7 @@ def list_dead(ctx: click.Context, home: str | None, as_json: bool) -> None:
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
         store = read_store(opened)
-    rows = [_dead_facts(store, letter) for letter in store.dead_letters()]
+    rows = [_dead_facts(store, letter) for letter in store.retries.dead_letters()]
     header = ("ID", "FROM", "DEAD FOR", "ATTEMPTS", "AT", "REASON")
     print_rows(rows, header, _dead_cells, as_json=as_json, nothing="no dead letters")
 
@@ -192,7 +192,7 @@ def show_dead(ctx: click.Context, home: str | None, message_id: str, as_json: bo
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
         store = read_store(opened)
-    for letter in store.dead_letters():
+    for letter in store.retries.dead_letters():
         facts = _dead_facts(store, letter)
         if message_id in (facts["id"], str(facts["number"])):
             break
@@ -251,7 +251,7 @@ def _age_s(text: str) -> int:
     return int(number) * UNIT_S[unit]
 
 
-def _dead_facts(store: CommStore, letter: DeadLetter) -> dict[str, Any]:
+def _dead_facts(store: Engine, letter: DeadLetter) -> dict[str, Any]:
     from relay.base.clock import NS_PER_S, iso_time
 
     facts = message_facts(store, letter.message)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.base.home import CONFIG
 from relay.cli.common import echo_json, home_option, json_option, open_home, plural, sanitize
 from relay.cli.common import root_of as home_root
 
@@ -33,7 +32,7 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
     from relay.daemon import home_backup
 
     with open_home(ctx, home) as opened:
-        config = configuration.decode(opened.read_config(), opened.path(CONFIG))
+        config = configuration.load(opened)
         done = home_backup.backup(opened, config, Clock(), directory)
     if as_json:
         echo_json({"directory": directory, **_facts(done.manifest), "left_out": done.left_out})

@@ -15,7 +15,7 @@ from relay.cli.history import read_store, wait_for_flush
 from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
-    from relay.engine import Channel, CommStore
+    from relay.engine import Channel, Engine
 
 TYPES = ("group", "broadcast", "pubsub", "direct")
 agent_option = click.option(
@@ -51,9 +51,9 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
             "state": one.state.label,
             "owner": one.owner,
             "participants": len(one.participants),
-            "messages": store.message_count(one.id),
+            "messages": store.channels.get(one.id).message_count,
         }
-        for one in store.list_channels()
+        for one in store.channels.list_all()
         if everything or not one.name.startswith("dm/")
     ]
     print_rows(
@@ -77,7 +77,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
         store = read_store(opened)
-    found = store.get_channel_by_name(name.removeprefix("#"))
+    found = store.channels.get_by_name(name.removeprefix("#"))
     if found is None:
         raise ChannelNotFound(f"channel {name!a} does not exist", hint="`relay channel list --all`")
     facts = _facts(store, found)
@@ -100,7 +100,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         click.echo(sanitize(f"{'setting':<13}{setting}={_said(value)}"))
 
 
-def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
+def _facts(store: Engine, found: Channel) -> dict[str, Any]:
     from relay.delivery.filters import in_words
 
     config = found.config
@@ -109,7 +109,7 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
         "type": found.channel_type.label,
         "state": found.state.label,
         "owner": found.owner,
-        "messages": store.message_count(found.id),
+        "messages": store.channels.get(found.id).message_count,
         "description": found.description,
         "tags": list(found.tags),
         "delivery": config.delivery.label,
@@ -122,11 +122,11 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
                 "pattern": one.topic_pattern,
                 "filter": in_words(one.filter) or None,
             }
-            for one in store.subscriptions(found.id)
+            for one in store.channels.subscriptions(found.id)
         ],
         "settings": {
             name: _plain(getattr(values, name))
-            for values in (config, store.get_settings(found.id))
+            for values in (config, store.channels.settings(found.id))
             for name in values.__struct_fields__
         },
     }

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import click
@@ -14,7 +15,7 @@ import click
 from relay.base.clock import elapsed, iso_time
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
-from relay.base.home import META, Home, default_root
+from relay.base.home import META, Home, default_root, lock_home
 from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.base.text import json_line, visible
 
@@ -63,6 +64,15 @@ def root_of(ctx: click.Context, home: str | None) -> str:
 def open_home(ctx: click.Context, home: str | None) -> Home:
     """Open the home. Errors: HomeMissing."""
     return Home(root_of(ctx, home))
+
+
+def hold_lock(home: Home) -> AbstractContextManager[None]:
+    """Hold the home's lock, as a command that works without a relay. Errors: AlreadyRunning."""
+    return lock_home(
+        home.root,
+        "another process has locked the home: a starting relay, or a command like this one",
+        "try again when it has finished",
+    )
 
 
 def not_running_text(home: Home) -> str:

@@ -18,7 +18,7 @@ from relay.cli.common import home_option, json_option, open_home, print_rows, sa
 
 if TYPE_CHECKING:
     from relay.base.home import Home
-    from relay.engine import CommStore, Message, MessageFilter
+    from relay.engine import Engine, Message, MessageFilter
 
 TYPES = (
     "Text",
@@ -86,7 +86,7 @@ def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: A
     with open_home(ctx, home) as opened:
         store = read_store(opened)
     wanted = HistoryOptions(**options)
-    result = store.query_messages(_filter(store, wanted), grouped=False)
+    result = store.messages.query(_filter(store, wanted), grouped=False)
     _show(opened, store, result.messages, as_json)
     if result.has_more and not as_json:
         shown = wanted.offset + len(result.messages)
@@ -108,7 +108,7 @@ def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) 
 
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    messages = store.get_thread(uuid4_of(thread_id))
+    messages = store.messages.thread(uuid4_of(thread_id))
     if not messages:
         raise NotFound(f"thread {thread_id} does not exist", hint="`relay history` lists messages")
     _show(opened, store, messages, as_json)
@@ -127,19 +127,19 @@ def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_js
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    _show(opened, store, store.search(pattern, limit), as_json)
+    _show(opened, store, store.messages.search(pattern, limit), as_json)
 
 
-def read_store(home: Home) -> CommStore:
+def read_store(home: Home) -> Engine:
     """Open the store read-only from its file.
 
     Errors: FormatError for a damaged file; KeyFileError, SealedStore for an encrypted one.
     """
     from relay.base.clock import Clock
-    from relay.base.config import decode
+    from relay.base.config import load
     from relay.daemon.opening import open_store_readonly, store_key
 
-    config = decode(home.read_config(), home.path("config.json"))
+    config = load(home)
     return open_store_readonly(home, Clock(), config, store_key(home, config, make=False))
 
 
@@ -163,7 +163,7 @@ class HistoryOptions(NamedTuple):
     no_archived: bool
 
 
-def _filter(store: CommStore, wanted: HistoryOptions) -> MessageFilter:
+def _filter(store: Engine, wanted: HistoryOptions) -> MessageFilter:
     """Build the engine's filter."""
     from relay.base.checksums import uuid4_of
     from relay.engine import (
@@ -194,10 +194,10 @@ def _filter(store: CommStore, wanted: HistoryOptions) -> MessageFilter:
     )
 
 
-def _channel_id(store: CommStore, name: str) -> int:
+def _channel_id(store: Engine, name: str) -> int:
     from relay.base.errors import ChannelNotFound
 
-    found = store.get_channel_by_name(name.removeprefix("#"))
+    found = store.channels.get_by_name(name.removeprefix("#"))
     if found is None:
         raise ChannelNotFound(f"channel {name!a} does not exist", hint="`relay channel list --all`")
     return found.id
@@ -219,7 +219,7 @@ def parse_time(text: str, option: str) -> int:
         ) from exc
 
 
-def _show(home: Home, store: CommStore, messages: list[Message], as_json: bool) -> None:
+def _show(home: Home, store: Engine, messages: list[Message], as_json: bool) -> None:
     rows = [message_facts(store, message) for message in messages]
     outcomes = _outcomes(home, [row["id"] for row in rows if row["id"]])
     for row in rows:
@@ -262,7 +262,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
+def message_facts(store: Engine, message: Message) -> dict[str, Any]:
     """Collect the facts of a message that the commands print."""
     from relay.base.clock import NS_PER_S, iso_time
     from relay.delivery.router import KIND_OF
@@ -275,8 +275,8 @@ def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
         "id": metadata.get("relay_id"),
         "number": message.id,
         "from": message.sender,
-        "recipients": list(store.recipients(message.id)),
-        "channel": store.get_channel(message.channel_id).name,
+        "recipients": list(store.messages.recipients(message.id)),
+        "channel": store.channels.get(message.channel_id).name,
         "type": message.message_type.label,
         "kind": str(metadata.get("kind", KIND_OF[message.message_type])),
         "status": message.status.label,

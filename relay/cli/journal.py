@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from relay.base.clock import Clock
-from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
-from relay.base.home import CONFIG, LOCK
-from relay.cli.common import echo_json, home_option, json_option, open_home, print_table, sanitize
+from relay.base.errors import EXIT_FAILED, NotFound
+from relay.base.home import is_served
+from relay.cli.common import (
+    echo_json,
+    hold_lock,
+    home_option,
+    json_option,
+    open_home,
+    print_table,
+    sanitize,
+)
 from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
@@ -103,7 +111,7 @@ def seal(ctx: click.Context, /, **caller: Any) -> int:
     from relay.journal.plan import SEAL, JournalCommand
 
     place, as_json = _place(ctx, caller["home"]), caller["as_json"]
-    if place.is_running:
+    if is_served(place.home):
         return _ask(ctx, JournalCommand(SEAL), caller)
     with _opened(place) as (opened, _):
         entries = opened.manifest.entries()
@@ -192,7 +200,7 @@ def prune(
         )
     if dry_run:
         return _plan(place, retention(policy, order), caller["as_json"])
-    if place.is_running:
+    if is_served(place.home):
         return _ask(ctx, order, caller, objects)
     with _opened(place) as (_, tiers):
         return _report(carry_out(place.home, tiers, place.clock, order), caller["as_json"])
@@ -235,7 +243,7 @@ def _order(
         raise click.UsageError(
             "no object store is configured: set journal.objects in config.json, or use --objects"
         )
-    if place.is_running:
+    if is_served(place.home):
         _check_segments(place, segment_ids)
         return _ask(ctx, order, caller, objects)
     with _opened(place) as (_, tiers):
@@ -305,24 +313,13 @@ class _Place(NamedTuple):
 
         return tier_policy(self.home, self.config, self.objects)
 
-    @property
-    def is_running(self) -> bool:
-        """True if a relay holds the lock; another `relay journal` does not count."""
-        from relay.base.home import lock_holder
-
-        holder = lock_holder(self.home)
-        if holder is None:
-            return False
-        with open(self.home.path(LOCK), encoding="ascii") as file:
-            return file.read().strip() == str(holder)
-
 
 def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
     """Errors: HomeMissing, ConfigError, NotFound."""
-    from relay.base.config import decode
+    from relay.base.config import load
 
     with open_home(ctx, home) as opened:
-        place = _Place(opened, decode(opened.read_config(), opened.path(CONFIG)), objects)
+        place = _Place(opened, load(opened), objects)
     if not os.path.isdir(place.stream_dir):
         raise NotFound(f"{place.stream_dir}: no journal", hint="`relay up` creates one")
     return place
@@ -331,18 +328,11 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
 @contextmanager
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """Open the journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
-    from relay.base import fsio
     from relay.daemon.opening import open_journal
     from relay.journal.replay import checkpoint_offsets
 
     with ExitStack() as held:
-        try:
-            held.enter_context(fsio.locked(place.home.path(LOCK)))
-        except BlockingIOError as exc:
-            raise AlreadyRunning(
-                "another process has the journal open: a starting relay, or a `relay journal`",
-                hint="retry when it is done; `relay journal status` works meanwhile",
-            ) from exc
+        held.enter_context(hold_lock(place.home))
         covered = [*checkpoint_offsets(place.stream_dir), 0, 0]
         journal, tiers = open_journal(
             held,

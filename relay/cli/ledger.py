@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.base.errors import EXIT_FINDINGS
-from relay.base.home import CONFIG, LEDGER
+from relay.base.home import LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
     echo_json,
@@ -134,11 +134,11 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """
     from relay.base import config as configuration
     from relay.base.clock import Clock
-    from relay.daemon import ledger_rebuild
+    from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:
-        config = configuration.decode(opened.read_config(), opened.path(CONFIG))
-        done = ledger_rebuild.rebuild(opened, config, Clock(), lambda *_, **__: None)
+        config = configuration.load(opened)
+        done = ledger_backup.rebuild(opened, config, Clock(), lambda *_, **__: None)
     text = "rebuilt from the journal"
     text += f", the previous ledger is {done.aside}" if done.aside else ""
     facts = {"aside": done.aside or None, "kept": done.kept, "lost": list(done.lost)}

@@ -5,21 +5,16 @@ A running relay does it in the background; without one this process does, holdin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base import fsio
 from relay.base.clock import Clock
-from relay.base.errors import AlreadyRunning
-from relay.base.home import CONFIG, LOCK, Home
-from relay.cli.common import echo_json, open_home, print_table, when
+from relay.base.home import is_served
+from relay.cli.common import echo_json, hold_lock, open_home, print_table, when
 from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
-    from relay.base.config import Config
     from relay.daemon.prune import Pruned
 
 
@@ -32,15 +27,16 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     That is: the archive, messages that agents have read, refused files, logs of agents that are
     gone, unused attachments, old rows of audit_log. A running relay does this every hour.
     """
+    from relay.base.config import load
     from relay.daemon.housekeeper import run_retention
 
     with open_home(ctx, caller["home"]) as home:
-        config = _config(home)
+        config = load(home)
         if dry_run:
             _show(run_retention(home, config, Clock(), dry_run=True), caller["as_json"])
             return
-        if not _is_served(home):
-            with _lock(home):
+        if not is_served(home):
+            with hold_lock(home):
                 _show(run_retention(home, config, Clock()), caller["as_json"])
             return
     send_command(ctx, "prune", {}, **caller)
@@ -68,8 +64,8 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
             f"invalid date {before!r}: expected one like 2026-01-31", param_hint="--before"
         )
     with open_home(ctx, caller["home"]) as home:
-        if not _is_served(home):
-            with _lock(home):
+        if not is_served(home):
+            with hold_lock(home):
                 days = list(packable(home, Clock(), before))
                 if not days and not caller["as_json"]:
                     click.echo("nothing to pack", err=True)
@@ -82,35 +78,6 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
                         click.echo(describe_pack(packed))
             return
     send_command(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
-
-
-def _config(home: Home) -> Config:
-    from relay.base.config import decode
-
-    return decode(home.read_config(), home.path(CONFIG))
-
-
-def _is_served(home: Home) -> bool:
-    """Return whether a relay holds the lock, and not a command, which could not answer."""
-    from relay.base.home import lock_holder
-
-    holder = lock_holder(home)
-    if holder is None:
-        return False
-    with open(home.path(LOCK), encoding="utf-8", errors="replace") as file:
-        return file.readline().strip() == str(holder)
-
-
-@contextmanager
-def _lock(home: Home) -> Iterator[None]:
-    try:
-        with fsio.locked(home.path(LOCK)):
-            yield
-    except BlockingIOError as exc:
-        raise AlreadyRunning(
-            "another process has locked the home: a starting relay, or a command like this one",
-            hint="try again when it has finished",
-        ) from exc
 
 
 def _show(found: list[Pruned], as_json: bool) -> None:

@@ -14,7 +14,7 @@ from relay.base.errors import RelayError
 from relay.base.finding import Finding
 from relay.base.names import ORCHESTRATOR
 from relay.daemon.projection import deliveries_of
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.engine.events import EventCodec
 from relay.journal.journal import JournalReader
 from relay.ledger.check import RESTORE, WHAT
@@ -29,7 +29,7 @@ Obligation = tuple[str, str, str]  # message id, recipient, status of its last a
 
 def check(
     db: sqlite3.Connection,
-    store: CommStore,
+    store: Engine,
     *,
     most_rows: int | None = None,
     is_killed: bool = False,
@@ -54,7 +54,7 @@ def check(
 
 
 def _check_deliveries(
-    store: CommStore,
+    store: Engine,
     rows: Set[str],
     states: Mapping[tuple[str, str], str],
     is_killed: bool,
@@ -78,9 +78,7 @@ def _check_deliveries(
             yield _finding(relay_id, f"for {recipient} the store says {wanted}, the ledger {state}")
 
 
-def _check_obligations(
-    db: sqlite3.Connection, store: CommStore, rows: Set[str]
-) -> Iterator[Finding]:
+def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) -> Iterator[Finding]:
     owed = db.execute(
         "SELECT message_id, recipient, coalesce(ack_status, '') FROM deliveries "
         "WHERE obligation = 'open'"
@@ -94,15 +92,15 @@ def _check_obligations(
                 yield _finding(relay_id, f"an answer of {recipient} is owed in the store alone")
 
 
-def relayed(store: CommStore) -> Iterator[tuple[Message, str, Mapping[str, Delivery]]]:
+def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery]]]:
     """Yield the kept messages that passed a relay: message, relay id, deliveries."""
     for number, deliveries in store.state.deliveries.items():
-        message = store.get_message(number)
+        message = store.messages.get(number)
         if message is not None and message.relay_id is not None:
             yield message, message.relay_id, deliveries
 
 
-def unstaged(store: CommStore) -> Iterator[tuple[str, str]]:
+def unstaged(store: Engine) -> Iterator[tuple[str, str]]:
     """Yield (relay id, recipient) of deliveries that were accepted, but never staged."""
     for _, relay_id, deliveries in relayed(store):
         for recipient, one in deliveries.items():
@@ -111,14 +109,14 @@ def unstaged(store: CommStore) -> Iterator[tuple[str, str]]:
 
 
 def unmatched_obligations(
-    store: CommStore, owed: Iterable[Obligation]
+    store: Engine, owed: Iterable[Obligation]
 ) -> Iterator[tuple[Obligation, Message | None]]:
     """Yield the owed answers of the ledger that the store does not have.
 
     With their message; None if that is not live any more.
     """
     for one in owed:
-        message = store.find_by_relay_id(one[0])
+        message = store.messages.find_by_relay_id(one[0])
         if message is None or message.id not in store.state.messages:
             yield one, None
         elif one[1] not in store.state.owed.get(message.id, {}):

@@ -1,4 +1,4 @@
-"""Watch the disk, pause intake below the floor, notify operator and lead, publish the status.
+"""Watch the disk, pause intake below the floor, notify operator and lead.
 
 One notification per episode: its begin is in the ledger, and the notification's id is derived from
 it, so that a repetition after a crash has the same id and is dropped.
@@ -16,7 +16,7 @@ from relay.base.clock import Clock
 from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
-from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
+from relay.daemon.status import SharedStatus, pause_reason
 from relay.delivery.loop import Dispatcher
 from relay.ledger import Ledger
 
@@ -32,7 +32,6 @@ class DiskMonitor:
         self,
         status: SharedStatus,
         dispatcher: Dispatcher,
-        publisher: StatusPublisher,
         disk: DiskWatch,
         ledger: Ledger,
         clock: Clock,
@@ -40,7 +39,6 @@ class DiskMonitor:
     ) -> None:
         self._status = status
         self._dispatcher = dispatcher
-        self._publisher = publisher
         self._disk = disk
         self._ledger = ledger
         self._clock = clock
@@ -49,23 +47,17 @@ class DiskMonitor:
 
     def due_ns(self) -> int:
         """Time of the next step (monotonic ns)."""
-        due = self._disk.due_ns()
-        publish = self._publisher.due_ns()
-        return due if publish is None else min(due, publish)
+        return self._disk.due_ns()
 
     def begin(self) -> None:
         """Check the disk before the first tick, so that nothing is taken in below the floor."""
         self._check_disk()
 
     def step(self) -> None:
-        """Check the disk, act on it and publish the status, as far as each is due."""
+        """Check the disk if that is due, and act on it."""
         reading = self._check_disk()
         if reading is not None:
             self._notify(reading)
-        self._publish_pauses()  # the disk is not the only reason
-        snapshot = self._publisher.step(news=True)
-        if snapshot is not None:
-            self._status.snapshot = snapshot
 
     def _check_disk(self) -> DiskUsage | None:
         """The disk's usage; None before the next check is due."""
@@ -75,17 +67,10 @@ class DiskMonitor:
         reading = self._disk.reading
         if reading is not None:
             self._status.disk = reading
-            self._pause(reading)
+            self._dispatcher.pause("disk", pause_reason(reading))
+            self._status.pauses = self._dispatcher.pauses
             self._log_change(change)
         return reading
-
-    def _pause(self, reading: DiskUsage) -> None:
-        """Pause intake below the floor, and resume above it."""
-        self._dispatcher.pause("disk", pause_reason(reading))
-        self._publish_pauses()
-
-    def _publish_pauses(self) -> None:
-        self._status.pauses = self._dispatcher.pauses
 
     def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):

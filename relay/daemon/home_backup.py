@@ -33,7 +33,7 @@ from relay.daemon import ledger_backup
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import Projection
 from relay.delivery import reads
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.replay import read_manifest
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
@@ -322,7 +322,7 @@ def _segments(home: Home) -> list[object]:
     return found
 
 
-def _file_filter(store: CommStore, projection: Projection, ledger: str) -> Callable[[str], bool]:
+def _file_filter(store: Engine, projection: Projection, ledger: str) -> Callable[[str], bool]:
     """A predicate for archive files: true if the copy knows the message."""
     rows: set[str] = set(projection.rows)
     rows |= {one.origin.path.rpartition("/")[2] for one in projection.rejections}
@@ -334,7 +334,7 @@ def _file_filter(store: CommStore, projection: Projection, ledger: str) -> Calla
         message_id = message_id_of(name)
         if message_id is None:
             return name in rows  # a refused file of another name
-        return message_id in rows or store.find_by_relay_id(message_id) is not None
+        return message_id in rows or store.messages.find_by_relay_id(message_id) is not None
 
     return is_known_file
 
@@ -347,7 +347,7 @@ class _InboxCopy:
     """
 
     def __init__(
-        self, copy: _Copy, store: CommStore, known: Callable[[str], bool], agent: str
+        self, copy: _Copy, store: Engine, known: Callable[[str], bool], agent: str
     ) -> None:
         self._copy = copy
         self._store = store
@@ -392,7 +392,7 @@ class _InboxCopy:
 
     def _has(self, name: str) -> bool:
         """True if the copy's journal has a delivery of this file to this agent."""
-        message = self._store.find_by_relay_id(message_id_of(name) or "")
+        message = self._store.messages.find_by_relay_id(message_id_of(name) or "")
         if message is None:  # rolled into an archive: only the message is known
             return self._is_known_file(name)
         return self._agent in self._store.state.deliveries.get(message.id, {})

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from relay.base import fsio
-from relay.base.errors import AlreadyRunning, IntegrityError, RelayError, UnsafePath
-from relay.base.home import LOCK, TOP_DIRS, looks_like_home
+from relay.base.errors import IntegrityError, RelayError, UnsafePath
+from relay.base.home import TOP_DIRS, lock_home, looks_like_home
 from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes, read_backup
 
 BEFORE = ".before-restore"
@@ -68,10 +68,7 @@ def _lock_previous(root: str, *, force: bool) -> Iterator[bool]:
     if os.path.islink(root) or not looks_like_home(root):
         raise UnsafePath(f"{root} exists and is not a relay home", hint="name another directory")
     with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(fsio.locked(os.path.join(root, LOCK)))
-        except BlockingIOError as exc:
-            raise AlreadyRunning(f"a relay runs for {root}") from exc
+        held.enter_context(lock_home(root))
         if not force:
             hint = f"--force keeps it as {root}{BEFORE} and puts the backup in its place"
             raise RelayError(f"there is a relay home at {root} already", hint=hint)

@@ -37,8 +37,8 @@ from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.checkpoint import load_state
-from relay.engine.commstore import CommStore
 from relay.engine.core import DeliverySettings
+from relay.engine.engine import Engine
 from relay.engine.events import Event, EventCodec, EventRecord
 from relay.engine.state import State
 from relay.engine.validation import DEFAULT_LIMITS
@@ -56,7 +56,7 @@ _base_lock = threading.Lock()  # a checkpoint and a prune may both write the bas
 class OpenedStore(NamedTuple):
     """A store opened for writing, and what its replay found."""
 
-    store: CommStore
+    store: Engine
     events: EventLog  # of the store: its journal
     tiers: Tiers
     key: bytes | None  # of the store's file
@@ -101,7 +101,7 @@ def opens(home: Home, key: bytes | None) -> bool:
         pass  # check what can be read
     try:
         if newest is not None:
-            EventCodec(key).decode(newest.payload, newest.offset)
+            EventCodec(key, folder).decode(newest.payload, newest.offset)
     except SealedStore:
         return False
     except FormatError:
@@ -124,7 +124,7 @@ def open_store_readonly(
     config: Config,
     key: bytes | None = None,
     on_event: Callable[[Event], object] = lambda _: None,
-) -> CommStore:
+) -> Engine:
     """Load the store as it is now, read-only, while a daemon may be running.
 
     ``on_event`` gets every event after the newest checkpoint.
@@ -139,7 +139,7 @@ def open_store_readonly(
         if frame.event is not None:
             on_event(frame.event)
 
-    replay(records, EventCodec(key), store, on_record, store.warn)
+    replay(records, EventCodec(key, stream_dir(home)), store, on_record, store.warn)
     return store
 
 
@@ -167,14 +167,13 @@ def open_store(
     if os.path.lexists(home.path(STORE)) and (lost := lost_on_rewrite(home.path(STORE))):
         expected = f"a store file of version {VERSION} (a flush would lose {lost})"
         raise VersionError(home.path(STORE), VERSION_AT, expected, lost)
-    assert store.archives is not None
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
     if ledger_position > _covered_offset(store.state) and _has_no_files(stream_dir(home)):
         _continue_after_lost_stream(
             home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key
         )
-    covered, codec = _covered_offset(store.state), EventCodec(key)
+    covered, codec = _covered_offset(store.state), EventCodec(key, stream_dir(home))
     with contextlib.ExitStack() as held:
         journal, tiers = open_journal(
             held, home, config, clock, warn, epoch=epoch, known=ledger_position, covered=covered
@@ -184,7 +183,7 @@ def open_store(
         past.replay(journal, tiers, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
-        for name in store.archives.rename_strays(state.archives, state.next_archive):
+        for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
@@ -205,7 +204,7 @@ def _has_no_files(folder: str) -> bool:
 
 
 def _continue_after_lost_stream(
-    home: Home, store: CommStore, position: JournalPosition, config: Config, key: bytes | None
+    home: Home, store: Engine, position: JournalPosition, config: Config, key: bytes | None
 ) -> None:
     """Continue after a stream was lost that the ledger followed further than any store file.
 
@@ -216,7 +215,7 @@ def _continue_after_lost_stream(
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
     store_file.save(home.path(STORE), snapshot, config.store.compress, key)
-    store.engine.loaded_from(home.path(STORE))
+    store.archives.loaded_from(home.path(STORE))
 
 
 class CheckpointWriter:
@@ -244,7 +243,7 @@ class CheckpointWriter:
 class JournalReplay:
     """Replays the journal into the store and the ledger's projection."""
 
-    def __init__(self, store: CommStore, ledger_position: int) -> None:
+    def __init__(self, store: Engine, ledger_position: int) -> None:
         self.projection = Projection()
 
         self.boot = store.state.journal.boot_id if store.state.journal else ""
@@ -348,9 +347,7 @@ def open_journal(
     return journal, Tiers(journal.manifest, STREAM_ID, policy, clock, warn)
 
 
-def _load(
-    home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None
-) -> CommStore:
+def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None) -> Engine:
     """The newest checkpoint, set up for a relay; an empty store if there is none."""
     path = home.path(STORE)
     if os.path.islink(path):
@@ -391,8 +388,10 @@ def _load(
         config.delivery.give_up_after_s,
     )
     files = ArchiveFiles(home.path(ARCHIVES), key)
-    store = CommStore(clock, state, limits, warn, settings=settings, archive_files=files)
-    store.engine.loaded_from(path)
+    store = Engine(
+        clock, state, limits, settings, archive_files=files, warn=warn, keeps_events=True
+    )
+    store.archives.loaded_from(path)
     return store
 
 

@@ -240,7 +240,7 @@ class Daemon:
     def _read_config(self) -> Config | None:
         """The present config.json if it is valid and differs from the one in use."""
         try:
-            fresh = configuration.decode(self._home.read_config(), self._home.path("config.json"))
+            fresh = configuration.load(self._home)
         except (RelayError, OSError) as exc:
             self._refuse_config(str(exc))
             return None
@@ -323,7 +323,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
     descriptors = tune_process()
     with Home(root) as home:
         fsio.ensure_dir(home.path(os.path.dirname(LOG)))
-        config = configuration.decode(home.read_config(), home.path("config.json"))
+        config = configuration.load(home)
         settings = config.log
         log = make_log(
             config.log_level, log_path, max_mib=settings.max_mib, keep_files=settings.keep_files

@@ -47,7 +47,7 @@ from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import FileFacts, Ledger, MessageRow
 
 DISAPPEARED = "file_disappeared"
@@ -74,7 +74,7 @@ def recover(
         delivered = inboxes.finish_staged()
         again = inboxes.check_written(projection) if power_cut else 0
         removed = inboxes.remove_strays(home)
-        for event in store.fresh_events or ():
+        for event in store.fresh_events:
             projection.apply(event)
         events.commit()
         restored = _restore_rows(ledger, store, projection, events.journal.durable, now)
@@ -113,7 +113,7 @@ def recover(
 class _Inboxes:
     """Compares the deliveries in the journal with the files in inboxes."""
 
-    def __init__(self, dirs: Dirs, store: CommStore, *, power_cut: bool) -> None:
+    def __init__(self, dirs: Dirs, store: Engine, *, power_cut: bool) -> None:
         self._dirs = dirs
         self._store = store
         self._power_cut = power_cut
@@ -127,18 +127,18 @@ class _Inboxes:
             if one.state is DeliveryState.STAGED
         ]
         for number, recipient, attempt in staged:
-            message = self._store.get_message(number)
+            message = self._store.messages.get(number)
             relay_id = message.relay_id if message else None
             if message is None or relay_id is None:
                 continue
             if self._power_cut and not self._is_delivered(message, relay_id, recipient):
-                self._store.postpone(number, recipient, attempt + 1)
+                self._store.deliveries.postpone(number, recipient, attempt + 1)
                 continue
             reason = file_ops.deliver(self._dirs, relay_id, recipient, again=True)
             if reason:
-                self._store.postpone(number, recipient, attempt)
+                self._store.deliveries.postpone(number, recipient, attempt)
             else:
-                self._store.deliver(number, [recipient], attempt)
+                self._store.deliveries.deliver(number, [recipient], attempt)
         return len(staged)
 
     def check_written(self, projection: Projection) -> int:
@@ -146,7 +146,7 @@ class _Inboxes:
         again = 0
         for number, recipient in sorted(projection.written):
             one = self._store.state.deliveries.get(number, {}).get(recipient)
-            message = self._store.get_message(number)
+            message = self._store.messages.get(number)
             relay_id = message.relay_id if message else None
             if one is None or message is None or relay_id is None or recipient == ORCHESTRATOR:
                 continue
@@ -154,7 +154,7 @@ class _Inboxes:
                 continue  # it was read, acknowledged, or is due anyhow
             if not self._is_delivered(message, relay_id, recipient):
                 # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
-                self._store.postpone(number, recipient, one.attempt + 1)
+                self._store.deliveries.postpone(number, recipient, one.attempt + 1)
                 again += 1
         return again
 
@@ -170,7 +170,7 @@ class _Inboxes:
         return removed
 
     def _remove_stray(self, agent: str, name: str) -> int:
-        message = self._store.find_by_relay_id(message_id_of(name) or "")
+        message = self._store.messages.find_by_relay_id(message_id_of(name) or "")
         known = self._store.state.deliveries.get(message.id, {}) if message else {}
         one = known.get(agent)
         if one is not None and one.state is DeliveryState.STAGED:
@@ -201,12 +201,12 @@ class _Inboxes:
 
 
 def _restore_rows(
-    ledger: Ledger, store: CommStore, projection: Projection, position: int, now: int
+    ledger: Ledger, store: Engine, projection: Projection, position: int, now: int
 ) -> int:
     """Insert rows from the events where the ledger lacks them; returns how many were missing."""
 
     def relay_id_of(number: int) -> str | None:
-        message = store.get_message(number)
+        message = store.messages.get(number)
         return message.relay_id if message else None
 
     restored = 0
@@ -246,19 +246,19 @@ def _locate_refused_files(dirs: Dirs, ledger: Ledger, projection: Projection) ->
         ledger.set_path(found)
 
 
-def _restore_unfinished_rows(ledger: Ledger, store: CommStore) -> int:
+def _restore_unfinished_rows(ledger: Ledger, store: Engine) -> int:
     """Restore rows of unfinished messages known to the store alone; returns how many.
 
     Needed when the ledger is gone and the journal starts after those messages.
     """
-    open_ones = store.incomplete()
+    open_ones = store.messages.incomplete()
     ids, restored = list(open_ones), 0
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
             for relay_id in slice_:
-                message = store.get_message(open_ones[relay_id])
+                message = store.messages.get(open_ones[relay_id])
                 if relay_id in known or message is None:
                     continue
                 ledger.add([facts_of(message, relay_id)], system=True)
@@ -271,7 +271,7 @@ def _restore_unfinished_rows(ledger: Ledger, store: CommStore) -> int:
     return restored
 
 
-def _reconcile_obligations(ledger: Ledger, store: CommStore) -> None:
+def _reconcile_obligations(ledger: Ledger, store: Engine) -> None:
     """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
         open_ones = ledger.deliveries.open_obligations()
@@ -279,11 +279,11 @@ def _reconcile_obligations(ledger: Ledger, store: CommStore) -> None:
             if message is None:
                 ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
             else:
-                store.restore_obligation(message, recipient, said)
+                store.obligations.restore(message, recipient, said)
         ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
-def _defer_unstaged(ledger: Ledger, store: CommStore, now: int) -> None:
+def _defer_unstaged(ledger: Ledger, store: Engine, now: int) -> None:
     """Mark accepted deliveries that were never staged as held and due."""
     owed: dict[str, list[str]] = {}
     for relay_id, recipient in unstaged(store):
@@ -340,7 +340,7 @@ class _Decisions(NamedTuple):
 
 
 def _resolve_rows(
-    files: _Files, ledger: Ledger, store: CommStore, rows: list[MessageRow], now: int
+    files: _Files, ledger: Ledger, store: Engine, rows: list[MessageRow], now: int
 ) -> list[tuple[str, str]]:
     """Settle every open row; returns the files to process again."""
     decisions = _Decisions([], [], [], [], [], [])
@@ -349,7 +349,9 @@ def _resolve_rows(
         if row.agent_name != ORCHESTRATOR:
             _resolve_row(files, row, decisions, is_reached=bool(reached.get(row.message_id)))
         # Delivered, it is at its end; what it answers makes it again where the store lacks it.
-        elif row.message_id in reached or store.find_by_relay_id(row.message_id) is not None:
+        elif (
+            row.message_id in reached or store.messages.find_by_relay_id(row.message_id) is not None
+        ):
             decisions.own.append(row.message_id)
     with ledger.transaction():
         ledger.reset(decisions.again)
@@ -383,11 +385,11 @@ def _resolve_row(
 
 
 def _restore_originals(
-    files: _Files, ledger: Ledger, store: CommStore, projection: Projection, log: LogCall
+    files: _Files, ledger: Ledger, store: Engine, projection: Projection, log: LogCall
 ) -> None:
     """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
     for row in ledger.rows(projection.rows).values():
-        stored = store.find_by_relay_id(row.message_id)
+        stored = store.messages.find_by_relay_id(row.message_id)
         if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
             continue
         name = row.message_id + MSG_SUFFIX
@@ -415,7 +417,7 @@ def _restore_originals(
         )
 
 
-def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts]) -> None:
+def _restore_statuses(ledger: Ledger, store: Engine, rows: Iterable[FileFacts]) -> None:
     """Restore status changes made by commands that the ledger has lost.
 
     ``rows``: messages after the ledger's position, in the journal's order. A message that an agent
@@ -435,12 +437,12 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
         ledger.agents.set_status(*change, at)
 
 
-def _status_asked(store: CommStore, facts: FileFacts) -> status.StatusChange | None:
+def _status_asked(store: Engine, facts: FileFacts) -> status.StatusChange | None:
     """The change requested by a command, if it was acknowledged."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
-    message = store.find_by_relay_id(message_id)
-    if message is None or store.find_by_relay_id(answer) is None:
+    message = store.messages.find_by_relay_id(message_id)
+    if message is None or store.messages.find_by_relay_id(answer) is None:
         return None
     try:
         fields = command_fields(reconstruct(message))

@@ -35,7 +35,7 @@ from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
@@ -146,11 +146,9 @@ class Session:
             self.supervisor = Supervisor(
                 config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
             )
-            publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
+            self._publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
             disk = DiskWatch(home.root, config.disk, clock, measure_disk)
-            self.disk_monitor = DiskMonitor(
-                self.status, self.dispatcher, publisher, disk, ledger, clock, log
-            )
+            self.disk_monitor = DiskMonitor(self.status, self.dispatcher, disk, ledger, clock, log)
             self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
 
@@ -204,6 +202,7 @@ class Session:
         self.status.metrics.begin("processes")
         self.poll_supervisor()
         self.disk_monitor.step()
+        self._publish()
 
     def wait_background(self, seconds: float) -> bool:
         """Wait for background work; False if a tier job (an upload) still runs after that time.
@@ -230,8 +229,14 @@ class Session:
         self.dispatcher.pause("wal", self.housekeeper.paused)
         self.status.ledger_damage = self.housekeeper.damage
         due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
-        processes_due = self.supervisor.due_ns()
-        return min(due if processes_due is None else [*due, processes_due])
+        optional = (self.supervisor.due_ns(), self._publisher.due_ns())
+        return min([*due, *(at for at in optional if at is not None)])
+
+    def _publish(self) -> None:
+        self.status.pauses = self.dispatcher.pauses
+        snapshot = self._publisher.step(news=True)
+        if snapshot is not None:
+            self.status.snapshot = snapshot
 
     def _warn(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
@@ -333,21 +338,20 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> None:
 
 
 def make_roller(
-    store: CommStore,
+    store: Engine,
     config: Config,
     clock: Clock,
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Roller:
     """The roller, which moves final messages from a relay's store into its archives."""
-    assert store.archives is not None
     settings = config.store
     policy = RollPolicy(
         after_s=settings.roll_after_s,
         messages=settings.roll_messages,
         live_messages=settings.active_messages // 2,
     )
-    return Roller(store.engine.archives, store.archives, policy, clock, executor, wake)
+    return Roller(store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(

@@ -32,7 +32,7 @@ from relay.base.home import LEDGER
 from relay.base.metrics import START, STOP, WAIT, Buckets, Metrics
 from relay.base.watcher import Watcher
 from relay.delivery.loop import Dispatcher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 
 EVERY_NS = NS_PER_S
 PAUSE_FACTOR = 100  # pause of this many times the last snapshot's cost: at most 1 % of the loop
@@ -73,7 +73,7 @@ class StatusPublisher:
     """Makes a snapshot when one is due. Owned by the loop."""
 
     def __init__(
-        self, dispatcher: Dispatcher, store: CommStore, watcher: Watcher, clock: Clock
+        self, dispatcher: Dispatcher, store: Engine, watcher: Watcher, clock: Clock
     ) -> None:
         self._dispatcher = dispatcher
         self._store = store

@@ -23,6 +23,7 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.agents.status import RETIRE, REVIVE, parse_status_command
+from relay.base.clock import Clock
 from relay.base.errors import Refused
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import DELIVERY_MODES, DIGITS
@@ -37,7 +38,7 @@ from relay.base.names import (
 from relay.delivery.filters import filter_of, where
 from relay.delivery.values import PUBLIC_KEY, ControlReply, Effects, KeyRegistration, Pack, Prune
 from relay.engine import topics
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
 
 TYPES = {
@@ -87,15 +88,13 @@ class ControlCommand(NamedTuple):
 class Action(NamedTuple):
     """One ACTION: its function, its required and its optional fields."""
 
-    do: Callable[[ControlCommand, CommStore], ActionResult]
+    do: Callable[[ControlCommand, Engine], ActionResult]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
 
 
-def execute(
-    fields: dict[str, str], sender: str, lead: str | None, store: CommStore
-) -> ActionResult:
+def execute(fields: dict[str, str], sender: str, lead: str | None, store: Engine) -> ActionResult:
     """Execute a command. Errors: Refused and CommError, with nothing changed.
 
     ``lead``: the agent with that role, if known.
@@ -130,7 +129,7 @@ def recorded_effects(fields: dict[str, str], sender: str) -> Effects:
 # -- channels --------------------------------------------------------------------------------
 
 
-def _create(command: ControlCommand, store: CommStore) -> str:
+def _create(command: ControlCommand, store: Engine) -> str:
     name = _open_name(command)
     word = command.fields["TYPE"].lower()
     if word not in TYPES:
@@ -143,9 +142,9 @@ def _create(command: ControlCommand, store: CommStore) -> str:
         )
     _check_agent("OWNER", owner)
     settings = _settings(command)
-    trials = CommStore()
+    trials = Engine(Clock())
     trial = _make(trials, name, TYPES[word], owner, settings)  # a refusal leaves nothing
-    known = store.get_channel_by_name(name)
+    known = store.channels.get_by_name(name)
     if known is None:
         _make(store, name, TYPES[word], owner, settings)
         return f"created the {trial.channel_type.label} channel {name}, its owner is {owner}"
@@ -161,71 +160,71 @@ def _create(command: ControlCommand, store: CommStore) -> str:
 
 
 def _make(
-    store: CommStore, name: str, kind: ChannelType, owner: str, settings: dict[str, object]
+    store: Engine, name: str, kind: ChannelType, owner: str, settings: dict[str, object]
 ) -> Channel:
-    channel = store.create_channel(name, kind, owner)
-    return store.configure_channel(channel.id, **settings) if settings else channel
+    channel = store.channels.create(name, kind, owner)
+    return store.channels.configure(channel.id, **settings) if settings else channel
 
 
-def _shape(channel: Channel, store: CommStore) -> tuple[object, ...]:
-    return channel.config, channel.description, channel.tags, store.get_settings(channel.id)
+def _shape(channel: Channel, store: Engine) -> tuple[object, ...]:
+    return channel.config, channel.description, channel.tags, store.channels.settings(channel.id)
 
 
-def _join(command: ControlCommand, store: CommStore) -> str:
+def _join(command: ControlCommand, store: Engine) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
-    store.join_channel(channel.id, agent)
+    store.channels.join(channel.id, agent)
     return f"{agent} is a member of {channel.name}, a {channel.channel_type.label} channel"
 
 
-def _leave(command: ControlCommand, store: CommStore) -> str:
+def _leave(command: ControlCommand, store: Engine) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
-    if store.is_participant(channel.id, agent):
-        store.leave_channel(channel.id, agent)
+    if store.channels.is_participant(channel.id, agent):
+        store.channels.leave(channel.id, agent)
     return f"{agent} is not a member of {channel.name}"
 
 
-def _subscribe(command: ControlCommand, store: CommStore) -> str:
+def _subscribe(command: ControlCommand, store: Engine) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     wanted = filter_of(command.fields.get("FILTER", ""))
-    store.subscribe(channel.id, agent, command.fields["PATTERN"], wanted)
+    store.channels.subscribe(channel.id, agent, command.fields["PATTERN"], wanted)
     return f"{agent} receives {command.fields['PATTERN']} from {channel.name}{where(wanted)}"
 
 
-def _unsubscribe(command: ControlCommand, store: CommStore) -> str:
+def _unsubscribe(command: ControlCommand, store: Engine) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     pattern = command.fields.get("PATTERN") or None
     if pattern is not None:
         topics.match_mode(pattern)  # refuse an invalid pattern
-    ended = store.unsubscribe(channel.id, agent, pattern)
+    ended = store.channels.unsubscribe(channel.id, agent, pattern)
     return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
 
 
-def _configure(command: ControlCommand, store: CommStore) -> str:
+def _configure(command: ControlCommand, store: Engine) -> str:
     channel = _own_channel(command, store)
     settings = _settings(command)
     if not settings:
         raise Refused(f"no setting is given: expected any of {_list(SETTINGS)}")
-    store.configure_channel(channel.id, **settings)
+    store.channels.configure(channel.id, **settings)
     said = ", ".join(f"{name} {value}" for name, value in command.settings.items())
     return f"channel {channel.name} has {said}"
 
 
-def _set_state(command: ControlCommand, store: CommStore) -> str:
+def _set_state(command: ControlCommand, store: Engine) -> str:
     channel = _own_channel(command, store)
     state = STATES[command.action]
     if state is ChannelState.CLOSED and channel.name.startswith(DIRECT_PREFIX):
         raise Refused(f"{channel.name} is a direct channel, and closing is final: pause it instead")
-    store.set_channel_state(channel.id, state)
+    store.channels.set_state(channel.id, state)
     return f"channel {channel.name} is {state.label}"
 
 
-def _channel(command: ControlCommand, store: CommStore) -> Channel:
+def _channel(command: ControlCommand, store: Engine) -> Channel:
     name = command.fields["CHANNEL"].removeprefix("#")
-    channel = store.get_channel_by_name(name)
+    channel = store.channels.get_by_name(name)
     if channel is None:
         if not is_channel_name(name):
             raise Refused(f"{name[:60]!r} is not a valid channel name")
@@ -245,16 +244,16 @@ def _open_name(command: ControlCommand) -> str:
     return name
 
 
-def _open_channel(command: ControlCommand, store: CommStore) -> Channel:
+def _open_channel(command: ControlCommand, store: Engine) -> Channel:
     _open_name(command)
     return _channel(command, store)
 
 
-def _own_channel(command: ControlCommand, store: CommStore) -> Channel:
+def _own_channel(command: ControlCommand, store: Engine) -> Channel:
     """The channel, if the sender may change it."""
     channel = _channel(command, store)
     # Where these take nothing, the orchestrator could not even answer.
-    if channel.name == EVERYONE_CHANNEL or store.is_participant(channel.id, ORCHESTRATOR):
+    if channel.name == EVERYONE_CHANNEL or store.channels.is_participant(channel.id, ORCHESTRATOR):
         raise Refused(f"{channel.name} belongs to the relay and cannot be changed")
     is_between_two = channel.name.startswith(DIRECT_PREFIX)  # created by the first message
     if not command.is_privileged and (is_between_two or command.sender != channel.owner):
@@ -325,11 +324,11 @@ def _retention(text: str) -> Retention:
 # -- dead letters ----------------------------------------------------------------------------
 
 
-def _replay(command: ControlCommand, store: CommStore) -> str:
+def _replay(command: ControlCommand, store: Engine) -> str:
     letter = _dead_letter(command, store)
-    store.replay_dead_letter(letter.message.id)
+    store.retries.replay(letter.message.id)
     name, recipients = command.fields["ID"], ", ".join(letter.recipients)
-    channel = store.get_channel(letter.message.channel_id)
+    channel = store.channels.get(letter.message.channel_id)
     if channel.state is ChannelState.PAUSED:
         return (
             f"dead letter {name} is held: channel {channel.name} is Paused; "
@@ -338,26 +337,26 @@ def _replay(command: ControlCommand, store: CommStore) -> str:
     return f"dead letter {name} is sent again to {recipients}"
 
 
-def _discard(command: ControlCommand, store: CommStore) -> str:
+def _discard(command: ControlCommand, store: Engine) -> str:
     letter = _dead_letter(command, store)
-    store.discard_dead_letter(letter.message.id)
+    store.retries.discard(letter.message.id)
     return f"dead letter {command.fields['ID']} is discarded"
 
 
-def _purge(command: ControlCommand, store: CommStore) -> str:
+def _purge(command: ControlCommand, store: Engine) -> str:
     _require_privileged(command)
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
-    gone = store.purge_dead_letters(int(age))
+    gone = store.retries.purge(int(age))
     return f"{gone} dead letter{'s' * (gone != 1)} discarded"
 
 
-def _dead_letter(command: ControlCommand, store: CommStore) -> DeadLetter:
+def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:
     """The dead letter with that relay message id, or number in the store."""
     _require_privileged(command)
     wanted = command.fields["ID"]
-    for letter in store.dead_letters():
+    for letter in store.retries.dead_letters():
         message = letter.message
         if wanted in (str(message.id), message.relay_id):
             return letter
@@ -367,7 +366,7 @@ def _dead_letter(command: ControlCommand, store: CommStore) -> DeadLetter:
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: ControlCommand, store: CommStore) -> ControlReply:
+def _order(command: ControlCommand, store: Engine) -> ControlReply:
     """The journal command that a command asks for."""
     _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
@@ -381,7 +380,7 @@ def _order(command: ControlCommand, store: CommStore) -> ControlReply:
     return ControlReply(True, JOURNAL_ACCEPTED.format(verb), Effects(job=job))
 
 
-def _register_key(command: ControlCommand, store: CommStore | None = None) -> ControlReply:
+def _register_key(command: ControlCommand, store: Engine | None = None) -> ControlReply:
     """Register a key for an agent."""
     _require_privileged(command)
     name, key = command.fields["NAME"], command.fields["KEY"]
@@ -400,7 +399,7 @@ def _register_key(command: ControlCommand, store: CommStore | None = None) -> Co
 # -- agents ----------------------------------------------------------------------------------
 
 
-def _set_agent_status(command: ControlCommand, store: CommStore) -> ControlReply:
+def _set_agent_status(command: ControlCommand, store: Engine) -> ControlReply:
     """The new status of an agent; the caller checks that the agent exists."""
     _require_privileged(command)
     name = command.fields["NAME"]
@@ -416,12 +415,12 @@ def _set_agent_status(command: ControlCommand, store: CommStore) -> ControlReply
 # -- retention -------------------------------------------------------------------------------
 
 
-def _prune(command: ControlCommand, store: CommStore) -> ControlReply:
+def _prune(command: ControlCommand, store: Engine) -> ControlReply:
     _require_privileged(command)
     return _started(command, Prune())
 
 
-def _pack(command: ControlCommand, store: CommStore) -> ControlReply:
+def _pack(command: ControlCommand, store: Engine) -> ControlReply:
     _require_privileged(command)
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):

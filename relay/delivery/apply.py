@@ -6,6 +6,8 @@ store already is not stored again, so applying a plan after a crash repeats noth
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Origin
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import CommError, StoreCapacity, StoreFull
@@ -33,8 +35,8 @@ from relay.delivery.values import (
     system_message_row,
 )
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
 from relay.engine.deliveries import SYSTEM
+from relay.engine.engine import Engine
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
@@ -47,7 +49,7 @@ class StoreWriter:
     """Applies plans to the store. Owned by the loop."""
 
     def __init__(
-        self, store: CommStore, orchestrator: Orchestrator, clock: Clock, log: LogCall
+        self, store: Engine, orchestrator: Orchestrator, clock: Clock, log: LogCall
     ) -> None:
         self._store = store
         self._view = StoreView(store)
@@ -78,7 +80,8 @@ class StoreWriter:
         stored: Message | None = None
         files, deferred = plan.files, list[Deferral]()
         if plan.draft is not None and plan.inbound is not None:
-            stored = self._store_draft(plan.draft, plan.inbound)
+            inbound = plan.inbound
+            stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
             files = tuple([OutgoingFile(one.message_id, stored.id, *one[2:]) for one in files])
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
@@ -92,52 +95,36 @@ class StoreWriter:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
             effects = given.effects._replace(may_repeat=effects.may_repeat)
             deferred += self._sticky_copies()
-            self._store.deliver(stored.id, [ORCHESTRATOR])
+            self._store.deliveries.deliver(stored.id, [ORCHESTRATOR])
             if self._view.expects_ack(stored):
                 state = DeliveryState.ACKNOWLEDGED
-                self._store.move_deliveries(stored.id, [ORCHESTRATOR], state)
+                self._store.deliveries.move(stored.id, [ORCHESTRATOR], state)
             messages = (*_reply_of(plan.subject, given), *messages)
         own = [self._store_message(one, plan.subject, stored) for one in messages]
         files = (*files, *(one for one in own if one is not None))
         return Applied(plan, files, tuple(deferred), duty, effects)
 
-    def _store_draft(self, draft: Draft, inbound: Inbound) -> Message:
-        assert inbound.message is not None
-        content, origin = inbound.message.content, inbound.origin()
-        return self._accept(draft, inbound.file.agent, content, origin)
-
-    def _accept(
-        self, draft: Draft, sender: str, content: bytes, origin: Origin | None = None
-    ) -> Message:
+    def _accept(self, draft: Draft, sender: str, origin: Origin | None = None) -> Message:
         """Store a message; its channel is created or joined if necessary."""
-        store, fields, route = self._store, draft.fields, draft.route
-        channel = store.get_channel_by_name(route.channel)
+        store, route = self._store, draft.route
+        channel = store.channels.get_by_name(route.channel)
         if channel is None:
             owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
-            channel = store.create_channel(route.channel, route.channel_type, owner)
+            channel = store.channels.create(route.channel, route.channel_type, owner)
         for member in route.members:
-            if not store.is_participant(channel.id, member):
-                store.join_channel(channel.id, member)
-        return store.accept(
-            channel.id,
-            sender,
-            fields.message_type,
-            content,
-            recipients=route.recipients,
-            topic=fields.topic,
-            correlation_id=fields.correlation_id,
-            priority=fields.priority,
-            metadata=fields.metadata,
-            ttl=fields.ttl,
-            signature=fields.signature,
-            origin=origin,
+            if not store.channels.is_participant(channel.id, member):
+                store.channels.join(channel.id, member)
+        return store.messages.accept(
+            channel.id, sender, draft.message, recipients=route.recipients, origin=origin
         )
 
     def _record_answer(self, subject: Subject, answer: Answer) -> ObligationState | None:
         """Apply an answer to the delivery that it answers; returns what is owed after it."""
         store, original, sender = self._store, answer.original, subject.agent
         said = (subject.message_id, answer.text)
-        store.record_answer(original, sender, answer.status, ends=answer.ends, answer=said)
+        store.deliveries.record_answer(
+            original, sender, answer.status, ends=answer.ends, answer=said
+        )
         if answer.ends and self._view.tracks_answer(original):
             return ObligationState("answered")
         owed = self._view.owed(original.id).get(sender)
@@ -146,7 +133,9 @@ class StoreWriter:
     def _sticky_copies(self) -> list[Deferral]:
         """Copies for new subscribers, due now."""
         now = self._clock.now_ns()
-        copies = [(self._view.message(number), name) for number, name in self._store.pop_sticky()]
+        copies = [
+            (self._view.message(number), name) for number, name in self._store.channels.pop_sticky()
+        ]
         return [
             Deferral(copied.relay_id, name, STICKY, now)
             for copied, name in copies
@@ -168,11 +157,11 @@ class StoreWriter:
                 one, max(one.at_ns, self._clock.now_ns()), stored if is_answer else None
             )
             try:
-                kept = self._accept(draft, ORCHESTRATOR, message.content)
+                kept = self._accept(draft, ORCHESTRATOR)
             except (StoreFull, StoreCapacity):
                 raise
             except CommError:
-                if draft.fields.topic is None:
+                if draft.message.topic is None:
                     raise
                 return None  # paused or closed: no notices wanted
         at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
@@ -222,14 +211,15 @@ def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...
 def _own_draft(one: SystemMessage, at_ns: int, answered: Message | None) -> Draft:
     """A message of the relay's own as the engine gets it; an acknowledgment if one is expected."""
     message = one.message
-    fields = router.engine_fields(message, one.message_id, at_ns, None)
-    fields.metadata["kind"] = str(message.kind)
+    new = router.new_message(message, one.message_id, at_ns, None)
+    metadata = {**(new.metadata or {}), "kind": str(message.kind)}
+    new = replace(new, metadata=metadata)
     if message.kind not in NOTICES:
         kind = MessageType.ERROR if answered is None else MessageType.ACKNOWLEDGMENT
         thread = None if answered is None else answered.correlation_id
-        fields = fields._replace(message_type=kind, correlation_id=thread)
-    if fields.topic is not None:
-        return Draft(Route(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,)), fields)
+        new = replace(new, message_type=kind, correlation_id=thread)
+    if new.topic is not None:
+        return Draft(Route(SYSTEM, ChannelType.PUB_SUB, (ORCHESTRATOR,)), new)
     name = direct_channel_name(message.to, ORCHESTRATOR)
     members = (message.to, ORCHESTRATOR)
-    return Draft(Route(name, ChannelType.DIRECT, members, (message.to,)), fields)
+    return Draft(Route(name, ChannelType.DIRECT, members, (message.to,)), new)

@@ -20,7 +20,7 @@ from relay.delivery.filters import filter_of, where
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import ControlReply, Effects, Subject
 from relay.engine import topics
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 MAX_NOTE = 500  # characters of a status that the agents table keeps
@@ -32,7 +32,7 @@ class Orchestrator:
 
     def __init__(
         self,
-        store: CommStore,
+        store: Engine,
         roster: Roster,
         statuses: AgentStatusTracker,
         states: StateStore,
@@ -76,7 +76,7 @@ class Orchestrator:
 
 
 def handle(
-    message: MessageFile, sender: str, store: CommStore, lead: str | None = None
+    message: MessageFile, sender: str, store: Engine, lead: str | None = None
 ) -> ControlReply:
     """Execute a control message, once; repeating it changes nothing.
 
@@ -119,7 +119,7 @@ def handle(
         return ControlReply(False, str(exc))
 
 
-def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
+def _command(message: MessageFile, sender: str, store: Engine, lead: str | None) -> ControlReply:
     try:
         done = actions.execute(command_fields(message), sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
@@ -128,15 +128,15 @@ def _command(message: MessageFile, sender: str, store: CommStore, lead: str | No
 
 
 def _change_channel(
-    kind: Kind, name: str, fields: dict[str, str], sender: str, store: CommStore
+    kind: Kind, name: str, fields: dict[str, str], sender: str, store: Engine
 ) -> ControlReply:
     pattern = fields.get("PATTERN", "")
-    channel = store.get_channel_by_name(name)
+    channel = store.channels.get_by_name(name)
     if kind is Kind.JOIN:
         if channel is None:
-            store.create_channel(name, ChannelType.GROUP, sender)
+            store.channels.create(name, ChannelType.GROUP, sender)
             return ControlReply(True, f"created the group {name}, you are its owner")
-        store.join_channel(channel.id, sender)
+        store.channels.join(channel.id, sender)
         return ControlReply(
             True, f"you are a member of {name}, a {channel.channel_type.label} channel"
         )
@@ -146,11 +146,13 @@ def _change_channel(
     if channel is None:
         return ControlReply(False, f"channel {name} does not exist")
     if kind is Kind.LEAVE:
-        if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
+        if not store.channels.is_participant(
+            channel.id, sender
+        ):  # it may be obeyed again after a crash
             return ControlReply(True, f"you are not a member of {name}")
-        store.leave_channel(channel.id, sender)
+        store.channels.leave(channel.id, sender)
         return ControlReply(True, f"you are no longer a member of {name}")
-    ended = store.unsubscribe(channel.id, sender, pattern or None)
+    ended = store.channels.unsubscribe(channel.id, sender, pattern or None)
     return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
 
@@ -160,7 +162,7 @@ def _subscribe(
     pattern: str,
     wanted: MessageFilter | None,
     sender: str,
-    store: CommStore,
+    store: Engine,
 ) -> ControlReply:
     if not pattern:
         return ControlReply(
@@ -169,7 +171,7 @@ def _subscribe(
     made = channel is None
     if channel is None:
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
-        channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
-    store.subscribe(channel.id, sender, pattern, wanted)
+        channel = store.channels.create(name, ChannelType.PUB_SUB, sender)
+    store.channels.subscribe(channel.id, sender, pattern, wanted)
     also = f"created the channel {name}; " if made else ""
     return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

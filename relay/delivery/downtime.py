@@ -15,7 +15,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import LedgerError
 from relay.base.logs import LogCall
 from relay.delivery.eventlog import EventLog
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger, ObligationFacts
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
@@ -27,7 +27,7 @@ class Deadlines:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         events: EventLog,
         most_pause_s: int,
         clock: Clock,
@@ -54,7 +54,7 @@ class Deadlines:
     def extend(self) -> None:
         """Move them at a start by the time no relay ran, as far as ledger and store tell."""
         now, lost = self._clock.now_ns(), self._store.state.downtimes
-        seen_at = self._ledger.alive_at() or self._store.modified_at * NS_PER_S
+        seen_at = self._ledger.alive_at() or self._store.state.modified_at * NS_PER_S
         if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
             seen_at = lost[-1].at * NS_PER_S
         if abs(now - seen_at) >= LEAST_NS:
@@ -67,25 +67,29 @@ class Deadlines:
         """
         with contextlib.suppress(LedgerError):
             with self._ledger.transaction():
-                self._ledger.set_alive(self._clock.now_ns())
+                self._set_alive(self._clock.now_ns())
 
     def _move(self, lost_ns: int) -> None:
         """Move all of them, durably first: after a crash the next start does not repeat it."""
         ledger, now = self._ledger, self._clock.now_ns()
-        self._store.add_downtime(lost_ns // NS_PER_MS)
+        self._store.deliveries.add_downtime(lost_ns // NS_PER_MS)
         self._events.commit()
         with ledger.transaction():
             ledger.deliveries.restore_obligations(open_obligations(self._store))
             ledger.deliveries.cap_due_times(now + self._most_pause_s * NS_PER_S)
-            ledger.set_alive(now)
+            self._set_alive(now)
+
+    def _set_alive(self, now: int) -> None:
+        """Record the time from which the next start measures the downtime."""
+        self._ledger.set_state("alive_at", str(now), now)
 
 
-def open_obligations(store: CommStore) -> list[ObligationFacts]:
+def open_obligations(store: Engine) -> list[ObligationFacts]:
     """Every owed answer in the store."""
     return [
         duty
         for number, owed in store.state.owed.items()
-        if (message := store.get_message(number)) is not None and message.relay_id is not None
+        if (message := store.messages.get(number)) is not None and message.relay_id is not None
         for duty in obligations_of(message.relay_id, owed)
     ]
 

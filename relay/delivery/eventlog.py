@@ -19,7 +19,7 @@ from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events, transitions
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal
@@ -44,7 +44,7 @@ class EventLog:
         self,
         journal: Journal,
         codec: EventCodec,
-        store: CommStore,
+        store: Engine,
         clock: Clock,
         boot_id: str,
         checkpoints: CheckpointListener,
@@ -57,6 +57,7 @@ class EventLog:
         self._checkpoints = checkpoints
         self._epoch = 0
         self._recorded_boot_id = boot_id  # as recorded in the journal
+        self._rolled: list[events.Rolled] = []  # appended, not yet noted in the manifest
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         self._commit_s = Histogram(SECONDS)  # its writes and syncs
 
@@ -90,31 +91,37 @@ class EventLog:
 
         Errors: OSError, JournalFailed; the written part is then unknown: open everything again.
         """
-        fresh = self._store.fresh_events
-        if fresh:
-            self._append(fresh)
-            self._store.engine.clear_events()
+        self.append()
         self._since = None
         if self.journal.end > self.journal.durable:
             began = self._clock.monotonic_ns()
             self.journal.commit()
             self._commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
-        for event in fresh or ():
-            if type(event) is events.Rolled:
-                self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))
+        while self._rolled:
+            self.journal.add_event(ARCHIVE_ROLLED, _note_of(self._rolled.pop(0)))
 
-    def _append(self, fresh: list[events.Event]) -> None:
-        """Encode and append events; their sequence numbers end with the store's own."""
+    def append(self) -> int:
+        """Append all events to the journal, durable with the next ``commit``; returns how many.
+
+        Their sequence numbers end with the store's own. Errors: JournalFailed.
+        """
+        fresh = self._store.fresh_events
+        if not fresh:
+            return 0
         sequence, offset = self._store.sequence - len(fresh), self.journal.end
         encode, head_bytes = self._codec.encode_event, RECORD.size
         batch: list[Append] = []
         for event in fresh:
             ext_id = event.message.id if type(event) is events.MessageSent else 0
+            if type(event) is events.Rolled:
+                self._rolled.append(event)
             payload = encode(sequence, event, offset)
             batch.append(Append(payload, 0, ext_id))
             sequence += 1
             offset += head_bytes + len(payload)
         self.journal.append(batch)
+        self._store.clear_events()
+        return len(batch)
 
     def _append_control(self, frame: EventRecord, flag: RecordFlag) -> None:
         payload = self._codec.encode(frame, self.journal.end)
@@ -160,14 +167,14 @@ class EventLog:
 
     def close(self) -> None:
         """Close the files; uncommitted events are lost."""
-        self._store.engine.clear_events()
+        self._store.clear_events()
         self.journal.close()
 
 
 def replay(
     records: Iterator[Record],
     codec: EventCodec,
-    store: CommStore,
+    store: Engine,
     heard: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:

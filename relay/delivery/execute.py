@@ -40,7 +40,7 @@ from relay.delivery.values import (
 )
 from relay.delivery.view import StoreView
 from relay.engine import events
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import WrittenDelivery
 
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
@@ -75,7 +75,7 @@ class Executor:
     def __init__(
         self,
         *,
-        store: CommStore,
+        store: Engine,
         events: EventLog,
         store_writer: StoreWriter,
         ledger_writer: LedgerWriter,
@@ -209,27 +209,27 @@ class Executor:
             bounced = self._view.find(plan.message_id) if changes.bounced else None
             if bounced is not None:
                 state = DeliveryState.BOUNCED
-                self._store.move_deliveries(bounced.id, tuple(changes.bounced), state)
+                self._store.deliveries.move(bounced.id, tuple(changes.bounced), state)
             for ended in changes.ended:
                 self._end(ended)
             for reminder in changes.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
-                self._store.record_event(_refusal(plan, plan.inbound, one.system_ids, now))
-        self._store.stage(ready)  # last: a batch that was cut short has staged nothing
+                self._store.apply(_refusal(plan, plan.inbound, one.system_ids, now))
+        self._store.deliveries.stage(ready)  # last: a batch that was cut short has staged nothing
         self._events.commit()
 
     def _end(self, one: EndedDelivery) -> None:
         if one.state is DeliveryState.DEAD:
-            self._store.dead_letter(one.number, [one.recipient], one.reason)
+            self._store.retries.dead_letter(one.number, [one.recipient], one.reason)
         else:
-            self._store.move_deliveries(one.number, [one.recipient], one.state)
+            self._store.deliveries.move(one.number, [one.recipient], one.state)
 
     def _remind(self, one: Reminder) -> None:
         if one.due_ms:
-            self._store.record_reminder(one.number, one.recipient, one.due_ms)
+            self._store.obligations.record_reminder(one.number, one.recipient, one.due_ms)
         else:
-            self._store.end_obligation(one.number, [one.recipient])
+            self._store.obligations.end(one.number, [one.recipient])
 
     # -- deliver -----------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Executor:
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
                 now = self._clock.now_ns()
-                self._store.deliver(file.number, reached, file.attempt)
+                self._store.deliveries.deliver(file.number, reached, file.attempt)
                 owed = self._view.owed(file.number)
                 written += [
                     WrittenDelivery(
@@ -278,7 +278,7 @@ class Executor:
                 continue
             missed[key] = reason
             # the deferred queue retries it, no timer does
-            self._store.postpone(file.number, recipient, file.attempt or 1)
+            self._store.deliveries.postpone(file.number, recipient, file.attempt or 1)
         return reached, missed
 
     # -- count and log -----------------------------------------------------------------

@@ -40,7 +40,7 @@ from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row
 from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
@@ -56,7 +56,7 @@ class Dispatcher:
         config: Config,
         home: Home,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         events: EventLog,
         flusher: Flusher,
         roller: Roller,
@@ -85,7 +85,7 @@ class Dispatcher:
         self._jobs: list[Job] = []
         self._has_process_requests = False  # for processes to be started or ended
 
-    def _build_intake(self, store: CommStore) -> None:
+    def _build_intake(self, store: Engine) -> None:
         """Build what a file passes before it is planned."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
@@ -96,7 +96,7 @@ class Dispatcher:
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
         self._reply_loops = ReplyLoops(self._view, config.limits.reply_depth, clock)
 
-    def _build_execution(self, store: CommStore) -> None:
+    def _build_execution(self, store: Engine) -> None:
         """Build what executes plans."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         events, roster = self._events, self._roster
@@ -119,7 +119,7 @@ class Dispatcher:
         )
         self.notifier = Notifier(self._home, roster, self._executor, states, clock, log)
 
-    def _build_sources(self, store: CommStore) -> None:
+    def _build_sources(self, store: Engine) -> None:
         """Build what finds files, and what makes plans without one."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         self._deadlines = Deadlines(ledger, store, self._events, config.retry.most_s, clock, log)

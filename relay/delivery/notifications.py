@@ -31,8 +31,8 @@ from relay.delivery.retry import RetryPause
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
+from relay.engine.engine import Engine
 
 
 class Notifier:
@@ -165,7 +165,7 @@ class Reminders:
 
     def __init__(
         self,
-        store: CommStore,
+        store: Engine,
         endings: Callable[[], Callable[[str, int], str]],
         retry: RetrySettings,
         clock: Clock,
@@ -182,7 +182,7 @@ class Reminders:
 
     def due_ns(self) -> int | None:
         """Time of the next reminder or check (monotonic)."""
-        due_ms = self._store.next_reminder_ms()
+        due_ms = self._store.obligations.next_due_ms()
         if due_ms is None:
             return None
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
@@ -195,7 +195,7 @@ class Reminders:
             return []
         now = self._clock.now_ns()
         groups: dict[int, list[OverdueAnswer]] = {}
-        for one in self._store.overdue_answers(BATCH):
+        for one in self._store.obligations.overdue(BATCH):
             groups.setdefault(one.message.id, []).append(one)
         plans = [remind(group, directory, self._view, now) for group in groups.values()]
         if self._clock.monotonic_ns() >= self._next_check_ns:

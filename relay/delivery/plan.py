@@ -166,15 +166,14 @@ def _answer(message: MessageFile, original: Message) -> Answer:
 
 def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
     """The message as the engine gets it."""
-    fields = router.engine_fields(message, inbound.message_id, inbound.discovered_at, route.answers)
-    if fields.ttl:
-        fields.metadata["sent_ns"] = inbound.sent_at
+    at_ns = inbound.discovered_at
+    new = router.new_message(message, inbound.message_id, at_ns, route.answers, inbound.sent_at)
     if route.recipients is None:
         channel = view.channel(route.channel)
         assert channel is not None  # the route was made from it
-        recipients = view.route(channel, inbound.file.agent, message.content, fields)
+        recipients = view.route(channel, inbound.file.agent, new)
         route = route._replace(recipients=recipients)
-    return Draft(route, fields)
+    return Draft(route, new)
 
 
 def _plan_deliveries(
@@ -293,8 +292,8 @@ def _dead_letter_notice(
         return ()
     headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": subject.message_id}
     message = MessageFile(f"#{SYSTEM}", Kind.NOTIFICATION, headers, f"{text}\n".encode())
-    fields = router.engine_fields(message, "", subject.at_ns, None)
-    reached = view.route(channel, ORCHESTRATOR, message.content, fields)
+    new = router.new_message(message, "", subject.at_ns, None)
+    reached = view.route(channel, ORCHESTRATOR, new)
     targets = tuple(name for name in reached if name in directory.agents)
     message_id = derived_id(subject.at_ns, "dead", subject.message_id, key)
     return (SystemMessage(message_id, message, subject.at_ns, targets),)

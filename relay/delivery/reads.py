@@ -35,7 +35,7 @@ from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import Ledger, ReadDelivery
 from relay.ledger.deliveries import REMOVED, TAKEN
 
@@ -51,7 +51,7 @@ class ReadDetector:
         self,
         home: Home,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         events: EventLog,
         metrics: Metrics,
         clock: Clock,
@@ -161,7 +161,7 @@ class ReadDetector:
         known = self._view.deliveries(stored.id) if stored else {}
         attempt = known[agent].attempt if agent in known else _NOT_KNOWN
         if stored is not None:
-            self._store.receive(stored.id, agent, how)
+            self._store.deliveries.receive(stored.id, agent, how)
         self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
@@ -180,7 +180,7 @@ class ReadDetector:
             if stored is not None:
                 known = self._view.deliveries(stored.id).get(agent)
                 attempt = max(attempt, known.attempt + 1 if known else 0)
-                self._store.postpone(stored.id, agent, attempt)
+                self._store.deliveries.postpone(stored.id, agent, attempt)
             self._vanished[agent, message_id] = attempt
 
     def flush(self) -> list[ReadDelivery]:

@@ -25,7 +25,7 @@ from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger import DeliveryRow, HeldDelivery, Ledger, MessageRow
 
@@ -75,7 +75,7 @@ class DeferredQueue:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         config: Config,
         clock: Clock,
         log: Callable[..., object] = lambda *_, **__: None,
@@ -132,7 +132,7 @@ class DeferredQueue:
 
     def _release(self, now: int) -> None:
         """Make throttled messages due once ``max_pending`` permits them."""
-        ready = set(self._store.resumable())
+        ready = set(self._store.deliveries.resumable())
         fresh = ready - self._released
         self._released = ready
         if fresh:
@@ -179,7 +179,9 @@ class DeferredQueue:
             return DeliveryState.EXPIRED, f"its TTL of {stored.ttl} s passed before {way}"
         if away := directory.absence(held.recipient):
             return DeliveryState.BOUNCED, away
-        age_s = (now - held.staged_at - self._store.downtime_ns(held.staged_at)) // NS_PER_S
+        age_s = (
+            now - held.staged_at - self._store.deliveries.downtime_ns(held.staged_at)
+        ) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             what = (
                 "its channel did not release it"
@@ -224,7 +226,7 @@ class RetryQueue:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         retry: RetrySettings,
         clock: Clock,
         log: Callable[..., object],
@@ -238,7 +240,7 @@ class RetryQueue:
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""
-        due_ms = self._store.next_due_ms()
+        due_ms = self._store.retries.next_due_ms()
         if due_ms is None:
             return None
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
@@ -246,7 +248,7 @@ class RetryQueue:
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue deliveries: further attempts, and ends."""
-        due = self._store.due() if self._pause.is_over else []
+        due = self._store.retries.due() if self._pause.is_over else []
         if not due:
             return []
         rows = self._ledger.rows({_relay_id(one) for one in due})
@@ -300,7 +302,7 @@ class RetryQueue:
         try:
             data = render_retry(dirs, self._view, row, attempt)
         except MessageError as exc:  # not while the engine knows it
-            self._store.dead_letter(number, recipients, str(exc))
+            self._store.retries.dead_letter(number, recipients, str(exc))
             return None
         file = OutgoingFile(row.message_id, number, data, recipients, attempt)
         return Plan(_subject(row), files=(file,))

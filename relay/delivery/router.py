@@ -41,8 +41,9 @@ from relay.base.names import (
     is_agent_name,
     lead_by_name,
 )
-from relay.delivery.values import EngineFields, Route
+from relay.delivery.values import Route
 from relay.delivery.view import StoreView
+from relay.engine.messages import NewMessage
 
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
@@ -241,10 +242,17 @@ def _relay_id(message: Message) -> str:
     return message.relay_id or str(message.id)
 
 
-def engine_fields(
-    message: MessageFile, message_id: str, discovered_at: int, answers: Message | None
-) -> EngineFields:
-    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata"."""
+def new_message(
+    message: MessageFile,
+    message_id: str,
+    discovered_at: int,
+    answers: Message | None,
+    sent_ns: int | None = None,
+) -> NewMessage:
+    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata".
+
+    ``sent_ns``: when its TTL began; None: when it was discovered.
+    """
     headers = message.headers
     metadata: Metadata = {"relay_id": message_id, "to": message.to, "created_ns": discovered_at}
     message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
@@ -254,7 +262,7 @@ def engine_fields(
         metadata["kind"] = str(message.kind)
     if not headers and not message.attachments and message.kind is Kind.MESSAGE:
         # the common case: a text to one agent
-        return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)
+        return NewMessage(message_type, message.content, metadata=metadata)
     for name, value in headers.items():
         if name not in _KNOWN_HEADERS:
             metadata[f"h.{name}"] = value
@@ -269,9 +277,12 @@ def engine_fields(
             metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)
+    if message.ttl_s and sent_ns is not None:
+        metadata["sent_ns"] = sent_ns
     signature = headers.get("SIGNATURE")
-    return EngineFields(
+    return NewMessage(
         message_type,
+        message.content,
         headers.get("TOPIC"),
         _correlation_id(message, message_id, message_type, metadata, answers),
         Priority(message.priority),

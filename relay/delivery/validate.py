@@ -37,7 +37,7 @@ from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.ledger import FileFacts, Ledger, MessageRow
 from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
 
@@ -276,7 +276,7 @@ class SigningKeys:
     def __init__(
         self,
         ledger: Ledger,
-        store: CommStore,
+        store: Engine,
         required: bool,
         clock: Clock,
         log: Callable[..., object],
@@ -297,7 +297,7 @@ class SigningKeys:
         """
         self._keys = self._ledger.agents.public_keys()
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
-        self._store.set_identities(ids)
+        self._store.channels.set_identities(ids)
 
     def register_new(self, named: Iterable[tuple[str, str | None]]) -> None:
         """Register first keys and log changed ones: (agent, the key in its meta.json)."""

@@ -17,11 +17,8 @@ from relay.acomm.model import (
     ChannelType,
     DeliveryState,
     Message,
-    MessageType,
-    Metadata,
     Obligation,
     Origin,
-    Priority,
 )
 from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
@@ -31,6 +28,7 @@ from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import MessageFile
 from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, shown
+from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts
 from relay.ledger.processes import ProcessRow
@@ -214,22 +212,10 @@ class Route(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A message for the engine to store."""
+    """A message for the engine to store, and its channel."""
 
     route: Route
-    fields: EngineFields
-
-
-class EngineFields(NamedTuple):
-    """Arguments for the engine's ``accept``."""
-
-    message_type: MessageType
-    topic: str | None
-    correlation_id: str | None
-    priority: Priority
-    metadata: Metadata
-    ttl: int | None
-    signature: bytes | None
+    message: NewMessage
 
 
 class Answer(NamedTuple):

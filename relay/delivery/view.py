@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from relay.acomm.model import Channel, Delivery, Message, MessageStatus, Obligation
-from relay.base.clock import NS_PER_S
-from relay.delivery.values import EngineFields
-from relay.engine.commstore import CommStore
+from relay.acomm.model import Channel, Delivery, Message, Obligation
+from relay.engine.engine import Engine
+from relay.engine.messages import NewMessage
 
 NO_DELIVERIES: Mapping[str, Delivery] = {}
 NOTHING_OWED: Mapping[str, Obligation] = {}
@@ -16,64 +15,46 @@ NOTHING_OWED: Mapping[str, Obligation] = {}
 class StoreView:
     """The store as it is now."""
 
-    def __init__(self, store: CommStore) -> None:
+    def __init__(self, store: Engine) -> None:
         self._store = store
 
     def find(self, relay_id: str, *, include_archived: bool = False) -> Message | None:
         """The message with this id; errors with ``include_archived``: FormatError, OSError."""
-        return self._store.find_by_relay_id(relay_id, include_archived=include_archived)
+        return self._store.messages.find_by_relay_id(relay_id, include_archived=include_archived)
 
     def message(self, number: int) -> Message | None:
         """The message of that number, live or a dead letter."""
-        return self._store.get_message(number)
+        return self._store.messages.get(number)
 
     def thread(self, correlation_id: str) -> list[Message]:
         """The messages of a thread; archives are read only if the store has none of it."""
-        return self._store.thread_in_store(correlation_id) or self._store.get_thread(correlation_id)
+        return self._store.messages.thread_in_store(correlation_id) or self._store.messages.thread(
+            correlation_id
+        )
 
     def channel(self, name: str) -> Channel | None:
         """The channel of that name."""
-        return self._store.get_channel_by_name(name)
+        return self._store.channels.get_by_name(name)
 
     def channel_of(self, message: Message) -> Channel:
         """The channel of a message."""
-        return self._store.get_channel(message.channel_id)
+        return self._store.channels.get(message.channel_id)
 
     def channel_label(self, message: Message) -> str | None:
         """The CHANNEL header of a message; None in a direct channel."""
-        return self._store.channel_label(message)
+        return self._store.channels.label(message.channel_id)
 
     def is_participant(self, channel: Channel, name: str) -> bool:
         """True for a member of the channel."""
-        return self._store.is_participant(channel.id, name)
+        return self._store.channels.is_participant(channel.id, name)
 
-    def route(
-        self, channel: Channel, sender: str, content: bytes, fields: EngineFields
-    ) -> tuple[str, ...]:
+    def route(self, channel: Channel, sender: str, new: NewMessage) -> tuple[str, ...]:
         """The recipients of a message in a channel, by the channel's type."""
-        message = Message(
-            0,
-            fields.message_type,
-            sender,
-            channel.id,
-            content,
-            fields.topic,
-            fields.correlation_id,
-            fields.priority,
-            fields.metadata,
-            self._store.now_ns() // NS_PER_S,
-            None,
-            None,
-            fields.ttl,
-            MessageStatus.SENT,
-            0,
-            fields.signature,
-        )
-        return self._store.route(channel, message)
+        return self._store.messages.route(channel, sender, new)
 
     def recipients(self, number: int) -> tuple[str, ...]:
         """The recipients of a message, also of an archived one."""
-        return self._store.recipients(number)
+        return self._store.messages.recipients(number)
 
     def deliveries(self, number: int) -> Mapping[str, Delivery]:
         """The deliveries of a message; empty once it is archived."""
@@ -93,16 +74,16 @@ class StoreView:
 
     def expects_ack(self, message: Message) -> bool:
         """True if recipients are expected to acknowledge it."""
-        return self._store.expects_ack(message)
+        return self._store.messages.expects_ack(message)
 
     def tracks_answer(self, message: Message) -> bool:
         """True for messages whose recipients owe an answer."""
-        return self._store.tracks_answer(message)
+        return self._store.obligations.tracks(message)
 
     def is_answered(self, number: int, recipient: str) -> bool:
         """True once the recipient has acknowledged or answered it."""
-        return self._store.is_answered(number, recipient)
+        return self._store.deliveries.is_answered(number, recipient)
 
     def is_held(self, number: int) -> bool:
         """True while ``max_pending`` of its channel holds an accepted message."""
-        return self._store.is_held(number)
+        return self._store.deliveries.is_held(number)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from relay.base.clock import Clock
-from relay.base.config import Config, decode
+from relay.base.config import Config, load
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import CONFIG, Home, lock_holder
@@ -29,7 +29,7 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
     """
     config = Config()
     try:
-        config = decode(home.read_config(), home.path(CONFIG))
+        config = load(home)
     except (RelayError, OSError) as exc:
         advice = "fix it: the relay does not start; the other checks still run"
         yield Finding("config", CONFIG, describe_error(exc), advice)

@@ -1,4 +1,6 @@
-"""Layer 3: the message engine: channels, messages, topics, deliveries and acks (``CommStore``).
+"""Layer 3: the message engine: channels, messages, topics, deliveries and acks.
+
+``Engine`` is the store of a relay, ``CommStore`` the same as a library.
 
 Errors: ``relay.base.errors``.
 """
@@ -28,7 +30,7 @@ from relay.acomm.model import (
 )
 from relay.engine.checkpoint import FlushPolicy
 from relay.engine.commstore import CommStore, Compacted
-from relay.engine.engine import StoreStats
+from relay.engine.engine import Engine, StoreStats
 from relay.engine.query import QueryResult
 from relay.engine.queues import Redelivery
 from relay.engine.validation import Limits
@@ -44,6 +46,7 @@ __all__ = [
     "DeadLetter",
     "DeliveryMode",
     "DeliveryState",
+    "Engine",
     "FlushPolicy",
     "Limits",
     "MatchMode",

@@ -23,6 +23,8 @@ message-engine.txt, "Backpressure"; DESIGN, "Bounded whatever the history".
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -84,6 +86,13 @@ class Archives:
     def apply(self, event: events.Event) -> None:
         """Change the store by an event of the ``Roller``."""
         self._core.apply(event)
+
+    def rename_strays(self) -> list[str]:
+        """Rename archive files that a crash left unlisted; returns their new names."""
+        state = self.state
+        if self.files is None:
+            return []
+        return self.files.rename_strays(state.archives, state.next_archive)
 
     def archive(self, message_id: int | None = None, *, before: int | None = None) -> int:
         """Archive one message, or all sent before a time (Unix seconds); returns their number.
@@ -181,6 +190,11 @@ class Archives:
         self._sent_in_file = bytes_sent
         self._roomy_until = 0
 
+    def loaded_from(self, path: str) -> None:
+        """Note that the file at ``path``, if it is still there, has everything so far."""
+        with contextlib.suppress(FileNotFoundError):
+            self.file_written(os.path.getsize(path), self.state.sequence, 0)
+
     def used_bytes(self) -> int:
         """Estimate of the file's present size, at least that of its uncompressed records."""
         state = self.state
@@ -263,14 +277,14 @@ class Roller:
     def __init__(
         self,
         archives: Archives,
-        files: ArchiveFiles,
         policy: RollPolicy,
         clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._archives = archives
-        self._files = files
+        assert archives.files is not None
+        self._files = archives.files
         self._state = archives.state
         self._policy = policy
         self._clock = clock

@@ -18,7 +18,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import StoreSnapshot
@@ -39,12 +39,11 @@ from relay.acomm.model import (
 )
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import RelayError, ValidationFailed
-from relay.engine import events, validation
-from relay.engine.archive_files import ArchiveFiles
+from relay.engine import validation
 from relay.engine.checkpoint import FileWriter, FlushPolicy, load_state, state_of
-from relay.engine.core import IN_QUEUES, DeliverySettings, Warn
+from relay.engine.core import Warn
 from relay.engine.engine import Engine, StoreStats
-from relay.engine.messages import Draft
+from relay.engine.messages import NewMessage
 from relay.engine.query import QueryResult
 from relay.engine.queues import Queues, Redelivery
 from relay.engine.state import State
@@ -71,94 +70,15 @@ class CommStore:
         warn: Warn | None = None,
         *,
         refusal: str = "",
-        settings: DeliverySettings = IN_QUEUES,
-        archive_files: ArchiveFiles | None = None,
     ) -> None:
         clock = clock or Clock()
         state = state or State(clock.now_ns() // NS_PER_S)
         self._writer = FileWriter(state, clock, refusal)
-        self.engine = Engine(
-            clock,
-            state,
-            limits,
-            settings,
-            archive_files=archive_files,
-            warn=warn,
-            door=self._writer.apply,
-            keeps_events=settings.by_files,
-        )
+        self.engine = Engine(clock, state, limits, warn=warn, door=self._writer.apply)
         self.state = state
         self.path: str | None = None  # the file that it was opened from
         self._queues = Queues(self.engine, self._writer)
         self._held = contextlib.ExitStack()  # the lock of its file
-        self._add_relay_names()
-
-    def _add_relay_names(self) -> None:
-        """Add the names by which the relay calls the parts of the engine."""
-        engine = self.engine
-        self.warn, self.now_ns, self.apply = engine.warn, engine.now_ns, engine.apply
-        self.record_event = engine.apply
-        self.archives = engine.archives.files
-        self.pop_sticky, self.route = engine.channels.pop_sticky, engine.channels.route
-        self.find_by_relay_id = engine.messages.find_by_relay_id
-        self.incomplete = engine.messages.incomplete
-        self.thread_in_store = engine.messages.thread_in_store
-        self.expects_ack = engine.messages.expects_ack
-        self.deliver, self.move_deliveries = engine.deliveries.deliver, engine.deliveries.move
-        self.record_answer, self.stage = engine.deliveries.record_answer, engine.deliveries.stage
-        self.receive, self.postpone = engine.deliveries.receive, engine.deliveries.postpone
-        self.is_held, self.resumable = engine.deliveries.is_held, engine.deliveries.resumable
-        self.is_answered = engine.deliveries.is_answered
-        self.add_downtime = engine.deliveries.add_downtime
-        self.downtime_ns = engine.deliveries.downtime_ns
-        self.expire, self.schedule_retry = (
-            engine.deliveries.expire,
-            engine.deliveries.schedule_retry,
-        )
-        self.due, self.dead_letter = engine.retries.due, engine.retries.dead_letter
-        self.next_reminder_ms = engine.obligations.next_due_ms
-        self.overdue_answers = engine.obligations.overdue
-        self.record_reminder = engine.obligations.record_reminder
-        self.end_obligation, self.tracks_answer = engine.obligations.end, engine.obligations.tracks
-        self.restore_obligation = engine.obligations.restore
-        self.file_written, self.used_bytes = engine.file_written, engine.archives.used_bytes
-        self.is_final, self.resume = engine.archives.is_final, self._queues.resume
-
-    def accept(
-        self,
-        channel_id: int,
-        sender: str,
-        message_type: MessageType,
-        content: str | bytes,
-        **fields: object,
-    ) -> Message:
-        """Accept a message. Errors: as ``Messages.accept``."""
-        draft = Draft(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
-        return self.engine.messages.accept(draft)
-
-    def channel_label(self, message: Message) -> str | None:
-        """The name of the message's channel; None for a direct channel."""
-        return self.engine.channels.label(message.channel_id)
-
-    @property
-    def fresh_events(self) -> list[events.Event]:
-        """The events that are not in the journal yet."""
-        return self.engine.fresh_events
-
-    @property
-    def file_sequence(self) -> int:
-        """The events that the file covers."""
-        return self.engine.file_sequence
-
-    @property
-    def messages_sent(self) -> int:
-        """The number of messages sent since the store was opened."""
-        return self.state.messages_sent
-
-    @property
-    def bytes_sent(self) -> int:
-        """About how many bytes of records were sent since the store was opened."""
-        return self.state.bytes_sent
 
     @classmethod
     def load(cls, clock: Clock, file: StoreFile, limits: Limits = DEFAULT_LIMITS) -> CommStore:
@@ -215,7 +135,7 @@ class CommStore:
                     refusal = f"{path} is opened for reading only: a flush would lose {lost}"
             store = cls(clock, state, limits, warn, refusal=refusal)
             if state is not None:
-                store.engine.loaded_from(path)
+                store.engine.archives.loaded_from(path)
             if refusal:
                 store.engine.warn(refusal)
             else:
@@ -232,7 +152,7 @@ class CommStore:
                 os.unlink(name + ".tmp")
         if not os.path.lexists(path):
             size = store_file.save(path, self.snapshot(), key=key)
-            self.engine.file_written(size, self.sequence, 0)
+            self.engine.archives.file_written(size, self.sequence, 0)
         self._writer.begin(self.engine, path, policy, key)
 
     def close(self) -> None:
@@ -273,16 +193,6 @@ class CommStore:
     def next_due_ms(self) -> int | None:
         """Deadline of the next ``tick`` with a retry to do (Unix ms)."""
         return self.engine.retries.next_due_ms()
-
-    @property
-    def created_at(self) -> int:
-        """When the store was made, Unix seconds."""
-        return self.state.created_at
-
-    @property
-    def modified_at(self) -> int:
-        """When it last changed, Unix seconds."""
-        return self.state.modified_at
 
     @property
     def sequence(self) -> int:
@@ -420,17 +330,21 @@ class CommStore:
         sender: str,
         message_type: MessageType,
         content: str | bytes,
-        **fields: object,
+        *,
+        recipients: Iterable[str] | None = None,
+        also: Iterable[str] = (),
+        **fields: Any,
     ) -> Message:
         """Run the whole pipeline: the message is in its recipients' queues when this returns.
 
         Unless it is held because its channel has too many pending messages. An answer goes only to
-        the senders it answers in this channel, and acknowledges their messages. ``fields``: of a
-        ``Draft``. Errors: as ``Messages.accept``; the message is then not stored. In a channel
-        with immediate flush also those of ``flush``; the message is then stored, and written later.
+        the senders it answers in this channel, and acknowledges their messages. ``recipients``
+        replaces the route, ``also`` adds to it; ``fields``: those of ``NewMessage``.
+        Errors: as ``Messages.accept``; the message is then not stored. In a channel with immediate
+        flush also those of ``flush``; the message is then stored, and written later.
         """
-        draft = Draft(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
-        return self._queues.send(draft)
+        new = NewMessage(message_type, content, **fields)
+        return self._queues.send(channel_id, sender, new, recipients, also)
 
     def send_query(
         self, channel_id: int, sender: str, content: str | bytes, timeout_s: int | None = None
@@ -457,7 +371,7 @@ class CommStore:
         )
 
     def publish(
-        self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: object
+        self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: Any
     ) -> Message:
         """Send to the topic's subscribers. Errors: ValidationFailed if it is no PubSub channel."""
         channel = self.engine.channels.find(channel_id)

@@ -37,26 +37,17 @@ _INCOMPLETE = frozenset(DeliveryState) - {
 }
 
 
-class Draft(msgspec.Struct, frozen=True):
-    """A message to be accepted, as its sender gives it.
+class NewMessage(msgspec.Struct, frozen=True):
+    """A message as its sender gives it."""
 
-    ``recipients`` replaces the route, for answers, which go only to the original's sender;
-    ``also`` adds recipients; ``origin`` is only recorded in the event.
-    """
-
-    channel_id: int
-    sender: str
     message_type: MessageType
     content: str | bytes
-    recipients: Iterable[str] | None = None
-    also: Iterable[str] = ()
     topic: str | None = None
     correlation_id: str | None = None
     priority: Priority = Priority.NORMAL
     metadata: Metadata | None = None
     ttl: int | None = None
     signature: bytes | None = None
-    origin: Origin | None = None
 
 
 class Messages:
@@ -68,68 +59,93 @@ class Messages:
         self._channels = channels
         self._archives = archives
 
-    def accept(self, draft: Draft) -> Message:
+    def accept(
+        self,
+        channel_id: int,
+        sender: str,
+        new: NewMessage,
+        *,
+        recipients: Iterable[str] | None = None,
+        also: Iterable[str] = (),
+        origin: Origin | None = None,
+    ) -> Message:
         """Stages 1 to 4: store the message and its recipients, without delivering it.
 
+        ``recipients`` replaces the route, for answers, which go only to the original's sender;
+        ``also`` adds recipients; ``origin`` is only recorded in the event.
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
         StoreCapacity.
         """
-        channel = self._channels.find(draft.channel_id)
-        message = self._build(channel, draft)
-        named, also = draft.recipients, draft.also
-        if named is not None:
-            named = self._check_names("recipients", channel.id, named)
-        also = self._check_names("also", channel.id, also) if also else ()
+        channel = self._channels.find(channel_id)
+        message = self._build(channel, sender, new)
+        if recipients is not None:
+            recipients = self._check_names("recipients", channel_id, recipients)
+        also = self._check_names("also", channel_id, also) if also else ()
         was_near_full = self._archives.is_near_full
         self._archives.make_room(channel, message)
-        routed = self._channels.route(channel, message) if named is None else named
+        routed = self._channels.route(channel, message) if recipients is None else recipients
         if also:
             routed = tuple(dict.fromkeys((*routed, *also)))
         held = (
-            channel.id in self._state.pending.pending
+            channel_id in self._state.pending.pending
             and message.message_type not in ack_rules.ANSWERS
             and bool(routed)
-            and self._is_pending_full(channel.id)
+            and self._is_pending_full(channel_id)
         )
-        self._core.apply(events.MessageSent(message, routed, held, draft.origin))
+        self._core.apply(events.MessageSent(message, routed, held, origin))
         if self._archives.is_near_full and not was_near_full:
             self._core.warn(self._archives.capacity_warning())
         return read_only_copy(message)
 
-    def _build(self, channel: Channel, draft: Draft) -> Message:
+    def route(self, channel: Channel, sender: str, new: NewMessage) -> tuple[str, ...]:
+        """The recipients that a valid message would have in the channel."""
+        message = Message(
+            0,
+            new.message_type,
+            sender,
+            channel.id,
+            validation.content_bytes(new.content),
+            new.topic,
+            new.correlation_id,
+            new.priority,
+            new.metadata,
+            self._core.now_s(),
+            status=MessageStatus.SENT,
+        )
+        return self._channels.route(channel, message)
+
+    def _build(self, channel: Channel, sender: str, new: NewMessage) -> Message:
         """Stages 1 and 2: validate the message, and give it a number and a time."""
-        body = validation.content_bytes(draft.content)
-        sender, message_type, priority = draft.sender, draft.message_type, draft.priority
+        body = validation.content_bytes(new.content)
+        message_type, priority = new.message_type, new.priority
         is_participant = self._channels.is_participant(channel.id, sender)
         validation.check_message(
-            channel, is_participant, sender, message_type, body, draft.topic, draft.ttl
+            channel, is_participant, sender, message_type, body, new.topic, new.ttl
         )
         if type(priority) is not Priority or type(message_type) is not MessageType:
             message_type = validation.check_member("message_type", message_type, MessageType)
             priority = validation.check_member("priority", priority, Priority)
-        validation.check_metadata(draft.metadata)
-        if draft.signature is not None:
-            validation.check_signature(draft.signature)
-        # the caller keeps its own
-        metadata = None if draft.metadata is None else dict(draft.metadata)
-        thread = self._thread_of(channel, message_type, draft.correlation_id, metadata)
+        validation.check_metadata(new.metadata)
+        if new.signature is not None:
+            validation.check_signature(new.signature)
+        metadata = None if new.metadata is None else dict(new.metadata)  # the caller keeps its own
         return Message(
             self._state.next_message,
             message_type,
             sender,
             channel.id,
             body,
-            draft.topic,
-            thread,
+            new.topic,
+            self._thread_of(channel, message_type, new.correlation_id, metadata),
             priority,
             metadata,
             self._core.now_s(),
             None,
             None,
-            draft.ttl,
+            new.ttl,
             MessageStatus.SENT,
             0,
-            draft.signature,
+            new.signature,
         )
 
     def _thread_of(

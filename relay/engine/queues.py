@@ -11,8 +11,6 @@ import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
-
 from relay.acomm.model import (
     Channel,
     ChannelType,
@@ -34,7 +32,7 @@ from relay.engine import ack_rules
 from relay.engine.checkpoint import FileWriter
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
-from relay.engine.messages import Draft
+from relay.engine.messages import NewMessage
 from relay.engine.query import check_filter, find, sort
 from relay.engine.retries import DEAD_LETTER_TOPIC, OverdueDelivery, RetryDecision, dead_letter_text
 from relay.engine.validation import check_member, check_number, check_text
@@ -58,27 +56,33 @@ class Queues:
         self._engine = engine
         self._state = engine.state
         self._writer = writer
-        self._by_files = engine.settings.by_files  # the owner delivers
         self._is_resuming = False  # ``resume`` is running; it continues until nothing is resumable
         self._next_relief = 0  # the sequence before which looking for final messages is vain
 
-    def send(self, draft: Draft) -> Message:
+    def send(
+        self,
+        channel_id: int,
+        sender: str,
+        new: NewMessage,
+        recipients: Iterable[str] | None = None,
+        also: Iterable[str] = (),
+    ) -> Message:
         """Run the whole pipeline: the message is in its recipients' queues when this returns.
 
-        Errors: as ``CommStore.send_message``.
+        Arguments and errors: as ``CommStore.send_message``.
         """
-        kind = draft.message_type
+        kind = new.message_type
         if type(kind) is not MessageType:
             kind = check_member("message_type", kind, MessageType)
-        is_routed = draft.recipients is None and not draft.also
+        is_routed = recipients is None and not also
         if is_routed and kind in ack_rules.ANSWERS:
             messages = self._engine.messages
-            originals = messages.answered_by(draft.channel_id, kind, draft.correlation_id)
-            return self._answer(draft, originals)
-        message = self._accept(draft)
+            originals = messages.answered_by(channel_id, kind, new.correlation_id)
+            return self._answer(channel_id, sender, new, originals)
+        message = self._accept(channel_id, sender, new, recipients, also)
         self._enqueue_new(message, is_routed)
         if self._state.settings:
-            self._writer.flush_if_immediate(draft.channel_id)
+            self._writer.flush_if_immediate(channel_id)
         return read_only_copy(self._state.messages[message.id])
 
     def acknowledge(
@@ -97,45 +101,52 @@ class Queues:
             raise ValidationFailed("message_id", f"message {message_id} expects no acknowledgment")
         if check_text("participant", participant) not in messages.recipients(message_id):
             raise NotParticipant(f"message {message_id} was not sent to {participant}")
-        answer = Draft(
-            original.channel_id,
-            participant,
+        answer = NewMessage(
             MessageType.ACKNOWLEDGMENT,
             f"{status}\n{text}" if text else status,
             correlation_id=original.correlation_id,
             metadata={"ack_status": status, "answers": original.id},
         )
-        return self._answer(answer, [original])
+        return self._answer(original.channel_id, participant, answer, [original])
 
-    def _answer(self, draft: Draft, originals: list[Message]) -> Message:
+    def _answer(
+        self, channel_id: int, sender: str, new: NewMessage, originals: list[Message]
+    ) -> Message:
         """Send an answer only to the senders of the originals, and acknowledge these.
 
         Both are in the same flush: after a crash in between, the answer would be expected again.
         """
-        with self._writer.single_flush(draft.channel_id):
+        with self._writer.single_flush(channel_id):
             senders = [one.sender for one in originals]
-            answer = self._accept(msgspec.structs.replace(draft, recipients=senders))
+            answer = self._accept(channel_id, sender, new, senders)
             self._enqueue_new(answer)
             is_response = answer.message_type is MessageType.RESPONSE
             metadata = answer.metadata or {}
             said = "completed" if is_response else str(metadata.get("ack_status", "received"))
             for one in originals:
                 ends = ack_rules.ends_obligation(one, said, is_response)
-                self._engine.deliveries.record_answer(one, answer.sender, said, ends=ends)
+                self._engine.deliveries.record_answer(one, sender, said, ends=ends)
                 self.resume()
-        self._writer.flush_if_immediate(draft.channel_id)
+        self._writer.flush_if_immediate(channel_id)
         return read_only_copy(self._state.messages[answer.id])
 
-    def _accept(self, draft: Draft) -> Message:
+    def _accept(
+        self,
+        channel_id: int,
+        sender: str,
+        new: NewMessage,
+        recipients: Iterable[str] | None,
+        also: Iterable[str] = (),
+    ) -> Message:
         """Accept a message; if the memory is full, make room and try again."""
-        archives = self._engine.archives
+        archives, accept = self._engine.archives, self._engine.messages.accept
         was_near_full = archives.is_near_full
         try:
-            message = self._engine.messages.accept(draft)
+            message = accept(channel_id, sender, new, recipients=recipients, also=also)
         except StoreFull:
             if not self._free_memory():
                 raise
-            message = self._engine.messages.accept(draft)
+            message = accept(channel_id, sender, new, recipients=recipients, also=also)
         if archives.is_near_full and not was_near_full:
             self._announce(CAPACITY_TOPIC, archives.capacity_warning())
         return message
@@ -167,8 +178,8 @@ class Queues:
             channel = channels.get_by_name(SYSTEM)
             if channel is None:
                 channel = channels.create(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
-            kind = MessageType.NOTIFICATION
-            self.send(Draft(channel.id, SYSTEM, kind, text, also=also, topic=topic))
+            new = NewMessage(MessageType.NOTIFICATION, text, topic)
+            self.send(channel.id, SYSTEM, new, also=also)
 
     def receive(
         self, channel_id: int | None, participant: str, filter: MessageFilter | None, peek: bool
@@ -230,7 +241,7 @@ class Queues:
 
     def resume(self) -> None:
         """Deliver the held messages that there is room for."""
-        if self._is_resuming or self._by_files or not self._state.pending.held:
+        if self._is_resuming or not self._state.pending.held:
             return
         self._is_resuming = True
         try:
@@ -290,8 +301,6 @@ class Queues:
 
     def deliver_sticky(self) -> None:
         """Deliver what a new participant or subscriber gets of a sticky channel."""
-        if self._by_files:
-            return
         for number, recipient in self._engine.channels.pop_sticky():
             if number not in self._state.pending.held:
                 self._engine.deliveries.deliver(number, [recipient])
@@ -301,8 +310,6 @@ class Queues:
 
         Those that expect an acknowledgment stay: their senders are notified when it is overdue.
         """
-        if self._by_files:
-            return
         for number in list(self._state.queues.get(participant, ())):
             message = self._state.messages.get(number)
             if (
@@ -315,7 +322,7 @@ class Queues:
     def deliver_replay(self, message_id: int) -> None:
         """Make the first attempt of a dead letter's replay."""
         for recipient, one in self._state.deliveries.get(message_id, {}).items():
-            if ack_rules.is_replayed(one) and not self._by_files:
+            if ack_rules.is_replayed(one):
                 self._engine.deliveries.deliver(message_id, [recipient], one.attempt + 1)
 
     def tick(self, now_ns: int | None) -> list[Redelivery]:

@@ -55,7 +55,6 @@ from relay.journal.replay import (
 )
 from relay.journal.segment import (
     FIRST_RECORD,
-    WARM,
     WARM_SUFFIX,
     FileSource,
     SegmentSource,
@@ -64,6 +63,7 @@ from relay.journal.segment import (
     read_records,
     segment_files,
     segment_path,
+    warm_path,
 )
 
 WHAT = "journal"
@@ -347,8 +347,7 @@ def check(path: str) -> Iterator[Finding]:
             return
         yield from _check_catalog(path)
         for file in segment_files(path):
-            tier1 = os.path.join(path, WARM, f"{file.segment_id:020d}{WARM_SUFFIX}")
-            for copy in dict.fromkeys((file.path, tier1)):
+            for copy in dict.fromkeys((file.path, warm_path(path, file.segment_id))):
                 if copy and os.path.exists(copy):
                     yield from check_segment(copy, file.entry)
     except (RelayError, OSError) as exc:
@@ -443,7 +442,7 @@ def _check_residency(stream_dir: str, entry: SegmentEntry) -> Iterator[Finding]:
     """Check that an entry's files exist; one local copy is enough to read the segment."""
     copies = {
         Residency.TIER0: segment_path(stream_dir, entry.segment_id),
-        Residency.TIER1: os.path.join(stream_dir, WARM, f"{entry.segment_id:020d}{WARM_SUFFIX}"),
+        Residency.TIER1: warm_path(stream_dir, entry.segment_id),
     }
     missing = {
         path: tier

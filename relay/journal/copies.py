@@ -31,13 +31,12 @@ from relay.journal.format import MAX_ETAG_BYTES, Field, Footer, ManifestType, Re
 from relay.journal.manifest import Manifest
 from relay.journal.objects import ObjectFacts, ObjectStore
 from relay.journal.replay import chunk_path, is_chunk_uploaded
-from relay.journal.segment import WARM, FileSource, read_records, segment_path
+from relay.journal.segment import WARM, FileSource, read_records, segment_path, warm_name, warm_path
 from relay.journal.warm import (
     Dictionaries,
     WarmSegment,
     decode_dictionary,
     dictionary_name,
-    warm_name,
 )
 
 _SEGMENT_FILE = re.compile(r"(0[0-9]{19})\.seg")
@@ -63,7 +62,7 @@ class LocalCopies:
 
     def tier1(self, entry: SegmentEntry) -> str:
         """The path of the compressed copy in Tier 1."""
-        return os.path.join(self.folder, warm_name(entry.segment_id))
+        return warm_path(self.stream_dir, entry.segment_id)
 
     def entry(self, segment_id: int) -> SegmentEntry:
         """As the manifest has it now. Errors: JournalError when it has left the stream."""

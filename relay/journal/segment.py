@@ -60,6 +60,16 @@ def segment_path(stream_dir: str, segment_id: int) -> str:
     return os.path.join(stream_dir, SEGMENTS, f"{segment_id:020d}.seg")
 
 
+def warm_name(segment_id: int) -> str:
+    """``00000000000000000007.seg.zst``."""
+    return f"{segment_id:020d}{WARM_SUFFIX}"
+
+
+def warm_path(stream_dir: str, segment_id: int) -> str:
+    """The path of a segment in Tier 1."""
+    return os.path.join(stream_dir, WARM, warm_name(segment_id))
+
+
 def segment_ids(stream_dir: str) -> list[int]:
     """The ids of the segments in Tier 0, ascending; from the directory listing alone."""
     return numbered_files(os.path.join(stream_dir, SEGMENTS), ".seg")
@@ -383,11 +393,8 @@ class SegmentFile(NamedTuple):
 
 def segment_files(stream_dir: str) -> list[SegmentFile]:
     """All segments with a file or an entry, by id; the file of Tier 0 before that of Tier 1."""
-    warm = os.path.join(stream_dir, WARM)
-    found = {
-        number: os.path.join(warm, f"{number:020d}{WARM_SUFFIX}")
-        for number in numbered_files(warm, WARM_SUFFIX)
-    }
+    warm_ids = numbered_files(os.path.join(stream_dir, WARM), WARM_SUFFIX)
+    found = {number: warm_path(stream_dir, number) for number in warm_ids}
     found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
     entries = read_manifest(stream_dir, lambda line: None).catalog.entries
     return [

@@ -140,11 +140,6 @@ class Compressed(NamedTuple):
     dictionary_id: int  # 0: none
 
 
-def warm_name(segment_id: int) -> str:
-    """``00000000000000000007.seg.zst``."""
-    return f"{segment_id:020d}.seg.zst"
-
-
 def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> Compressed:
     """Compress the sealed segment ``source`` to ``target``; durable and verified on return.
 

@@ -52,7 +52,7 @@ class Daemon:
             "SPARK_LOG_DIR": str(folder),
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,
+            "JAVA_TOOL_OPTIONS": f"{JAVA_OPTIONS} {os.environ.get('JAVA_TOOL_OPTIONS', '')}",
             "PYSPARK_PYTHON": sys.executable,
         }
         java = find_java(str(folder))

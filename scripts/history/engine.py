@@ -17,12 +17,10 @@ from relay.base.home import Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
 from relay.daemon.session import make_flusher, make_roller
-from relay.delivery.values import EngineFields
-from relay.engine import events
+from relay.engine import events, validation
 from relay.engine.checkpoint import InlineExecutor
-from relay.engine.events import EventCodec
+from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
-from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 
 COMMIT_EVENTS = 4_000
@@ -46,7 +44,6 @@ class Engine:
         self._clock = clock
         opened = open_store(home, config, clock, _warn)
         self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
-        self._codec = EventCodec()
         self._written = 0  # events since the last commit
         self._roller = make_roller(self._store, config, clock, InlineExecutor())
         self._flusher = make_flusher(opened, home, config, clock, InlineExecutor())
@@ -65,59 +62,47 @@ class Engine:
         """Create the named channels."""
         store = self._store
         for name, members in cast.teams.items():
-            team = store.create_channel(name, ChannelType.GROUP, members[0])
+            team = store.channels.create(name, ChannelType.GROUP, members[0])
             for member in members[1:]:
-                store.join_channel(team.id, member)
-        topics = store.create_channel(TOPICS, ChannelType.PUB_SUB, cast.agents[0])
+                store.channels.join(team.id, member)
+        topics = store.channels.create(TOPICS, ChannelType.PUB_SUB, cast.agents[0])
         for agent in cast.agents[1:]:
-            store.join_channel(topics.id, agent)
+            store.channels.join(topics.id, agent)
         for agent, pattern in cast.subscribers.items():
-            store.subscribe(topics.id, agent, pattern)
-        everyone = store.create_channel(EVERYONE_CHANNEL, ChannelType.GROUP, ORCHESTRATOR)
+            store.channels.subscribe(topics.id, agent, pattern)
+        everyone = store.channels.create(EVERYONE_CHANNEL, ChannelType.GROUP, ORCHESTRATOR)
         for agent in cast.everyone:
-            store.join_channel(everyone.id, agent)
+            store.channels.join(everyone.id, agent)
         self._flush()
 
     def accept(
         self,
         sender: str,
         to: str,
-        fields: EngineFields,
-        content: bytes,
+        new: NewMessage,
         origin: Origin | None,
         recipients: tuple[str, ...] | None,
     ) -> Sent:
         """Number and route a message; ``recipients`` None: all of its channel."""
         store = self._store
-        message = store.accept(
-            self._channel(sender, to),
-            sender,
-            fields.message_type,
-            content,
-            recipients=recipients,
-            topic=fields.topic,
-            correlation_id=fields.correlation_id,
-            priority=fields.priority,
-            metadata=fields.metadata,
-            ttl=fields.ttl,
-            signature=fields.signature,
-            origin=origin,
+        message = store.messages.accept(
+            self._channel(sender, to), sender, new, recipients=recipients, origin=origin
         )
         return Sent(message.id, tuple(store.state.deliveries[message.id]))
 
-    def force(self, sender: str, to: str, fields: EngineFields, content: bytes) -> Sent:
+    def force(self, sender: str, to: str, new: NewMessage) -> Sent:
         """Accept a message to a recipient that ``accept`` would refuse."""
         number = self._store.state.next_message
         message = Message(
             number,
-            fields.message_type,
+            new.message_type,
             sender,
             self._channel(sender, to),
-            content,
-            fields.topic,
-            fields.correlation_id,
-            fields.priority,
-            fields.metadata,
+            validation.content_bytes(new.content),
+            new.topic,
+            new.correlation_id,
+            new.priority,
+            new.metadata,
             self._seconds(),
             status=MessageStatus.SENT,
         )
@@ -132,32 +117,34 @@ class Engine:
             name = EVERYONE_CHANNEL
         else:
             name = direct_channel_name(sender, to)
-        channel = store.get_channel_by_name(name)
+        channel = store.channels.get_by_name(name)
         if channel is None:
-            channel = store.create_channel(name, ChannelType.DIRECT, sender)
-            store.join_channel(channel.id, to)
+            channel = store.channels.create(name, ChannelType.DIRECT, sender)
+            store.channels.join(channel.id, to)
         return channel.id
 
     def find(self, relay_id: str) -> Message | None:
         """Return a message that is still in the store."""
-        return self._store.find_by_relay_id(relay_id)
+        return self._store.messages.find_by_relay_id(relay_id)
 
     def stage(self, sent: Sent, attempt: int = 1) -> None:
         """Record that its files are staged and the message accepted."""
-        self._store.stage((sent.number, recipient, attempt) for recipient in sent.recipients)
+        self._store.deliveries.stage(
+            (sent.number, recipient, attempt) for recipient in sent.recipients
+        )
 
     def deliver(self, sent: Sent, attempt: int = 0) -> None:
         """Record that its files are in the inboxes."""
-        self._store.deliver(sent.number, sent.recipients, attempt)
+        self._store.deliveries.deliver(sent.number, sent.recipients, attempt)
 
     def overdue(self, sent: Sent) -> OverdueDelivery | None:
         """Return the retry decision for an overdue acknowledgment, if any."""
-        found = self._store.due(self._clock.now_ns())
+        found = self._store.retries.due(self._clock.now_ns())
         return next((one for one in found if one.message.id == sent.number), None)
 
     def next_due_ns(self) -> int:
         """Time of the next overdue acknowledgment."""
-        due_ms = self._store.next_due_ms()
+        due_ms = self._store.retries.next_due_ms()
         assert due_ms is not None
         return due_ms * NS_PER_MS
 
@@ -174,35 +161,26 @@ class Engine:
 
     def read(self, number: int, recipient: str) -> None:
         """Record a read; of archived messages only the ledger knows it."""
-        self._store.receive(number, recipient)
+        self._store.deliveries.receive(number, recipient)
 
     def acknowledge(self, number: int, recipient: str, said: str, answer: tuple[str, str]) -> None:
         """Record an answer: its id and its first line."""
-        message = self._store.get_message(number)
+        message = self._store.messages.get(number)
         assert message is not None
-        self._store.record_answer(message, recipient, said, ends=said in ENDS, answer=answer)
+        self._store.deliveries.record_answer(
+            message, recipient, said, ends=said in ENDS, answer=answer
+        )
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """Make it a dead letter."""
-        self._store.dead_letter(number, [recipient], reason)
+        self._store.retries.dead_letter(number, [recipient], reason)
 
     def _seconds(self) -> int:
         return self._clock.now_ns() // NS_PER_S
 
     def tick(self) -> None:
         """Append pending events to the journal, with the current time."""
-        fresh = self._store.fresh_events
-        if fresh:
-            sequence, offset = self._store.sequence - len(fresh), self._log.journal.end
-            batch = []
-            for event in fresh:
-                is_message = type(event) is events.MessageSent
-                payload = self._codec.encode_event(sequence, event, offset)
-                batch.append(Append(payload, 0, event.message.id if is_message else 0))
-                sequence += 1
-            self._log.journal.append(batch)
-            self._written += len(fresh)
-            self._store.engine.clear_events()
+        self._written += self._log.append()
         if self._written >= COMMIT_EVENTS:
             self._flush()
         if len(self._store.state.messages) >= ROLL_MESSAGES:

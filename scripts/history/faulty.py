@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from relay.base.checksums import uuid4_of
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.incidents import IncidentKind
 from relay.base.message import Kind
 from relay.delivery.file_ops import render_delivered
-from relay.delivery.router import engine_fields
+from relay.delivery.router import new_message
 from relay.engine.retries import RetryDecision
 from relay.ledger.processes import STUCK, ProcessRow
 from scripts.history.books import Delivered
@@ -212,9 +214,9 @@ class FaultyHistory(History):
 
     def _force(self, draft: Draft, correlation_id: str | None) -> Sent:
         post, facts = draft.post, draft.facts
-        fields = engine_fields(draft.file, draft.message_id, facts.discovered_at, None)
-        fields = fields._replace(correlation_id=correlation_id or fields.correlation_id)
-        sent = self.engine.force(post.sender, post.to, fields, draft.file.content)
+        new = new_message(draft.file, draft.message_id, facts.discovered_at, None)
+        new = replace(new, correlation_id=correlation_id or new.correlation_id)
+        sent = self.engine.force(post.sender, post.to, new)
         self.engine.stage(sent)
         self.engine.deliver(sent)
         return sent

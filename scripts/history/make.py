@@ -19,7 +19,7 @@ from relay.base.config import Config, JournalSettings, RetentionSettings, StoreS
 from relay.base.home import LEDGER, META, Home
 from relay.base.message import ANSWERS, MessageFile, render
 from relay.base.names import EVERYONE, OPERATOR
-from relay.delivery.router import answer_status, engine_fields
+from relay.delivery.router import answer_status, new_message
 from relay.ledger import FileFacts
 from relay.ledger.processes import EXITED, RELEASED, ProcessRow
 from scripts.history.books import Books, Delivered
@@ -249,7 +249,7 @@ class History:
         answers = None
         if post.kind in ANSWERS:
             answers = self.find(post.headers["RE"])
-        fields = engine_fields(draft.file, draft.message_id, facts.discovered_at, answers)
+        new = new_message(draft.file, draft.message_id, facts.discovered_at, answers)
         outbox = f"agents/{post.sender}/outbox/{draft.message_id}.msg"
         origin = Origin(post.sender, outbox, *facts[3:])
         recipients: tuple[str, ...] | None = None
@@ -257,9 +257,7 @@ class History:
             recipients = tuple(name for name in self.cast.everyone if name != post.sender)
         elif not post.to.startswith("#"):
             recipients = (post.to,)
-        sent = self.engine.accept(
-            post.sender, post.to, fields, draft.file.content, origin, recipients
-        )
+        sent = self.engine.accept(post.sender, post.to, new, origin, recipients)
         if answers is not None:
             said, text = answer_status(draft.file)
             answer = (draft.message_id, text)

@@ -181,7 +181,7 @@ def test_engine_state_is_written_by_tag_and_only_when_there_is_any() -> None:
 
 def test_damaged_engine_state_is_a_fault() -> None:
     block = struct.pack("<IQ", 1, 1) + b"x"
-    assert refuse(assemble([(256, block + block)])).expected == "engine_state tag 1 once"
+    assert refuse(assemble([(256, block + block)])).expected == "engine_state block 1 once"
     assert refuse(assemble([(256, block[:-1])])).found == "0 bytes left"
     assert refuse(assemble([(256, block + b"\1")])).found == "1 bytes left"
 

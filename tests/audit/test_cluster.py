@@ -23,6 +23,7 @@ from scripts.cluster.standalone import standalone
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import chosen
 from scripts.history.make import Given
+from tests.audit.class_archive import java_options
 from tests.audit.home_builder import HomeBuilder
 
 JOBS = ("reconcile",)
@@ -31,8 +32,9 @@ JOBS = ("reconcile",)
 @pytest.mark.shows("audit 4.1")
 @pytest.mark.timeout(300)  # seven JVMs, on as few cores as there are
 def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", java_options())
     now_ns = time.time_ns()
     home = tmp_path / "home"
     make_faulty(home, Given(400, 5, 2, now_ns - 300 * 10**9), chosen("lost,differs,extra"))

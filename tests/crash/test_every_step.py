@@ -119,7 +119,7 @@ def check_overdue(box: Box) -> None:
     for agent, kinds in (("alice", ["nack"]), ("carol", ["ack", "notification"])):
         messages = [*box.path("agents", agent, "inbox").glob("**/*.msg")]
         assert sorted(str(_parse(path).kind) for path in messages) == kinds
-    assert [letter.recipients for letter in box.store.dead_letters()] == [("bob",)]
+    assert [letter.recipients for letter in box.store.retries.dead_letters()] == [("bob",)]
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
     assert box.sql("SELECT DISTINCT status FROM messages") == [("archived",)]
 
@@ -194,9 +194,9 @@ def rolled(box: Box) -> None:
 def check_rolled(box: Box) -> None:
     """Every message is in one archive the store lists, or in the store, and found once."""
     rolled(box)  # whatever was left of it
-    found = box.store.query_messages().messages
+    found = box.store.messages.query().messages
     assert sorted(m.content for m in found) == [b"1", b"2", b"3", b"4"]
-    assert len(box.store) == 0
+    assert len(box.store.state.messages) == 0
     listed = {note.name for note in box.store.state.archives}
     assert {str(p.relative_to(box.path("store", "archive"))) for p in archives_of(box)} == listed
     for agent, bodies in (("bob", 4), ("alice", 0)):
@@ -241,7 +241,7 @@ def check_vanished(box: Box) -> None:
     said = dict(box.sql("SELECT message_id, state FROM deliveries"))
     assert {one for one, state in said.items() if state == "written"} == set(box.inbox("bob"))
     assert set(said.values()) <= {"written", "read"} and len(said) == 3
-    known = {m.relay_id: m.id for m in box.store.query_messages().messages}
+    known = {m.relay_id: m.id for m in box.store.messages.query().messages}
     for message_id, state in said.items():
         one = box.store.state.deliveries[known[message_id]]["bob"]
         assert one.state.label == {"written": "Delivered", "read": "Received"}[state]

@@ -121,7 +121,7 @@ def check(box: Box, accepted: set[str]) -> None:
     for relay_id in sorted(accepted):
         assert relay_id in state.relay_ids, f"{relay_id} was accepted, and is lost"
     for relay_id, number in state.relay_ids.items():
-        message = box.store.get_message(number)
+        message = box.store.messages.get(number)
         assert message is not None
         for recipient in state.deliveries[number]:
             if recipient == ORCHESTRATOR:

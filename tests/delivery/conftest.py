@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from relay.base.config import DetectionSettings, LimitSettings
+from relay.engine.engine import Engine
 from tests.delivery.support import Desk
+from tests.engine.support import relay_engine
+from tests.fakes import FakeClock
 
 
 @pytest.fixture
@@ -17,3 +20,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
     yield made
     made.home.close()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> Engine:
+    """Empty."""
+    return relay_engine(clock)

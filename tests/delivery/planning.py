@@ -21,8 +21,8 @@ from relay.delivery.values import (
     Plan,
 )
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
-from tests.engine.support import NOW_S, new_store
+from relay.engine.engine import Engine
+from tests.engine.support import NOW_S, relay_engine
 from tests.fakes import FakeClock
 
 AGENTS = frozenset({"alice", "bob", "carol", "operator"})
@@ -33,7 +33,7 @@ class Table:
     """A store, and plans for files, which are numbered as they come."""
 
     def __init__(self) -> None:
-        self.store: CommStore = new_store()
+        self.store: Engine = relay_engine()
         self.lead: str | None = None
         clock, roster = FakeClock(AT_NS), SimpleNamespace(trusted_lead=str, agents=AGENTS)
         orchestrator: Any = Orchestrator(self.store, *[cast(Any, roster)] * 3, SpawnSettings())

@@ -12,7 +12,6 @@ from relay.acomm.model import (
     ChannelState,
     ChannelType,
     DeliveryMode,
-    DeliveryState,
     Retention,
     RetentionKind,
 )
@@ -21,16 +20,16 @@ from relay.delivery import actions
 from relay.delivery.actions import ACTIONS, SETTINGS
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
-from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
+from tests.engine.support import AT_LEAST_ONCE, channel_of, send
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 7.6")
 
 
 def ask(
-    store: CommStore, body: str, sender: str = "operator", lead: str | None = None, head: str = ""
+    store: Engine, body: str, sender: str = "operator", lead: str | None = None, head: str = ""
 ) -> ControlReply:
     text = f"TO: __orchestrator__\nKIND: command\n{head}\n{body}"
     answer = handle(parse(text.encode()), sender, store, lead)
@@ -38,7 +37,7 @@ def ask(
     return answer
 
 
-def done(store: CommStore, body: str, sender: str = "operator", lead: str | None = None) -> str:
+def done(store: Engine, body: str, sender: str = "operator", lead: str | None = None) -> str:
     """It is done; the second time changes nothing, and is fine as well."""
     first = ask(store, body, sender, lead)
     assert first.ok is True, first.text
@@ -50,7 +49,7 @@ def done(store: CommStore, body: str, sender: str = "operator", lead: str | None
     return first.text
 
 
-def refused(store: CommStore, body: str, sender: str = "operator", lead: str | None = None) -> str:
+def refused(store: Engine, body: str, sender: str = "operator", lead: str | None = None) -> str:
     """It is answered with a nack, and nothing is changed."""
     before = store.snapshot()
     answer = ask(store, body, sender, lead)
@@ -59,18 +58,18 @@ def refused(store: CommStore, body: str, sender: str = "operator", lead: str | N
     return answer.text
 
 
-def channel(store: CommStore, name: str = "ci") -> Channel:
-    found = store.get_channel_by_name(name)
+def channel(store: Engine, name: str = "ci") -> Channel:
+    found = store.channels.get_by_name(name)
     assert found is not None
     return found
 
 
-def members(store: CommStore, name: str = "ci") -> list[str]:
+def members(store: Engine, name: str = "ci") -> list[str]:
     return [one.id for one in channel(store, name).participants]
 
 
 @pytest.fixture
-def ci(store: CommStore) -> CommStore:
+def ci(store: Engine) -> Engine:
     """The PubSub channel ci, owned by alice."""
     channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
     return store
@@ -79,13 +78,13 @@ def ci(store: CommStore) -> CommStore:
 # -- any command ---------------------------------------------------------------------------
 
 
-def test_a_command_without_its_action_is_answered_which_there_are(store: CommStore) -> None:
+def test_a_command_without_its_action_is_answered_which_there_are(store: Engine) -> None:
     for body, said in (("deploy: now", "ACTION is missing"), ("ACTION: x.y", "no ACTION 'x.y'")):
         text = refused(store, body)
         assert said in text and all(name in text for name in ACTIONS)
 
 
-def test_the_body_is_lines_of_fields_each_once(store: CommStore) -> None:
+def test_the_body_is_lines_of_fields_each_once(store: Engine) -> None:
     assert "the body, line 2: 'hello' is not a line" in refused(
         store, "ACTION: channel.join\nhello"
     )
@@ -94,13 +93,13 @@ def test_the_body_is_lines_of_fields_each_once(store: CommStore) -> None:
     )
 
 
-def test_names_of_fields_in_any_case_and_the_action_as_a_header(store: CommStore) -> None:
+def test_names_of_fields_in_any_case_and_the_action_as_a_header(store: Engine) -> None:
     assert ask(store, "channel: #ci\ntype: Group\n\n", head="ACTION: Channel.Create\n").ok
     assert channel(store).channel_type is ChannelType.GROUP
 
 
 @pytest.mark.parametrize("name", [n for n in ACTIONS if ACTIONS[n].needs])
-def test_what_is_missing_is_named(store: CommStore, name: str) -> None:
+def test_what_is_missing_is_named(store: Engine, name: str) -> None:
     needed = ACTIONS[name].needs[0]
     for body in ("", f"\n{needed}:"):
         text = refused(store, f"ACTION: {name}{body}")
@@ -108,7 +107,7 @@ def test_what_is_missing_is_named(store: CommStore, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in ACTIONS if not ACTIONS[n].has_settings])
-def test_a_line_that_it_does_not_know_is_named(store: CommStore, name: str) -> None:
+def test_a_line_that_it_does_not_know_is_named(store: Engine, name: str) -> None:
     needs = "\n".join(f"{field}: 1" for field in ACTIONS[name].needs)
     text = refused(store, f"ACTION: {name}\n{needs}\nVOLUME: 11")
     first = (*ACTIONS[name].needs, *ACTIONS[name].takes, "ACTION alone")[0]
@@ -118,7 +117,7 @@ def test_a_line_that_it_does_not_know_is_named(store: CommStore, name: str) -> N
 @pytest.mark.parametrize(
     "name", [n for n in ACTIONS if n.startswith("channel.") and n != "channel.create"]
 )
-def test_a_channel_that_is_not_there(store: CommStore, name: str) -> None:
+def test_a_channel_that_is_not_there(store: Engine, name: str) -> None:
     text = refused(store, f"ACTION: {name}\nCHANNEL: ci" + _more(name))
     assert text == "channel ci does not exist: `relay channel create ci` makes one"
     assert "is no" in refused(store, f"ACTION: {name}\nCHANNEL: a b" + _more(name))
@@ -134,15 +133,15 @@ def _more(name: str) -> str:
 
 
 @pytest.mark.parametrize("word", ["group", "broadcast", "pubsub", "direct"])
-def test_a_channel_of_each_type_is_made_once(store: CommStore, word: str) -> None:
+def test_a_channel_of_each_type_is_made_once(store: Engine, word: str) -> None:
     text = done(store, f"ACTION: channel.create\nCHANNEL: ci\nTYPE: {word}", "alice")
     made = channel(store)
     assert (made.channel_type.label.lower(), made.owner) == (word, "alice")
     assert text == f"created the {made.channel_type.label} channel ci, its owner is alice"
-    assert len(store.list_channels()) == 1
+    assert len(store.channels.list_all()) == 1
 
 
-def test_a_channel_for_another_agent_with_settings(store: CommStore) -> None:
+def test_a_channel_for_another_agent_with_settings(store: Engine) -> None:
     body = (
         "ACTION: channel.create\nCHANNEL: ci\nTYPE: pubsub\nOWNER: alice\n"
         "ack_timeout: 30\ndelivery: At-Least-Once\nretention: count 7"
@@ -156,7 +155,7 @@ def test_a_channel_for_another_agent_with_settings(store: CommStore) -> None:
     done(store, body.replace("ci", "cd"), "bob", lead="bob")
 
 
-def test_the_same_channel_with_the_settings_it_got_later_is_the_same(store: CommStore) -> None:
+def test_the_same_channel_with_the_settings_it_got_later_is_the_same(store: Engine) -> None:
     create = "ACTION: channel.create\nCHANNEL: ci\nTYPE: group"
     done(store, create)
     done(store, "ACTION: channel.config\nCHANNEL: ci\necho: true")
@@ -166,13 +165,13 @@ def test_the_same_channel_with_the_settings_it_got_later_is_the_same(store: Comm
 @pytest.mark.parametrize(
     "also", ["alice\nTYPE: group", "bob\nTYPE: pubsub", "alice\nTYPE: pubsub\necho: true"]
 )
-def test_another_channel_of_that_name_is_not_made(ci: CommStore, also: str) -> None:
+def test_another_channel_of_that_name_is_not_made(ci: Engine, also: str) -> None:
     text = refused(ci, f"ACTION: channel.create\nCHANNEL: ci\nOWNER: {also}", "operator")
     assert text == "channel ci already exists: PubSub, Active, its owner is alice"
 
 
-def test_a_closed_channel_is_not_made_again(ci: CommStore) -> None:
-    ci.set_channel_state(channel(ci).id, ChannelState.CLOSED)
+def test_a_closed_channel_is_not_made_again(ci: Engine) -> None:
+    ci.channels.set_state(channel(ci).id, ChannelState.CLOSED)
     text = refused(ci, "ACTION: channel.create\nCHANNEL: ci\nTYPE: pubsub", "alice")
     assert "PubSub, Closed" in text
 
@@ -190,15 +189,15 @@ def test_a_closed_channel_is_not_made_again(ci: CommStore) -> None:
         ("CHANNEL: ci\nTYPE: group\nack_timeout: 0", "ack_timeout: 0 is not a number from 1"),
     ],
 )
-def test_a_channel_that_cannot_be(store: CommStore, lines: str, said: str) -> None:
+def test_a_channel_that_cannot_be(store: Engine, lines: str, said: str) -> None:
     assert said in refused(store, f"ACTION: channel.create\n{lines}")
-    assert store.list_channels() == []
+    assert store.channels.list_all() == []
 
 
 # -- taking part ---------------------------------------------------------------------------
 
 
-def test_taking_part_and_leaving(ci: CommStore) -> None:
+def test_taking_part_and_leaving(ci: Engine) -> None:
     assert done(ci, "ACTION: channel.join\nCHANNEL: #ci", "bob") == (
         "bob is a member of ci, a PubSub channel"
     )
@@ -207,7 +206,7 @@ def test_taking_part_and_leaving(ci: CommStore) -> None:
     assert members(ci) == ["alice"]
 
 
-def test_subscribing_and_ending_it(ci: CommStore) -> None:
+def test_subscribing_and_ending_it(ci: Engine) -> None:
     subscribe = "ACTION: channel.subscribe\nCHANNEL: ci\nPATTERN: "
     assert done(ci, f"{subscribe}build.#", "bob") == "bob receives build.# from ci"
     done(ci, f"{subscribe}test.*", "bob")
@@ -220,7 +219,7 @@ def test_subscribing_and_ending_it(ci: CommStore) -> None:
 
 
 @pytest.mark.parametrize("verb", ["join", "leave", "subscribe", "unsubscribe"])
-def test_for_another_it_is_done_by_operator_owner_and_lead(ci: CommStore, verb: str) -> None:
+def test_for_another_it_is_done_by_operator_owner_and_lead(ci: Engine, verb: str) -> None:
     body = f"ACTION: channel.{verb}\nCHANNEL: ci\nAGENT: carol{_more(f'channel.{verb}')}"
     text = refused(ci, body, "bob")
     assert text == (
@@ -231,7 +230,7 @@ def test_for_another_it_is_done_by_operator_owner_and_lead(ci: CommStore, verb: 
         assert "carol" in done(ci, body, sender, lead)
 
 
-def test_an_agent_that_can_be_none(ci: CommStore) -> None:
+def test_an_agent_that_can_be_none(ci: Engine) -> None:
     for name in ("a b", "__orchestrator__", "system"):
         assert "is not a valid agent name" in refused(
             ci, f"ACTION: channel.join\nCHANNEL: ci\nAGENT: {name}"
@@ -239,12 +238,12 @@ def test_an_agent_that_can_be_none(ci: CommStore) -> None:
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
-def test_a_pattern_that_is_none(ci: CommStore, verb: str) -> None:
+def test_a_pattern_that_is_none(ci: Engine, verb: str) -> None:
     text = refused(ci, f"ACTION: channel.{verb}\nCHANNEL: ci\nPATTERN: a.#.b")
     assert text.startswith("topic_pattern: ")
 
 
-def test_a_group_has_no_topics(store: CommStore) -> None:
+def test_a_group_has_no_topics(store: Engine) -> None:
     channel_of(store, ChannelType.GROUP, "alice", name="ci")
     text = refused(store, "ACTION: channel.subscribe\nCHANNEL: ci\nPATTERN: #", "bob")
     assert "only a PubSub channel has topics" in text
@@ -252,7 +251,7 @@ def test_a_group_has_no_topics(store: CommStore) -> None:
 
 @pytest.mark.parametrize("verb", ["join", "leave", "subscribe", "unsubscribe"])
 @pytest.mark.parametrize("name", ["all", "dm/alice/bob"])
-def test_nobody_joins_what_is_not_to_be_joined(store: CommStore, verb: str, name: str) -> None:
+def test_nobody_joins_what_is_not_to_be_joined(store: Engine, verb: str, name: str) -> None:
     channel_of(store, ChannelType.PUB_SUB, "alice", name=name)
     text = refused(store, f"ACTION: channel.{verb}\nCHANNEL: {name}{_more(f'channel.{verb}')}")
     assert f"{name!r} is not a valid channel name for channel.{verb}" in text
@@ -278,14 +277,14 @@ def test_nobody_joins_what_is_not_to_be_joined(store: CommStore, verb: str, name
         ("priority_ordering: false", "priority_ordering", False),
     ],
 )
-def test_every_setting(ci: CommStore, line: str, field: str, value: object) -> None:
+def test_every_setting(ci: Engine, line: str, field: str, value: object) -> None:
     text = done(ci, f"ACTION: channel.config\nCHANNEL: ci\n{line}", "alice")
     assert getattr(channel(ci).config, field) == value
     assert field in text
 
 
 @pytest.mark.parametrize("name", ["ack_timeout", "max_participants"])
-def test_none_takes_an_optional_setting_back(ci: CommStore, name: str) -> None:
+def test_none_takes_an_optional_setting_back(ci: Engine, name: str) -> None:
     done(ci, f"ACTION: channel.config\nCHANNEL: ci\n{name}: 9\necho: true")
     done(ci, f"ACTION: channel.config\nCHANNEL: ci\n{name}: none")
     assert channel(ci).config == ChannelConfig(echo=True)
@@ -314,11 +313,11 @@ def test_none_takes_an_optional_setting_back(ci: CommStore, name: str) -> None:
         ("echo: true\nack_timeout: 0", "ack_timeout: 0 is not a number"),
     ],
 )
-def test_a_setting_that_cannot_be(ci: CommStore, line: str, said: str) -> None:
+def test_a_setting_that_cannot_be(ci: Engine, line: str, said: str) -> None:
     assert said in refused(ci, f"ACTION: channel.config\nCHANNEL: ci\n{line}")
 
 
-def test_pause_drain_resume_close(ci: CommStore) -> None:
+def test_pause_drain_resume_close(ci: Engine) -> None:
     for verb, state in (("pause", "Paused"), ("drain", "Draining"), ("resume", "Active")):
         assert done(ci, f"ACTION: channel.{verb}\nCHANNEL: ci") == f"channel ci is {state}"
         assert channel(ci).state.label == state
@@ -333,7 +332,7 @@ CHANGES = ["config", "pause", "resume", "drain", "close"]
 
 
 @pytest.mark.parametrize("verb", CHANGES)
-def test_a_channel_is_changed_by_operator_owner_and_lead(ci: CommStore, verb: str) -> None:
+def test_a_channel_is_changed_by_operator_owner_and_lead(ci: Engine, verb: str) -> None:
     body = f"ACTION: channel.{verb}\nCHANNEL: ci{_more(f'channel.{verb}')}"
     assert refused(ci, body, "bob", lead="carol") == (
         f"channel.{verb} of ci is for its owner alice, operator and the lead, not for bob"
@@ -343,7 +342,7 @@ def test_a_channel_is_changed_by_operator_owner_and_lead(ci: CommStore, verb: st
 
 
 @pytest.mark.parametrize("verb", CHANGES)
-def test_the_relays_own_channels_stay_as_they_are(store: CommStore, verb: str) -> None:
+def test_the_relays_own_channels_stay_as_they_are(store: Engine, verb: str) -> None:
     channel_of(store, ChannelType.GROUP, "operator", "bob", name="all")
     channel_of(
         store,
@@ -357,7 +356,7 @@ def test_the_relays_own_channels_stay_as_they_are(store: CommStore, verb: str) -
         assert refused(store, body) == f"{name} belongs to the relay and cannot be changed"
 
 
-def test_the_way_between_two_is_paused_by_the_operator_and_never_closed(store: CommStore) -> None:
+def test_the_way_between_two_is_paused_by_the_operator_and_never_closed(store: Engine) -> None:
     channel_of(store, ChannelType.DIRECT, "alice", "bob", name="dm/alice/bob")
     done(store, "ACTION: channel.pause\nCHANNEL: dm/alice/bob")
     text = refused(store, "ACTION: channel.resume\nCHANNEL: dm/alice/bob", "alice")
@@ -387,55 +386,54 @@ def test_settings_that_are_kept_elsewhere(name: str, text: str, value: object) -
 
 
 @pytest.fixture
-def dead(store: CommStore, clock: FakeClock) -> CommStore:
+def dead(store: Engine) -> Engine:
     """Messages 1 (relay id r-1) and 2 of lead are dead for worker, 3 is not."""
     once: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
     made = channel_of(store, ChannelType.GROUP, "lead", "worker", **once)
-    send(store, made, "lead", metadata={"relay_id": "r-1"})
-    send(store, made, "lead")
-    clock.advance(11)
-    store.tick()
+    for one in (send(store, made, "lead", metadata={"relay_id": "r-1"}), send(store, made, "lead")):
+        store.retries.dead_letter(one.id, ["worker"], "no acknowledgment")
     send(store, made, "lead", metadata={"relay_id": "r-3"})
-    assert [letter.message.id for letter in store.dead_letters()] == [1, 2]
+    assert [letter.message.id for letter in store.retries.dead_letters()] == [1, 2]
     return store
 
 
 @pytest.mark.parametrize(("wanted", "number"), [("r-1", 1), ("1", 1), ("2", 2)])
-def test_a_dead_letter_is_sent_again(dead: CommStore, wanted: str, number: int) -> None:
+def test_a_dead_letter_is_sent_again(dead: Engine, wanted: str, number: int) -> None:
     text = ask(dead, f"ACTION: dead.replay\nID: {wanted}").text
     assert text == f"dead letter {wanted} is sent again to worker"
-    assert standing(dead, number) == {"worker": DeliveryState.DELIVERED}
-    assert len(dead.dead_letters()) == 1
+    (again,) = dead.retries.due()
+    assert (again.message.id, again.recipient, again.attempt) == (number, "worker", 2)
+    assert len(dead.retries.dead_letters()) == 1
 
 
-def test_a_dead_letter_is_discarded(dead: CommStore) -> None:
+def test_a_dead_letter_is_discarded(dead: Engine) -> None:
     assert ask(dead, "ACTION: dead.discard\nID: r-1").text == "dead letter r-1 is discarded"
-    assert [letter.message.id for letter in dead.dead_letters()] == [2]
+    assert [letter.message.id for letter in dead.retries.dead_letters()] == [2]
 
 
-def test_old_dead_letters_are_purged(dead: CommStore, clock: FakeClock) -> None:
+def test_old_dead_letters_are_purged(dead: Engine, clock: FakeClock) -> None:
     assert done(dead, "ACTION: dead.purge\nOLDER_THAN: 60") == "0 dead letters discarded"
     clock.advance(61)
     assert done(dead, "ACTION: dead.purge\nOLDER_THAN: 60") == "2 dead letters discarded"
-    assert dead.dead_letters() == []
+    assert dead.retries.dead_letters() == []
 
 
 @pytest.mark.parametrize("verb", ["replay", "discard"])
 @pytest.mark.parametrize("wanted", ["r-3", "3", "r-9", "0", "-1", "é"])
-def test_what_is_not_dead_stays_as_it_is(dead: CommStore, verb: str, wanted: str) -> None:
+def test_what_is_not_dead_stays_as_it_is(dead: Engine, verb: str, wanted: str) -> None:
     text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
     assert text == f"dead letter {wanted!r} does not exist: `relay dead list` lists them"
 
 
 @pytest.mark.parametrize("age", ["soon", "-1", "1.5", "7d"])
-def test_an_age_that_is_none(dead: CommStore, age: str) -> None:
+def test_an_age_that_is_none(dead: Engine, age: str) -> None:
     assert "expected seconds, got" in refused(dead, f"ACTION: dead.purge\nOLDER_THAN: {age}")
 
 
 @pytest.mark.parametrize(
     "line", ["dead.replay\nID: 1", "dead.discard\nID: 1", "dead.purge\nOLDER_THAN: 0"]
 )
-def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> None:
+def test_dead_letters_are_for_operator_and_lead(dead: Engine, line: str) -> None:
     for sender in ("lead", "worker"):  # an agent of that name has not the role
         text = refused(dead, f"ACTION: {line}", sender)
         assert f"is for operator and the lead alone, not for {sender}" in text
@@ -445,7 +443,7 @@ def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> N
 # -- the journal ---------------------------------------------------------------------------
 
 
-def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
+def test_an_order_for_the_journal_is_handed_out(store: Engine) -> None:
     before = store.snapshot()
     answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
     assert answer.effects.job == JournalCommand("compress", (1, 20))
@@ -456,6 +454,6 @@ def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
 
 
 @pytest.mark.parametrize("segments", ["x", "1,2", "-1", "1.5", "9" * 16])
-def test_segments_are_numbers(store: CommStore, segments: str) -> None:
+def test_segments_are_numbers(store: Engine, segments: str) -> None:
     text = refused(store, f"ACTION: journal.evict\nSEGMENTS: {segments}")
     assert "expected an integer, got" in text

@@ -58,10 +58,10 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
         "CHECKSUM": f"sha256:{sha256_hex(b'hi')}",
         "X-TICKET": "42",
     }
-    stored = table.store.find_by_relay_id(work.plan.message_id)
+    stored = table.store.messages.find_by_relay_id(work.plan.message_id)
     assert stored and stored.id == posting.number
     assert stored.status is MessageStatus.SENT
-    assert table.store.recipients(stored.id) == ("bob",)
+    assert table.store.messages.recipients(stored.id) == ("bob",)
 
 
 def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
@@ -87,7 +87,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     assert tuple(work.plan.changes.bounced) == ("carol",)
     assert answer.recipients == ("alice",)
     assert said(work).startswith("carol: no longer an agent, did not get")
-    stored = table.store.find_by_relay_id(work.plan.message_id)
+    stored = table.store.messages.find_by_relay_id(work.plan.message_id)
     assert stored
     states = standing(table.store, stored.id)
     assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.SENT}  # until it is done
@@ -105,7 +105,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
 def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> None:
     work = table.decide(text)
     assert says in work.plan.refusal
-    assert table.store.find_by_relay_id(work.plan.message_id) is None
+    assert table.store.messages.find_by_relay_id(work.plan.message_id) is None
     (posting,) = work.files
     assert posting.recipients == ("alice",)
     answer = parse_delivered(posting.data)
@@ -136,7 +136,7 @@ def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table
     assert (own.message_type, own.checksum, own.file_size) == ("nack", sha256_hex(body), len(body))
     assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
     assert work.system_ids == [posting.message_id]
-    stored = table.store.get_message(posting.number)
+    stored = table.store.messages.get(posting.number)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
     assert reconstruct(stored) == parse_delivered(posting.data)._replace(
@@ -161,12 +161,12 @@ def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> N
         message = parse_delivered(posting.data)
         assert "RE" not in message.headers
         assert message.body == b"not delivered: hello.msg is not a valid message name\n"
-        stored = table.store.get_message(posting.number)
+        stored = table.store.messages.get(posting.number)
         assert stored and stored.metadata and "re" not in stored.metadata
         assert reconstruct(stored).headers == {}
         answers.append(posting.message_id)
     assert answers[0] == answers[1] != answers[2]
-    assert len(table.store) == 2
+    assert len(table.store.state.messages) == 2
 
 
 def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
@@ -185,7 +185,7 @@ def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
         f"TO: bob\nSIGNATURE: ed25519:{signature}\n\nhi",
     ):
         work = table.decide(text)
-        stored = table.store.find_by_relay_id(work.plan.message_id)
+        stored = table.store.messages.find_by_relay_id(work.plan.message_id)
         assert stored, work.plan.refusal
         assert reconstruct(stored) == parse(text.encode())
 
@@ -251,8 +251,8 @@ def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> No
     first = table.decide("TO: *\n\nhi", number=7)
     again = table.decide("TO: *\n\nhi", number=7, agents=AGENTS | {"newcomer"})
     assert again.files == first.files
-    stored = table.store.find_by_relay_id(again.plan.message_id)
-    assert stored and table.store.recipients(stored.id) == first.files[0].recipients
+    stored = table.store.messages.find_by_relay_id(again.plan.message_id)
+    assert stored and table.store.messages.recipients(stored.id) == first.files[0].recipients
 
 
 def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
@@ -261,9 +261,9 @@ def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
     first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
     again = table.decide("TO: dave\n\nhi", number=7)
     assert (again.plan.refusal, [*again.plan.changes.bounced]) == ("", ["dave"])
-    stored = table.store.find_by_relay_id(first.plan.message_id)
+    stored = table.store.messages.find_by_relay_id(first.plan.message_id)
     assert stored
-    table.store.deliver(stored.id, ["dave"])
+    table.store.deliveries.deliver(stored.id, ["dave"])
     assert table.decide("TO: dave\n\nhi", number=7).plan.changes.bounced == {}
 
 
@@ -294,7 +294,7 @@ def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said:
     assert given(work).original.relay_id == asked.plan.message_id
     (posting,) = work.files
     assert posting.recipients == ("alice",)
-    stored = table.store.find_by_relay_id(asked.plan.message_id)
+    stored = table.store.messages.find_by_relay_id(asked.plan.message_id)
     assert stored and stored.status is MessageStatus.ACKNOWLEDGED
 
 
@@ -317,8 +317,8 @@ def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
     assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.plan.message_id)
     assert said(work) == "completed created the group team, you are its owner\n"
     asked, reply = (
-        table.store.find_by_relay_id(work.plan.message_id),
-        table.store.get_message(posting.number),
+        table.store.messages.find_by_relay_id(work.plan.message_id),
+        table.store.messages.get(posting.number),
     )
     assert asked and reply
     assert asked.status is MessageStatus.ACKNOWLEDGED
@@ -346,9 +346,9 @@ def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) ->
 
 def test_what_expects_no_ack_is_delivered_and_no_more(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\n\nhello")
-    asked = table.store.find_by_relay_id(work.plan.message_id)
+    asked = table.store.messages.find_by_relay_id(work.plan.message_id)
     assert asked and asked.status is MessageStatus.DELIVERED
-    reply = table.store.get_message(work.files[0].number)
+    reply = table.store.messages.get(work.files[0].number)
     assert reply and (reply.message_type, reply.correlation_id) == (MessageType.ERROR, None)
 
 

@@ -8,24 +8,24 @@ from relay.acomm.model import ChannelType, MessageType, Priority
 from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
-from relay.engine.commstore import CommStore
-from tests.engine.support import channel_of, routed
+from relay.engine.engine import Engine
+from tests.engine.support import channel_of, routed, send
 
 
-def ask(store: CommStore, kind: str, body: str, sender: str = "alice") -> ControlReply:
+def ask(store: Engine, kind: str, body: str, sender: str = "alice") -> ControlReply:
     text = f"TO: __orchestrator__\nKIND: {kind}\nRE: 1769851800000000000-\n\n{body}"
     answer = handle(parse(text.encode()), sender, store)
     assert "\n" not in answer.text
     return answer
 
 
-def members(store: CommStore, name: str) -> list[str]:
-    channel = store.get_channel_by_name(name)
+def members(store: Engine, name: str) -> list[str]:
+    channel = store.channels.get_by_name(name)
     assert channel is not None
     return [participant.id for participant in channel.participants]
 
 
-def refused(store: CommStore, kind: str, body: str, sender: str = "alice") -> str:
+def refused(store: Engine, kind: str, body: str, sender: str = "alice") -> str:
     """It is answered with a nack, and nothing is changed."""
     before = store.snapshot()
     answer = ask(store, kind, body, sender)
@@ -37,11 +37,11 @@ def refused(store: CommStore, kind: str, body: str, sender: str = "alice") -> st
 # -- join and leave ------------------------------------------------------------------------
 
 
-def test_who_joins_first_makes_the_group(store: CommStore) -> None:
+def test_who_joins_first_makes_the_group(store: Engine) -> None:
     assert ask(store, "join", "CHANNEL: team/b") == ControlReply(
         True, "created the group team/b, you are its owner"
     )
-    channel = store.get_channel_by_name("team/b")
+    channel = store.channels.get_by_name("team/b")
     assert channel and (channel.channel_type, channel.owner) == (ChannelType.GROUP, "alice")
     assert ask(store, "join", "CHANNEL: team/b", "bob") == ControlReply(
         True, "you are a member of team/b, a Group channel"
@@ -49,31 +49,31 @@ def test_who_joins_first_makes_the_group(store: CommStore) -> None:
     assert members(store, "team/b") == ["alice", "bob"]
 
 
-def test_joining_twice_is_harmless(store: CommStore) -> None:
+def test_joining_twice_is_harmless(store: Engine) -> None:
     for _ in range(2):
         assert ask(store, "join", "CHANNEL: team").ok
     assert members(store, "team") == ["alice"]
 
 
 @pytest.mark.parametrize("kind", [ChannelType.BROADCAST, ChannelType.PUB_SUB])
-def test_joining_a_channel_of_another_type(store: CommStore, kind: ChannelType) -> None:
+def test_joining_a_channel_of_another_type(store: Engine, kind: ChannelType) -> None:
     channel_of(store, kind, "carol", name="news")
     assert ask(store, "join", "CHANNEL: news").text == (
         f"you are a member of news, a {kind.label} channel"
     )
 
 
-def test_a_full_channel_is_said_so(store: CommStore) -> None:
+def test_a_full_channel_is_said_so(store: Engine) -> None:
     channel_of(store, ChannelType.GROUP, "carol", name="team", max_participants=1)
     assert "is limited to 1 participants" in refused(store, "join", "CHANNEL: team")
 
 
-def test_a_hash_before_the_name_is_the_same_channel(store: CommStore) -> None:
+def test_a_hash_before_the_name_is_the_same_channel(store: Engine) -> None:
     ask(store, "join", "CHANNEL: #team")
     assert members(store, "team") == ["alice"]
 
 
-def test_leaving_and_leaving_again(store: CommStore) -> None:
+def test_leaving_and_leaving_again(store: Engine) -> None:
     ask(store, "join", "CHANNEL: team")
     ask(store, "join", "CHANNEL: team", "bob")
     assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
@@ -88,16 +88,19 @@ def test_leaving_and_leaving_again(store: CommStore) -> None:
 # -- subscribe and unsubscribe -------------------------------------------------------------
 
 
-def published(store: CommStore, *messages: tuple[str, str, Priority]) -> list[str]:
+def published(store: Engine, *messages: tuple[str, str, Priority]) -> list[str]:
     """Texts and commands of ci and of boss under build.ok; what alice receives of them."""
-    channel = store.get_channel_by_name("ci")
+    channel = store.channels.get_by_name("ci")
     assert channel is not None
     for sender in ("ci", "boss"):
-        store.join_channel(channel.id, sender)
+        store.channels.join(channel.id, sender)
+    came = []
     for sender, text, priority in messages:
         kind = MessageType.COMMAND if text.startswith("!") else MessageType.TEXT
-        store.send_message(channel.id, sender, kind, text, topic="build.ok", priority=priority)
-    return [message.content.decode() for message in store.receive_messages(channel.id, "alice")]
+        sent = send(store, channel, sender, kind, text, topic="build.ok", priority=priority)
+        if "alice" in store.messages.recipients(sent.id):
+            came.append(sent)
+    return [sent.content.decode() for sent in sorted(came, key=lambda one: (one.priority, one.id))]
 
 
 MIXED = (
@@ -123,7 +126,7 @@ MIXED = (
 )
 @pytest.mark.parametrize("kind", ["subscribe", "command"])
 def test_a_subscription_may_carry_a_filter(
-    store: CommStore, kind: str, line: str, came: list[str]
+    store: Engine, kind: str, line: str, came: list[str]
 ) -> None:
     channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
     action = "ACTION: channel.subscribe\n" if kind == "command" else ""
@@ -152,7 +155,7 @@ def test_a_subscription_may_carry_a_filter(
 )
 @pytest.mark.parametrize("kind", ["subscribe", "command"])
 def test_a_filter_that_is_none_is_one_line_and_makes_no_channel(
-    store: CommStore, kind: str, line: str, word: str
+    store: Engine, kind: str, line: str, word: str
 ) -> None:
     if kind == "command":
         channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
@@ -164,7 +167,7 @@ def test_a_filter_that_is_none_is_one_line_and_makes_no_channel(
     )
 
 
-def test_a_filters_regular_expression_is_checked_first(store: CommStore) -> None:
+def test_a_filters_regular_expression_is_checked_first(store: Engine) -> None:
     text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#\nFILTER: match=(")
     assert "content_pattern" in text
 
@@ -174,11 +177,11 @@ def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
     assert control_fields(message)["PROMPT"] == "keep\nFILTER: every line\nof this"
 
 
-def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:
+def test_who_subscribes_first_makes_the_channel(store: Engine) -> None:
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == ControlReply(
         True, "created the channel ci; you receive build.# from ci"
     )
-    channel = store.get_channel_by_name("ci")
+    channel = store.channels.get_by_name("ci")
     assert channel and channel.channel_type is ChannelType.PUB_SUB
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == ControlReply(
         True, "you receive * from ci"
@@ -187,30 +190,30 @@ def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:
     assert routed(store, channel, "carol", "build") == ("alice", "bob")
 
 
-def test_subscribing_twice_is_harmless(store: CommStore) -> None:
+def test_subscribing_twice_is_harmless(store: Engine) -> None:
     for _ in range(2):
         assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#").ok
     assert len(store.snapshot().values.subscriptions) == 1
 
 
 @pytest.mark.parametrize("pattern", ["a..b", "#.a", "a*", "é"])
-def test_a_bad_pattern_leaves_no_channel_behind(store: CommStore, pattern: str) -> None:
+def test_a_bad_pattern_leaves_no_channel_behind(store: Engine, pattern: str) -> None:
     text = refused(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
     assert text.startswith("topic_pattern: ")
 
 
-def test_a_subscription_needs_its_pattern(store: CommStore) -> None:
+def test_a_subscription_needs_its_pattern(store: Engine) -> None:
     assert "PATTERN is missing" in refused(store, "subscribe", "CHANNEL: ci")
     assert "PATTERN is missing" in refused(store, "subscribe", "CHANNEL: ci\nPATTERN:")
 
 
-def test_a_group_has_no_topics(store: CommStore) -> None:
+def test_a_group_has_no_topics(store: Engine) -> None:
     ask(store, "join", "CHANNEL: team")
     text = refused(store, "subscribe", "CHANNEL: team\nPATTERN: #", "bob")
     assert "team is a Group channel; only a PubSub channel has topics" in text
 
 
-def test_ending_one_subscription_or_all(store: CommStore) -> None:
+def test_ending_one_subscription_or_all(store: Engine) -> None:
     for pattern in ("build.#", "test.#", "deploy.#"):
         ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
     assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == ControlReply(
@@ -225,7 +228,7 @@ def test_ending_one_subscription_or_all(store: CommStore) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(CHANNEL_KINDS))
-def test_a_channel_must_be_named(store: CommStore, kind: str) -> None:
+def test_a_channel_must_be_named(store: Engine, kind: str) -> None:
     for body in ("team", "CHANNEL:", "channel: team", "CHANNEL: #"):
         text = refused(store, kind, body)
         assert (
@@ -235,7 +238,7 @@ def test_a_channel_must_be_named(store: CommStore, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(CHANNEL_KINDS))
 @pytest.mark.parametrize("name", ["a b", "../x", "a//b", "é", "c" * 129, "all", "dm/alice/bob"])
-def test_a_name_that_is_none_of_ours(store: CommStore, kind: str, name: str) -> None:
+def test_a_name_that_is_none_of_ours(store: Engine, kind: str, name: str) -> None:
     channel_of(store, ChannelType.GROUP, "carol", name="all")
     channel_of(store, ChannelType.DIRECT, "carol", "bob", name="dm/alice/bob")
     text = refused(store, kind, f"CHANNEL: {name}\nPATTERN: #")
@@ -243,14 +246,14 @@ def test_a_name_that_is_none_of_ours(store: CommStore, kind: str, name: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["leave", "unsubscribe"])
-def test_a_channel_that_is_not_there(store: CommStore, kind: str) -> None:
+def test_a_channel_that_is_not_there(store: Engine, kind: str) -> None:
     assert refused(store, kind, "CHANNEL: team") == "channel team does not exist"
 
 
 # -- the others ----------------------------------------------------------------------------
 
 
-def test_a_status_is_told_not_asked(store: CommStore) -> None:
+def test_a_status_is_told_not_asked(store: Engine) -> None:
     assert ask(store, "status", "compiling") == ControlReply(None)
 
 
@@ -258,7 +261,7 @@ OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND, Kind.REMINDER}
 
 
 @pytest.mark.parametrize("kind", sorted(OTHERS))
-def test_any_other_kind_is_answered_with_what_there_is(store: CommStore, kind: str) -> None:
+def test_any_other_kind_is_answered_with_what_there_is(store: Engine, kind: str) -> None:
     text = refused(store, kind, "hello")
     assert text.startswith(f"the orchestrator does not accept KIND {kind}")
     known = ("join", "leave", "subscribe", "unsubscribe", "status", "command with an ACTION")

@@ -19,6 +19,12 @@ ONCE: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retri
 
 
 @pytest.fixture
+def store(clock: FakeClock) -> CommStore:
+    """Empty; it makes the attempts itself."""
+    return CommStore(clock)
+
+
+@pytest.fixture
 def channel(store: CommStore, clock: FakeClock) -> Channel:
     """A channel whose message 1, of lead, is dead for worker."""
     made = channel_of(store, ChannelType.GROUP, "lead", "worker", **ONCE)
@@ -83,7 +89,7 @@ def test_a_draining_or_closed_channel_refuses_a_replay(
 
 def test_the_command_says_that_it_waits_for_the_channel(store: CommStore, channel: Channel) -> None:
     store.set_channel_state(channel.id, ChannelState.PAUSED)
-    said = execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store)
+    said = execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store.engine)
     assert said == (
         "dead letter 1 is held: channel c is Paused; "
         "it is sent again to worker when the channel is resumed"
@@ -95,5 +101,5 @@ def test_the_command_is_refused_where_the_channel_takes_nothing(
 ) -> None:
     store.set_channel_state(channel.id, ChannelState.CLOSED)
     with pytest.raises((Refused, ChannelUnavailable), match="channel c is Closed"):
-        execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store)
+        execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store.engine)
     assert len(store.dead_letters()) == 1

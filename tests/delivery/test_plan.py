@@ -34,7 +34,7 @@ def talk(table: Table) -> Table:
     """A group of three, a channel with topics, and three messages from alice to bob."""
     channel_of(table.store, ChannelType.GROUP, "alice", "bob", "carol", name="team")
     ci = channel_of(table.store, ChannelType.PUB_SUB, "alice", "bob", "carol", name="ci")
-    table.store.subscribe(ci.id, "bob", "build.#")
+    table.store.channels.subscribe(ci.id, "bob", "build.#")
     for number, kind in ((1, "message"), (2, "command"), (3, "query")):
         table.decide(f"TO: bob\nKIND: {kind}\n\ngo", number=number)
     table.number = 20
@@ -74,7 +74,7 @@ def test_a_plan_stores_a_message_and_writes_its_files(
     made = talk.plan(f"{head}\n\nhi", sender, number=9)
     assert made.draft is not None and made.draft.route.recipients is not None
     assert set(made.draft.route.recipients) == set(recipients)
-    assert made.draft.fields.message_type is message_type
+    assert made.draft.message.message_type is message_type
     (file,) = made.files
     assert (file.message_id, file.number, set(file.recipients)) == (sent(9), 0, set(recipients))
     assert (made.refusal, made.messages, made.command) == ("", (), None)
@@ -158,9 +158,9 @@ def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
 
 
 def test_a_throttled_message_is_stored_and_deferred(talk: Table) -> None:
-    channel = talk.store.get_channel_by_name("team")
+    channel = talk.store.channels.get_by_name("team")
     assert channel is not None
-    talk.store.configure_channel(channel.id, max_pending=1)
+    talk.store.channels.configure(channel.id, max_pending=1)
     assert talk.decide("TO: #team\n\nfirst").deferred == ()
     second = talk.decide("TO: #team\nTTL: 5\n\nsecond")
     assert second.files == ()
@@ -199,9 +199,9 @@ def row_of(number: int) -> MessageRow:
 )
 def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> None:
     channel_of(talk.store, ChannelType.PUB_SUB, "operator", "carol", name="_system")
-    system = talk.store.get_channel_by_name("_system")
+    system = talk.store.channels.get_by_name("_system")
     assert system is not None
-    talk.store.subscribe(system.id, "carol", "#")
+    talk.store.channels.subscribe(system.id, "carol", "#")
     ended = EndedDelivery(1, sent(1), "bob", state, 1, "too late")
     view = StoreView(talk.store)
     made = end_delivery(ended, row_of(1), Directory(AGENTS), view)
@@ -219,7 +219,7 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
 def test_an_overdue_answer_is_reminded_then_given_up(
     talk: Table, reminders: int, is_last: bool
 ) -> None:
-    message = talk.store.find_by_relay_id(sent(2))
+    message = talk.store.messages.find_by_relay_id(sent(2))
     assert message is not None
     owed = Obligation(due_ms=1, since=NOW_S, reminders=reminders)
     talk.store.state.owed[message.id] = {"bob": owed}

@@ -13,7 +13,7 @@ from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S
 from relay.delivery.retry import DeferredQueue
 from relay.delivery.values import Plan
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from tests.box import Box
 
 
@@ -90,7 +90,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
     }
     assert delivered[one].headers["X-TICKET"] == "42"
     assert delivered[one].headers["FROM"] == "alice"
-    stored = box.store.find_by_relay_id(one)
+    stored = box.store.messages.find_by_relay_id(one)
     assert stored and stored.status.label == "Delivered"
 
 
@@ -177,11 +177,11 @@ def test_what_could_not_be_written_is_not_delivered(box: Box, held: DeferredQueu
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(1)
         retry(box, held)
-        stored = box.store.find_by_relay_id(sent)
+        stored = box.store.messages.find_by_relay_id(sent)
         assert stored and stored.status.label == "Sent"
     box.clock.advance(60)
     retry(box, held)
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored and stored.status.label == "Delivered"
 
 
@@ -193,7 +193,7 @@ def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
         assert box.states(sent) == {"bob": "held"}
         box.after(60, turns=1)
     assert box.states(sent) == {"bob": "dead"}
-    (letter,) = box.store.dead_letters()
+    (letter,) = box.store.retries.dead_letters()
     assert letter.recipients == ("bob",)
     (nack,) = box.nacks("alice")
     assert nack.startswith("not delivered to bob: its inbox could not be written for 86459 s: ")
@@ -214,7 +214,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     execute(box, held, plans)
     assert "no longer an agent" in box.nacks("alice")[0]
     assert box.states(sent) == {"bob": "bounced"}
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored and stored.status.label == "Failed"
     assert held.due_ns() is None
 
@@ -227,7 +227,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
         box.flush()
     os.unlink(box.path(*box.row(two)["file_path"].split("/")))
     box.clock.advance(60)
-    alone = DeferredQueue(box.ledger, CommStore(box.clock), box.config, box.clock)
+    alone = DeferredQueue(box.ledger, Engine(box.clock), box.config, box.clock)
     retry(box, alone)
     assert box.bodies("bob") == ["one"]
     assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})

@@ -11,7 +11,7 @@ from relay.base.names import RESERVED_NAMES
 from relay.delivery.router import route, route_again
 from relay.delivery.values import Route
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
 from tests.delivery.support import bounce
 from tests.engine.support import channel_of
 
@@ -26,7 +26,7 @@ def to(address: str, kind: Kind = Kind.MESSAGE) -> MessageFile:
 # -- a name --------------------------------------------------------------------------------
 
 
-def test_a_name_is_that_agent_through_the_channel_of_two(store: CommStore) -> None:
+def test_a_name_is_that_agent_through_the_channel_of_two(store: Engine) -> None:
     assert route(to("bob"), "alice", EVERYBODY, StoreView(store)) == Route(
         "dm/alice/bob", DIRECT, ("alice", "bob"), ("bob",)
     )
@@ -35,26 +35,26 @@ def test_a_name_is_that_agent_through_the_channel_of_two(store: CommStore) -> No
     )
 
 
-def test_the_operator_is_an_agent_like_any_other(store: CommStore) -> None:
+def test_the_operator_is_an_agent_like_any_other(store: Engine) -> None:
     found = route(to("operator"), "alice", EVERYBODY, StoreView(store))
     assert isinstance(found, Route) and found.recipients == ("operator",)
 
 
 @pytest.mark.parametrize("name", ["dave", "Bob", "BOB"])
-def test_a_name_that_nobody_has_bounces_with_what_to_do(store: CommStore, name: str) -> None:
+def test_a_name_that_nobody_has_bounces_with_what_to_do(store: Engine, name: str) -> None:
     text = bounce(route(to(name), "alice", EVERYBODY, StoreView(store)))
     assert text.startswith(f"there is no agent {name}:")
     assert "relay agents" in text and f"mkdir -p agents/{name}/outbox" in text
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES - {"__orchestrator__", "operator"}))
-def test_a_reserved_name_is_nobody(store: CommStore, name: str) -> None:
+def test_a_reserved_name_is_nobody(store: Engine, name: str) -> None:
     assert bounce(route(to(name), "alice", EVERYBODY, StoreView(store))) == (
         f"{name} is a reserved name, not an agent"
     )
 
 
-def test_nobody_writes_to_itself(store: CommStore) -> None:
+def test_nobody_writes_to_itself(store: Engine) -> None:
     text = bounce(route(to("alice"), "alice", EVERYBODY, StoreView(store)))
     assert text == "an agent cannot send a message to itself"
 
@@ -63,14 +63,14 @@ def test_nobody_writes_to_itself(store: CommStore) -> None:
 
 
 @pytest.mark.parametrize("word", ["Lead", "lead", "LEAD", "lEaD"])
-def test_lead_in_any_case_is_who_has_the_role(store: CommStore, word: str) -> None:
+def test_lead_in_any_case_is_who_has_the_role(store: Engine, word: str) -> None:
     directory = EVERYBODY._replace(lead="bob")
     found = route(to(word), "alice", directory, StoreView(store))
     assert isinstance(found, Route)
     assert (found.channel, found.recipients) == ("dm/alice/bob", ("bob",))
 
 
-def test_the_role_wins_over_the_name(store: CommStore) -> None:
+def test_the_role_wins_over_the_name(store: Engine) -> None:
     directory = Directory(EVERYBODY.agents | {"Lead"}, "bob")
     found = route(to("Lead"), "alice", directory, StoreView(store))
     assert isinstance(found, Route) and found.recipients == ("bob",)
@@ -86,24 +86,24 @@ def test_the_role_wins_over_the_name(store: CommStore) -> None:
     ],
 )
 def test_without_the_role_an_agent_of_that_name_the_very_spelling_first(
-    store: CommStore, agents: set[str], word: str, who: str
+    store: Engine, agents: set[str], word: str, who: str
 ) -> None:
     found = route(to(word), "alice", Directory(EVERYBODY.agents | agents), StoreView(store))
     assert isinstance(found, Route) and found.recipients == (who,)
 
 
-def test_where_nobody_is_lead_it_bounces_with_what_to_do(store: CommStore) -> None:
+def test_where_nobody_is_lead_it_bounces_with_what_to_do(store: Engine) -> None:
     text = bounce(route(to("Lead"), "alice", EVERYBODY, StoreView(store)))
     assert text.startswith("no lead is set")
     assert "--role lead" in text and "config.json" in text
 
 
-def test_a_lead_that_has_left_bounces_by_its_name(store: CommStore) -> None:
+def test_a_lead_that_has_left_bounces_by_its_name(store: Engine) -> None:
     text = bounce(route(to("Lead"), "alice", EVERYBODY._replace(lead="dave"), StoreView(store)))
     assert text.startswith("there is no agent dave")
 
 
-def test_the_lead_does_not_write_to_itself(store: CommStore) -> None:
+def test_the_lead_does_not_write_to_itself(store: Engine) -> None:
     assert "cannot send a message to itself" in bounce(
         route(to("Lead"), "bob", EVERYBODY._replace(lead="bob"), StoreView(store))
     )
@@ -112,7 +112,7 @@ def test_the_lead_does_not_write_to_itself(store: CommStore) -> None:
 # -- everybody -----------------------------------------------------------------------------
 
 
-def test_a_star_is_every_active_agent_but_the_sender(store: CommStore) -> None:
+def test_a_star_is_every_active_agent_but_the_sender(store: Engine) -> None:
     assert route(to("*"), "bob", EVERYBODY, StoreView(store)) == Route(
         "all",
         GROUP,
@@ -122,14 +122,14 @@ def test_a_star_is_every_active_agent_but_the_sender(store: CommStore) -> None:
     )
 
 
-def test_a_star_of_one_who_has_left_meanwhile(store: CommStore) -> None:
+def test_a_star_of_one_who_has_left_meanwhile(store: Engine) -> None:
     found = route(to("*"), "dave", EVERYBODY, StoreView(store))
     assert isinstance(found, Route)
     assert found.recipients == ("alice", "bob", "carol", "operator")
     assert "dave" in found.members
 
 
-def test_a_star_where_there_is_nobody_else(store: CommStore) -> None:
+def test_a_star_where_there_is_nobody_else(store: Engine) -> None:
     found = route(to("*"), "alice", Directory(frozenset({"alice"})), StoreView(store))
     assert isinstance(found, Route) and found.recipients == ()
 
@@ -138,28 +138,28 @@ def test_a_star_where_there_is_nobody_else(store: CommStore) -> None:
 
 
 @pytest.mark.parametrize("kind", [GROUP, ChannelType.BROADCAST, ChannelType.PUB_SUB])
-def test_a_channel_says_itself_who_gets_it(store: CommStore, kind: ChannelType) -> None:
+def test_a_channel_says_itself_who_gets_it(store: Engine, kind: ChannelType) -> None:
     channel_of(store, kind, "alice", name="team/backend")
     assert route(to("#team/backend"), "bob", EVERYBODY, StoreView(store)) == Route(
         "team/backend", kind, shown_channel="team/backend"
     )
 
 
-def test_a_channel_that_is_not_there_bounces_with_what_to_do(store: CommStore) -> None:
+def test_a_channel_that_is_not_there_bounces_with_what_to_do(store: Engine) -> None:
     text = bounce(route(to("#team"), "alice", EVERYBODY, StoreView(store)))
     assert text.startswith("channel team does not exist:")
     assert "KIND join, TO: #team" in text and "subscribe" in text
 
 
 @pytest.mark.parametrize("name", ["dm/alice/bob", "dm/x"])
-def test_a_channel_of_two_is_nobodys_address(store: CommStore, name: str) -> None:
+def test_a_channel_of_two_is_nobodys_address(store: Engine, name: str) -> None:
     channel_of(store, DIRECT, "alice", "bob", name=name)
     assert "write to the agent by its name" in bounce(
         route(to(f"#{name}"), "alice", EVERYBODY, StoreView(store))
     )
 
 
-def test_the_channel_of_all_is_written_with_a_star(store: CommStore) -> None:
+def test_the_channel_of_all_is_written_with_a_star(store: Engine) -> None:
     channel_of(store, GROUP, "alice", name="all")
     assert "write TO: *" in bounce(route(to("#all"), "alice", EVERYBODY, StoreView(store)))
 
@@ -168,7 +168,7 @@ def test_the_channel_of_all_is_written_with_a_star(store: CommStore) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.STATUS, Kind.SPAWN, Kind.MESSAGE])
-def test_the_orchestrator_is_reached_through_a_channel_of_two(store: CommStore, kind: Kind) -> None:
+def test_the_orchestrator_is_reached_through_a_channel_of_two(store: Engine, kind: Kind) -> None:
     assert route(to("__orchestrator__", kind), "alice", EVERYBODY, StoreView(store)) == Route(
         "dm/__orchestrator__/alice",
         DIRECT,

@@ -16,16 +16,16 @@ from relay.delivery.router import (
     KIND_OF,
     MESSAGE_TYPES,
     Bounce,
-    EngineFields,
-    engine_fields,
     find_original,
+    new_message,
     route,
 )
 from relay.delivery.values import Route
 from relay.delivery.view import StoreView
-from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
+from relay.engine.messages import NewMessage
 from tests.delivery.support import bounce
-from tests.engine.support import NOW_S, UUID, channel_of, new_store
+from tests.engine.support import NOW_S, UUID, channel_of, relay_engine, send
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))
 ASKED = f"{NOW_S}000000000-a1"
@@ -37,7 +37,7 @@ class Talk:
     """A store with a group of three in which alice asks."""
 
     def __init__(self) -> None:
-        self.store: CommStore = new_store()
+        self.store: Engine = relay_engine()
         self.group: Channel = channel_of(
             self.store, ChannelType.GROUP, "alice", "bob", "carol", name="team"
         )
@@ -54,8 +54,9 @@ class Talk:
         sender: str = "alice",
         **metadata: Any,
     ) -> Message:
-        return self.store.send_message(
-            (channel or self.group).id,
+        return send(
+            self.store,
+            channel or self.group,
             sender,
             kind,
             "go",
@@ -144,7 +145,7 @@ def test_an_answer_of_one_who_was_not_asked(talk: Talk) -> None:
 
 def test_an_answer_of_one_who_has_left_the_group_goes_between_the_two(talk: Talk) -> None:
     asked = talk.ask()
-    talk.store.leave_channel(talk.group.id, "bob")
+    talk.store.channels.leave(talk.group.id, "bob")
     assert talk.answer(Kind.ACK, RE=ASKED) == Route(
         "dm/alice/bob", ChannelType.DIRECT, ("bob", "alice"), ("alice",), answers=asked
     )
@@ -198,7 +199,7 @@ def test_of_two_that_await_re_names_one(talk: Talk) -> None:
 def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:
     first = talk.ask(thread="t-1")
     second = talk.ask(relay_id=ASKED + "0", thread="t-1")
-    talk.store.move_deliveries(first.id, ["bob"], DeliveryState.ACKNOWLEDGED)
+    talk.store.deliveries.move(first.id, ["bob"], DeliveryState.ACKNOWLEDGED)
     found = talk.answer(Kind.ACK, THREAD="t-1")
     assert isinstance(found, Route)
     assert found.answers is not None and found.answers.id == second.id
@@ -207,7 +208,7 @@ def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:
 
 def test_received_first_and_completed_later(talk: Talk) -> None:
     asked = talk.ask(thread="t-1")
-    talk.store.move_deliveries(asked.id, ["bob"], DeliveryState.ACKNOWLEDGED)
+    talk.store.deliveries.move(asked.id, ["bob"], DeliveryState.ACKNOWLEDGED)
     message = MessageFile("alice", Kind.ACK, {"THREAD": "t-1"}, b"completed")
     found = find_original(message, "bob", StoreView(talk.store))
     assert isinstance(found, Message) and found.id == asked.id
@@ -216,13 +217,14 @@ def test_received_first_and_completed_later(talk: Talk) -> None:
 # -- what the engine is told ---------------------------------------------------------------
 
 
-def fields(text: str, answers: Message | None = None) -> EngineFields:
-    return engine_fields(parse(text.encode()), ID, AT_NS, answers)
+def fields(text: str, answers: Message | None = None) -> NewMessage:
+    return new_message(parse(text.encode()), ID, AT_NS, answers)
 
 
 def test_the_common_case() -> None:
-    assert fields("TO: bob\n\nhi") == EngineFields(
+    assert fields("TO: bob\n\nhi") == NewMessage(
         MessageType.TEXT,
+        b"hi",
         None,
         None,
         Priority.NORMAL,
@@ -240,8 +242,9 @@ def test_every_header_has_its_place() -> None:
         f"SIGNATURE: ed25519:{base64.b64encode(signature).decode()}\nAWAIT: 1m\n"
         f"ATTACHMENT: sha256:{'a' * 64}\nATTACHMENT: sha256:{'b' * 64}\n\nhow many?"
     )
-    assert fields(text) == EngineFields(
+    assert fields(text) == NewMessage(
         MessageType.QUERY,
+        b"how many?",
         "build.ok",
         uuid4_of("t-1"),
         Priority.CRITICAL,

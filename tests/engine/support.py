@@ -21,6 +21,7 @@ from relay.acomm.model import (
 from relay.engine.commstore import CommStore
 from relay.engine.core import DeliverySettings
 from relay.engine.engine import Engine
+from relay.engine.messages import NewMessage
 from tests.fakes import FakeClock
 
 NOW_S = 1_769_851_800
@@ -31,9 +32,69 @@ OTHER = "f81d4fae-7dec-4cd0-a765-00a0c91e6bf6"
 BY_FILES = DeliverySettings(by_files=True)
 
 
-def relay_engine(clock: FakeClock) -> Engine:
+def relay_engine(clock: FakeClock | None = None) -> Engine:
     """An empty engine as a relay has it: its owner delivers files."""
-    return Engine(clock, settings=BY_FILES)
+    return Engine(clock or FakeClock(NOW_S * 10**9), settings=BY_FILES)
+
+
+def new_store() -> CommStore:
+    """An empty store whose clock stands at NOW_S."""
+    return CommStore(FakeClock(NOW_S * 10**9))
+
+
+def engine_of(store: CommStore | Engine) -> Engine:
+    return store.engine if isinstance(store, CommStore) else store
+
+
+def channel_of(
+    store: CommStore | Engine,
+    kind: ChannelType,
+    owner: str,
+    *others: str,
+    name: str = "c",
+    **config: Any,
+) -> Channel:
+    """A channel with its owner and others in it."""
+    channels = engine_of(store).channels
+    channel = channels.create(name, kind, owner, ChannelConfig(**config))
+    for other in others:
+        channel = channels.join(channel.id, other)
+    return channel
+
+
+def accept(
+    store: CommStore | Engine,
+    channel_id: int,
+    sender: str,
+    kind: MessageType,
+    content: str | bytes,
+    *,
+    recipients: Any = None,
+    also: Any = (),
+    **fields: Any,
+) -> Message:
+    """Stored, and delivered to nobody yet."""
+    new = NewMessage(kind, content, **fields)
+    messages = engine_of(store).messages
+    return messages.accept(channel_id, sender, new, recipients=recipients, also=also)
+
+
+def send(
+    store: CommStore | Engine,
+    channel: Channel,
+    sender: str,
+    kind: MessageType = MessageType.TEXT,
+    content: str | bytes = "hi",
+    **fields: Any,
+) -> Message:
+    """The whole pipeline; in an engine every recipient has its file."""
+    if isinstance(store, CommStore):
+        return store.send_message(channel.id, sender, kind, content, **fields)
+    number = accept(store, channel.id, sender, kind, content, **fields).id
+    store.deliveries.deliver(number, store.messages.recipients(number))
+    sent = store.messages.get(number)
+    assert sent is not None
+    return sent
 
 
 def receive(store: CommStore, number: int, who: str) -> None:
@@ -42,40 +103,12 @@ def receive(store: CommStore, number: int, who: str) -> None:
     store._queues.resume()
 
 
-def new_store() -> CommStore:
-    """An empty store whose clock stands at NOW_S."""
-    return CommStore(FakeClock(NOW_S * 10**9))
-
-
-def channel_of(
-    store: CommStore, kind: ChannelType, owner: str, *others: str, name: str = "c", **config: Any
-) -> Channel:
-    """A channel with its owner and others in it."""
-    channel = store.create_channel(name, kind, owner, ChannelConfig(**config))
-    for other in others:
-        channel = store.join_channel(channel.id, other)
-    return channel
-
-
-def send(
-    store: CommStore,
-    channel: Channel,
-    sender: str,
-    kind: MessageType = MessageType.TEXT,
-    content: str | bytes = "hi",
-    **fields: Any,
-) -> Message:
-    """The whole pipeline."""
-    return store.send_message(channel.id, sender, kind, content, **fields)
-
-
 def routed(
-    store: CommStore, channel: Channel, sender: str, topic: str | None = None
+    store: CommStore | Engine, channel: Channel, sender: str, topic: str | None = None
 ) -> tuple[str, ...]:
     """Who would get a text of ``sender``, on this topic, in this channel."""
-    return store.engine.channels.route(
-        channel, Message(0, MessageType.TEXT, sender, channel.id, b"x", topic)
-    )
+    new = NewMessage(MessageType.TEXT, b"x", topic)
+    return engine_of(store).messages.route(channel, sender, new)
 
 
 def standing(store: CommStore | Engine, number: int) -> dict[str, DeliveryState]:

@@ -70,11 +70,11 @@ def test_who_acknowledges_what_is_kept_back_does_not_take_it_from_the_others(
     first = send(store, channel, "lead", MessageType.COMMAND)
     kept_back = send(store, channel, "lead", MessageType.COMMAND)
     store.acknowledge_message(kept_back.id, "w", "completed")
-    assert store.is_held(kept_back.id)
+    assert store.engine.deliveries.is_held(kept_back.id)
     reopened(store, clock)
     for who in ("w", "x"):
         store.acknowledge_message(first.id, who, "completed")
-    assert not store.is_held(kept_back.id)
+    assert not store.engine.deliveries.is_held(kept_back.id)
     assert standing(store, kept_back.id) == {
         "w": DeliveryState.ACKNOWLEDGED,
         "x": DeliveryState.DELIVERED,
@@ -88,7 +88,7 @@ def test_what_all_have_acknowledged_is_kept_back_no_more(store: CommStore) -> No
         kept_back = send(store, channel, "lead", MessageType.COMMAND)
     for who in ("w", "x"):
         store.acknowledge_message(kept_back.id, who, "completed")
-    assert not store.is_held(kept_back.id)
+    assert not store.engine.deliveries.is_held(kept_back.id)
 
 
 @pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])

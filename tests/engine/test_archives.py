@@ -27,9 +27,8 @@ from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import InlineExecutor, state_of
 from relay.engine.engine import Engine
 from relay.engine.events import Event
-from relay.engine.messages import Draft
 from relay.engine.state import State
-from tests.engine.support import BY_FILES
+from tests.engine.support import BY_FILES, accept
 from tests.fakes import FakeClock
 
 POLICY = RollPolicy(after_s=60, messages=4, most_messages=100, live_messages=1000)
@@ -53,7 +52,7 @@ class Scene:
         self.store = Engine(
             self.clock, state, settings=BY_FILES, archive_files=files, keeps_events=True
         )
-        self.roller = Roller(self.store.archives, files, self.policy, self.clock, InlineExecutor())
+        self.roller = Roller(self.store.archives, self.policy, self.clock, InlineExecutor())
 
     def reopened(self) -> None:
         """Written, and loaded again."""
@@ -62,7 +61,7 @@ class Scene:
     def send(self, text: str, kind: MessageType = MessageType.TEXT, **fields: object) -> Message:
         """A message from a, delivered to b; a second later than the one before."""
         self.clock.advance(1)
-        message = self.store.messages.accept(Draft(self.channel.id, "a", kind, text, **fields))  # type: ignore[arg-type]
+        message = accept(self.store, self.channel.id, "a", kind, text, **fields)
         self.store.deliveries.deliver(message.id, ["b"])
         return message
 
@@ -111,9 +110,7 @@ def test_what_still_waits_for_something_stays(scene: Scene) -> None:
     for n in range(4):
         scene.send(f"text {n}")
     command = scene.send("deploy", MessageType.COMMAND)
-    held = scene.store.messages.accept(
-        Draft(scene.channel.id, "a", MessageType.TEXT, "not written yet")
-    )
+    held = accept(scene.store, scene.channel.id, "a", MessageType.TEXT, "not written yet")
     scene.roll(200)
     assert set(scene.store.state.messages) == {command.id, held.id}
     scene.store.deliveries.record_answer(command, "b", "completed", ends=True)

@@ -15,9 +15,9 @@ from relay.acomm import store_file
 from relay.acomm.model import ChannelType, Message, MessageType
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.commstore import CommStore
-from tests.engine.support import NOW_S, channel_of
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor, state_of
+from relay.engine.engine import Engine
+from tests.engine.support import NOW_S, accept, channel_of
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 6.1")
@@ -53,7 +53,7 @@ class Bench:
     def __init__(self, path: Path, policy: FlushPolicy, executor: Executor) -> None:
         self.path = path
         self.clock = FakeClock(NOW_S * NS_PER_S)
-        self.store = CommStore(self.clock)
+        self.store = Engine(self.clock)
         self.channel = channel_of(self.store, ChannelType.GROUP, "a", "b")
         self.wakes = 0
         self.flusher = Flusher(self.store, str(path), policy, self.clock, executor, wake=self._wake)
@@ -63,7 +63,7 @@ class Bench:
 
     def send(self, times: int = 1) -> None:
         for _ in range(times):
-            self.store.accept(self.channel.id, "a", MessageType.TEXT, "hi")
+            accept(self.store, self.channel.id, "a", MessageType.TEXT, "hi")
 
     def commit(self) -> bool:
         """One turn of the loop; True when every event is durable."""
@@ -141,7 +141,7 @@ def test_what_is_no_message_is_written_after_5_s_too(bench: Callable[..., Bench]
     one = bench(IMMEDIATE._replace(ms=5000))
     one.send()
     assert one.commit()
-    one.store.deliver(1, ["b"])
+    one.store.deliveries.deliver(1, ["b"])
     assert not one.commit()
     one.clock.advance(5)
     assert one.commit()
@@ -191,7 +191,7 @@ def test_a_store_that_was_opened_is_durable_as_it_was(
     one = bench(MANUAL)
     one.send(3)
     one.flusher.flush()
-    opened = CommStore.load(one.clock, store_file.read(str(one.path)))
+    opened = Engine(one.clock, state_of(store_file.read(str(one.path))))
     again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
     assert again.durable == again.commit() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
@@ -323,7 +323,7 @@ def test_the_pause_holds_for_the_5_s_as_well(bench: Callable[..., Bench]) -> Non
     thread.clock, thread.takes_s = one.clock, 1
     one.send()
     one.commit()
-    one.store.deliver(1, ["b"])
+    one.store.deliveries.deliver(1, ["b"])
     one.commit()
     assert one.due_in_s() == 20
 
@@ -372,6 +372,7 @@ def test_a_failure_keeps_the_old_file_and_is_tried_again_with_backoff(
     assert one.due_in_s() == 1
 
 
+@pytest.mark.damages
 def test_a_value_that_no_file_can_hold_is_a_failure_like_any_other(
     bench: Callable[..., Bench],
 ) -> None:

@@ -120,8 +120,12 @@ def test_discarded_it_takes_nobody_elses_relay_id_along(store: CommStore, clock:
     kept = send(store, channel, "lead", metadata={"relay_id": "7"})
     for number in gone:
         store.discard_dead_letter(number)
-    assert store.find_by_relay_id("7") == kept == reopened(store, clock).find_by_relay_id("7")
-    assert store.find_by_relay_id("r-1") is None
+    assert (
+        store.engine.messages.find_by_relay_id("7")
+        == kept
+        == reopened(store, clock).engine.messages.find_by_relay_id("7")
+    )
+    assert store.engine.messages.find_by_relay_id("r-1") is None
 
 
 def test_after_a_restart_dead_letters_are_replayed_and_purged_alike(
@@ -149,7 +153,7 @@ def test_in_either_order_one_has_answered_and_the_other_is_dead(
     number = send(store, one_attempt(store, "other"), "lead").id
     if first == "acknowledged":
         store.acknowledge_message(number, "other", "completed")
-    store.dead_letter(number, ["worker"], "it is gone")
+    store.engine.retries.dead_letter(number, ["worker"], "it is gone")
     if first == "dead":
         store.acknowledge_message(number, "other", "completed")
     message = store.get_message(number)
@@ -167,10 +171,10 @@ def test_in_either_order_nobody_is_left_and_it_is_a_dead_letter(
 ) -> None:
     number = send(store, one_attempt(store, "other"), "lead").id
     if first == "bounced":
-        store.move_deliveries(number, ["other"], DeliveryState.BOUNCED)
-    store.dead_letter(number, ["worker"], "it is gone")
+        store.engine.deliveries.move(number, ["other"], DeliveryState.BOUNCED)
+    store.engine.retries.dead_letter(number, ["worker"], "it is gone")
     if first == "dead":
-        store.move_deliveries(number, ["other"], DeliveryState.BOUNCED)
+        store.engine.deliveries.move(number, ["other"], DeliveryState.BOUNCED)
     message = store.get_message(number)
     assert message is not None and message.status is MessageStatus.DEAD_LETTER
     assert len(store) == 0

@@ -23,6 +23,7 @@ from tests.engine.support import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
     NOW_S,
+    accept,
     channel_of,
     reopened,
     send,
@@ -220,16 +221,16 @@ def test_the_ttl_passes_for_who_has_not_received(store: CommStore, clock: FakeCl
 
 def test_what_was_accepted_and_not_delivered_is_not_received(store: CommStore) -> None:
     channel = group(store)
-    number = store.accept(channel.id, "lead", MessageType.TEXT, "hi").id
+    number = accept(store, channel.id, "lead", MessageType.TEXT, "hi").id
     assert texts(store) == []
-    store.deliver(number, ["worker"])
+    store.engine.deliveries.deliver(number, ["worker"])
     assert texts(store) == ["hi"]
 
 
 def test_delivering_again_or_to_a_stranger_is_no_event(store: CommStore) -> None:
     number = send(store, group(store, delivery=EXACTLY_ONCE), "lead").id
     before = store.snapshot()
-    store.deliver(number, ["worker", "stranger"])
+    store.engine.deliveries.deliver(number, ["worker", "stranger"])
     assert store.snapshot() == before
     assert [key[1:] for key in before.state.duplicates] == [(number, "worker")]
 
@@ -252,7 +253,7 @@ def test_a_queue_holds_what_was_delivered_and_not_received(
     send(store, channel, "lead", content="taken")
     assert texts(store) == ["taken"]
     send(store, channel, "lead", content="new")
-    store.accept(channel.id, "lead", MessageType.TEXT, "not there yet")
+    accept(store, channel.id, "lead", MessageType.TEXT, "not there yet")
     opened = reopened(store, clock)
     assert texts(opened) == texts(store) == ["new"]
     assert texts(reopened(opened, clock)) == []

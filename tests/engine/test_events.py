@@ -37,7 +37,7 @@ from relay.engine.commstore import CommStore
 from relay.engine.core import IN_QUEUES
 from relay.engine.events import Event
 from relay.engine.topics import match_mode
-from tests.engine.support import BY_FILES, NOW_S, UUID, channel_of, new_store, send
+from tests.engine.support import BY_FILES, NOW_S, UUID, accept, channel_of, new_store, send
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
@@ -83,15 +83,15 @@ def owed(store: CommStore) -> object:
     core.settings = BY_FILES
     try:
         message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
-        store.record_answer(message, "b", "received", ends=False)
+        store.engine.deliveries.record_answer(message, "b", "received", ends=False)
         clock = store.engine.clock
         assert isinstance(clock, FakeClock)
         clock.advance(3600)
-        for one in store.overdue_answers(9):
-            store.record_reminder(one.message.id, one.recipient, one.next_due_ms)
-        store.add_downtime(60_000)
+        for one in store.engine.obligations.overdue(9):
+            store.engine.obligations.record_reminder(one.message.id, one.recipient, one.next_due_ms)
+        store.engine.deliveries.add_downtime(60_000)
         if message.id % 2:
-            store.record_answer(message, "b", "completed", ends=True)
+            store.engine.deliveries.record_answer(message, "b", "completed", ends=True)
     finally:
         core.settings = IN_QUEUES
     return message.id
@@ -112,7 +112,7 @@ def replay_all(store: CommStore) -> object:
 def take_all(store: CommStore) -> object:
     """Every file leaves its inbox, of what was given up, too."""
     every = [(number, who) for number, known in store.state.deliveries.items() for who in known]
-    return [store.receive(number, who, "taken") for number, who in every]
+    return [store.engine.deliveries.receive(number, who, "taken") for number, who in every]
 
 
 def tidy(store: CommStore) -> object:
@@ -124,14 +124,18 @@ def tidy(store: CommStore) -> object:
 def roll(store: CommStore) -> object:
     """What is leaving has left; what nobody waits for begins to leave, and one has left."""
     state = store.state
-    store.apply(events.MessagesEvicted(len(state.evicting), NOW_S))
-    final = [m.id for m in (*state.messages.values(), *state.archive.values()) if store.is_final(m)]
+    store.engine.apply(events.MessagesEvicted(len(state.evicting), NOW_S))
+    final = [
+        m.id
+        for m in (*state.messages.values(), *state.archive.values())
+        if store.engine.archives.is_final(m)
+    ]
     if not final:
         return 0
     name = f"2026-01-31/{state.next_archive:06d}.acomm"
     note = ArchiveInfo(name, len(final), min(final), max(final), NOW_S, NOW_S, 0, 1)
-    store.apply(events.Rolled(note, tuple(final), NOW_S))
-    store.apply(events.MessagesEvicted(1, NOW_S))
+    store.engine.apply(events.Rolled(note, tuple(final), NOW_S))
+    store.engine.apply(events.MessagesEvicted(1, NOW_S))
     return len(final)
 
 
@@ -223,8 +227,8 @@ def on_messages(drawn: Drawn) -> list[Operation]:
     """Asked, answered, archived and compacted; and those whose delivery was given up."""
     number, who = drawn.number, drawn.who
     return [
-        lambda store: store.accept(
-            drawn.channel(store), who, drawn.message_type, "hi", topic="build.ok"
+        lambda store: accept(
+            store, drawn.channel(store), who, drawn.message_type, "hi", topic="build.ok"
         ),
         lambda store: store.send_query(drawn.channel(store), who, "?", 5),
         lambda store: store.send_response(drawn.channel(store), who, UUID, "!"),
@@ -242,12 +246,14 @@ def on_deliveries(drawn: Drawn) -> list[Operation]:
     """Staged, made, received, moved; and a file that was refused."""
     number, refused = drawn.number, events.FileRefused("", ORIGIN, "why", "", False, False, NOW_S)
     return [
-        lambda store: store.move_deliveries(number, ["a", "b"], drawn.state),
-        lambda store: store.deliver(number, store.recipients(number)),
-        lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
+        lambda store: store.engine.deliveries.move(number, ["a", "b"], drawn.state),
+        lambda store: store.engine.deliveries.deliver(number, store.recipients(number)),
+        lambda store: store.engine.deliveries.stage(
+            (number, one, 2) for one in store.recipients(number)
+        ),
         lambda store: [store.receive_messages(None, one) for one in "abcd"],
         lambda store: take_all(store),
-        lambda store: store.record_event(refused),
+        lambda store: store.engine.apply(refused),
     ]
 
 
@@ -301,7 +307,7 @@ def test_events_replayed_give_the_same_store(steps: list[Operation]) -> None:
     store, recorded = played(steps)
     again = new_store()
     for event in recorded:
-        again.apply(event)
+        again.engine.apply(event)
     assert again.snapshot() == store.snapshot()
     assert again.sequence == store.sequence == len(recorded)
 
@@ -313,7 +319,7 @@ def test_every_event_is_a_value_that_a_journal_can_keep(steps: list[Operation]) 
     kept = msgspec.msgpack.encode(recorded)
     again = new_store()
     for event in msgspec.msgpack.decode(kept, type=list[Event]):
-        again.apply(event)
+        again.engine.apply(event)
     assert again.snapshot() == store.snapshot()
 
 
@@ -391,7 +397,7 @@ def test_what_a_message_leaves_behind_is_two_events() -> None:
 def test_an_event_of_a_message_that_has_left_the_store_is_nothing() -> None:
     store = new_store()
     before = store.snapshot().values
-    store.apply(events.DeliveriesMoved(7, ("b",), DeliveryState.DELIVERED, NOW_S))
+    store.engine.apply(events.DeliveriesMoved(7, ("b",), DeliveryState.DELIVERED, NOW_S))
     assert store.snapshot().values == before
     assert store.sequence == 1
 
@@ -412,7 +418,7 @@ def test_counters_that_a_file_lacks_are_derived() -> None:
     assert send(opened, channel, "a", topic="t").id == 10
     assert opened.create_channel("two", ChannelType.GROUP, "a").id == 2
     assert opened.subscribe(channel.id, "c", "#").id == 2
-    assert opened.message_count(1) == 2
+    assert opened.engine.channels.get(1).message_count == 2
     assert opened.snapshot().values.dead_letters == (dead,)
 
 
@@ -470,4 +476,4 @@ def test_what_no_rule_of_sending_allows_is_still_data() -> None:
     response = Message(1, MessageType.RESPONSE, "stranger", 1, b"", correlation_id="no uuid")
     opened = CommStore.load(FakeClock(0), StoreFile(5, 6, (GROUP,), (response,)))
     assert opened.get_thread("no uuid") == [response]
-    assert (opened.created_at, opened.modified_at) == (5, 6)
+    assert (opened.state.created_at, opened.state.modified_at) == (5, 6)

@@ -38,7 +38,7 @@ def kept_store() -> StoreSnapshot:
     store = new_store()
     channel = channel_of(store, ChannelType.GROUP, "a", "b", ack_timeout=1)
     send(store, channel, "a", MessageType.COMMAND)
-    store.dead_letter(1, ["b"], "nobody is there")
+    store.engine.retries.dead_letter(1, ["b"], "nobody is there")
     send(store, channel, "a")
     store.configure_channel(channel.id, max_pending=5)
     return store.snapshot()

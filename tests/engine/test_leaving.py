@@ -21,7 +21,6 @@ from relay.acomm.model import (
 from relay.base.errors import ChannelUnavailable, ValidationFailed
 from relay.engine.checkpoint import state_of
 from relay.engine.commstore import CommStore
-from relay.engine.messages import Draft
 from tests.engine.support import channel_of, relay_engine, send, standing
 from tests.fakes import FakeClock
 
@@ -113,10 +112,8 @@ def test_whoever_left_an_acknowledgment_owing_is_given_up_in_time(
 
 def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    channel = engine.channels.create("c", ChannelType.GROUP, "a")
-    engine.channels.join(channel.id, "b")
-    message = engine.messages.accept(Draft(channel.id, "a", MessageType.TEXT, "hi"))
-    engine.deliveries.deliver(message.id, ["b"])
+    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
+    message = send(engine, channel, "a")
     engine.channels.leave(channel.id, "b")
     assert standing(engine, message.id) == {"b": DeliveryState.DELIVERED}
 

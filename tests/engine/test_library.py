@@ -135,7 +135,7 @@ def handed_out(store: CommStore) -> dict[str, Message]:
     found = {
         "sent": sent,
         "got": store.get_message(sent.id),
-        "by_relay_id": store.find_by_relay_id("r-1"),
+        "by_relay_id": store.engine.messages.find_by_relay_id("r-1"),
         "queried": store.query_messages().messages[0],
         "searched": store.search("hi")[0],
         "thread": store.get_thread(sent.correlation_id or "")[0],

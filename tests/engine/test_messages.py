@@ -25,6 +25,7 @@ from tests.engine.support import (
     NOW_S,
     OTHER,
     UUID,
+    accept,
     channel_of,
     new_store,
     routed,
@@ -146,7 +147,7 @@ def test_joining_and_leaving_change_the_channels_time(store: CommStore, clock: F
     channel = channel_of(store, ChannelType.GROUP, "a")
     clock.advance(7)
     joined = store.join_channel(channel.id, "b")
-    assert (joined.created_at, joined.modified_at, store.modified_at) == (
+    assert (joined.created_at, joined.modified_at, store.state.modified_at) == (
         NOW_S,
         NOW_S + 7,
         NOW_S + 7,
@@ -192,7 +193,7 @@ def test_ending_subscriptions(store: CommStore, clock: FakeClock) -> None:
     store.subscribe(channel.id, "c", "build.#")
     clock.advance(3)
     assert store.unsubscribe(channel.id, "b", "build.#") == 1
-    assert store.modified_at == NOW_S + 3
+    assert store.state.modified_at == NOW_S + 3
     assert store.unsubscribe(channel.id, "b", "build.#") == 0
     assert routed(store, channel, "a", "build.ok") == ("c",)
     assert store.unsubscribe(channel.id, "b") == 2
@@ -205,17 +206,17 @@ def test_every_change_has_its_time(store: CommStore, clock: FakeClock) -> None:
         lambda: store.create_channel("c", ChannelType.PUB_SUB, "a"),
         lambda: store.join_channel(1, "b"),
         lambda: store.subscribe(1, "b", "#"),
-        lambda: store.accept(1, "a", MessageType.TEXT, "hi", topic="t"),
-        lambda: store.deliver(1, ["b"]),
+        lambda: accept(store, 1, "a", MessageType.TEXT, "hi", topic="t"),
+        lambda: store.engine.deliveries.deliver(1, ["b"]),
         lambda: store.unsubscribe(1, "b"),
         lambda: store.leave_channel(1, "b"),
     ]
     for number, change in enumerate(changes, 1):
         clock.advance(1)
         change()
-        assert store.modified_at == NOW_S + number
+        assert store.state.modified_at == NOW_S + number
         assert store.snapshot().values.modified_at == NOW_S + number
-    assert store.created_at == NOW_S
+    assert store.state.created_at == NOW_S
 
 
 # -- the pipeline --------------------------------------------------------------------------
@@ -225,7 +226,8 @@ def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a")
     store.subscribe(channel.id, "b", "#")
     clock.advance(1)
-    message = store.accept(
+    message = accept(
+        store,
         channel.id,
         "a",
         MessageType.NOTIFICATION,
@@ -254,7 +256,7 @@ def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
     )
     assert store.get_message(1) == message
     assert store.get_message(2) is None
-    assert store.modified_at == NOW_S + 1
+    assert store.state.modified_at == NOW_S + 1
 
 
 @pytest.mark.shows("engine 1.9")
@@ -262,8 +264,11 @@ def test_numbers_grow_and_are_counted(store: CommStore) -> None:
     one = channel_of(store, ChannelType.GROUP, "a", "b", name="one")
     two = channel_of(store, ChannelType.GROUP, "a", "b", name="two")
     assert [send(store, channel, "a").id for channel in (one, two, one)] == [1, 2, 3]
-    assert (store.message_count(one.id), store.message_count(two.id)) == (2, 1)
-    assert (len(store), store.messages_sent) == (3, 3)
+    assert (
+        store.message_count(one.id),
+        store.message_count(two.id),
+    ) == (2, 1)
+    assert (len(store), store.state.messages_sent) == (3, 3)
     assert [channel.message_count for channel in store.snapshot().values.channels] == [2, 1]
     assert [channel.message_count for channel in store.list_channels()] == [2, 1]
     for found in (store.get_channel(1), store.get_channel_by_name("one")):
@@ -281,9 +286,9 @@ def test_sent_it_is_delivered_when_the_call_returns(store: CommStore, clock: Fak
 
 def test_recipients_may_be_narrowed(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
-    message = store.accept(channel.id, "a", MessageType.TEXT, "x", recipients=iter(["c"]))
+    message = accept(store, channel.id, "a", MessageType.TEXT, "x", recipients=iter(["c"]))
     assert store.recipients(message.id) == ("c",)
-    nobody = store.accept(channel.id, "a", MessageType.TEXT, "x", recipients=[])
+    nobody = accept(store, channel.id, "a", MessageType.TEXT, "x", recipients=[])
     assert store.recipients(nobody.id) == ()
     assert store.recipients(99) == ()
 
@@ -292,8 +297,8 @@ def test_a_message_is_found_by_its_relay_id(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     message = send(store, channel, "a", metadata={"relay_id": "1706123456789012345-a1"})
     send(store, channel, "a", metadata={"relay_id": 7})
-    assert store.find_by_relay_id("1706123456789012345-a1") == message
-    assert store.find_by_relay_id("1706123456789012345-") is None
+    assert store.engine.messages.find_by_relay_id("1706123456789012345-a1") == message
+    assert store.engine.messages.find_by_relay_id("1706123456789012345-") is None
 
 
 def test_a_thread_is_its_messages_in_order(store: CommStore) -> None:
@@ -313,7 +318,7 @@ def test_a_text_does_not_look_at_its_thread(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     send(store, channel, "a", correlation_id=UUID)
     looked: list[str] = []
-    store.get_thread = lambda thread: looked.append(thread) or []  # type: ignore[method-assign]
+    store.engine.messages.thread = lambda thread: looked.append(thread) or []  # type: ignore[method-assign]
     send(store, channel, "a", correlation_id=UUID)
     assert looked == []
 
@@ -334,8 +339,8 @@ def test_what_expects_an_answer_has_a_correlation_id(store: CommStore, delivery:
 def test_channels_of_two_are_not_shown(store: CommStore) -> None:
     direct = channel_of(store, ChannelType.DIRECT, "a", "b", name="dm/a/b")
     group = channel_of(store, ChannelType.GROUP, "a", "b", name="team")
-    assert store.channel_label(send(store, direct, "a")) is None
-    assert store.channel_label(send(store, group, "a")) == "team"
+    assert store.engine.channels.label(send(store, direct, "a").channel_id) is None
+    assert store.engine.channels.label(send(store, group, "a").channel_id) == "team"
 
 
 # -- deliveries ----------------------------------------------------------------------------
@@ -343,7 +348,7 @@ def test_channels_of_two_are_not_shown(store: CommStore) -> None:
 
 def accepted(store: CommStore, *recipients: str) -> int:
     channel = channel_of(store, ChannelType.GROUP, "sender", *recipients)
-    return store.accept(channel.id, "sender", MessageType.COMMAND, "go").id
+    return accept(store, channel.id, "sender", MessageType.COMMAND, "go").id
 
 
 def status(store: CommStore, number: int) -> tuple[MessageStatus, int | None, int | None]:
@@ -355,39 +360,39 @@ def status(store: CommStore, number: int) -> tuple[MessageStatus, int | None, in
 @pytest.mark.shows("engine 1.11")
 def test_a_message_is_as_far_as_its_slowest_delivery(store: CommStore, clock: FakeClock) -> None:
     number = accepted(store, "b", "c")
-    store.deliver(number, ["b"])
+    store.engine.deliveries.deliver(number, ["b"])
     assert status(store, number) == (MessageStatus.SENT, None, None)
     clock.advance(1)
-    store.deliver(number, ["c"])
+    store.engine.deliveries.deliver(number, ["c"])
     assert status(store, number) == (MessageStatus.DELIVERED, NOW_S + 1, None)
     clock.advance(1)
-    store.move_deliveries(number, ["b"], ACKNOWLEDGED)
+    store.engine.deliveries.move(number, ["b"], ACKNOWLEDGED)
     assert status(store, number) == (MessageStatus.DELIVERED, NOW_S + 1, None)
     clock.advance(1)
-    store.move_deliveries(number, ["c"], ACKNOWLEDGED)
+    store.engine.deliveries.move(number, ["c"], ACKNOWLEDGED)
     assert status(store, number) == (MessageStatus.ACKNOWLEDGED, NOW_S + 1, NOW_S + 3)
 
 
 def test_acknowledged_at_once_it_was_delivered_then(store: CommStore) -> None:
     number = accepted(store, "b")
-    store.move_deliveries(number, ["b"], ACKNOWLEDGED)
+    store.engine.deliveries.move(number, ["b"], ACKNOWLEDGED)
     assert status(store, number) == (MessageStatus.ACKNOWLEDGED, NOW_S, NOW_S)
-    assert store.is_answered(number, "b")
-    assert not store.is_answered(number, "c")
-    assert not store.is_answered(99, "b")
+    assert store.engine.deliveries.is_answered(number, "b")
+    assert not store.engine.deliveries.is_answered(number, "c")
+    assert not store.engine.deliveries.is_answered(99, "b")
 
 
 def test_bounced_everywhere_it_failed(store: CommStore) -> None:
     number = accepted(store, "b", "c")
-    store.move_deliveries(number, ["b", "c"], BOUNCED)
+    store.engine.deliveries.move(number, ["b", "c"], BOUNCED)
     assert status(store, number) == (MessageStatus.FAILED, None, None)
 
 
 def test_bounced_somewhere_the_others_say_how_far_it_is(store: CommStore) -> None:
     number = accepted(store, "b", "c")
-    store.move_deliveries(number, ["b"], BOUNCED)
+    store.engine.deliveries.move(number, ["b"], BOUNCED)
     assert status(store, number)[0] is MessageStatus.SENT
-    store.deliver(number, ["c"])
+    store.engine.deliveries.deliver(number, ["c"])
     assert status(store, number)[0] is MessageStatus.DELIVERED
 
 
@@ -397,9 +402,9 @@ def test_a_delivery_never_moves_back(
     store: CommStore, first: DeliveryState, then: DeliveryState
 ) -> None:
     number = accepted(store, "b")
-    store.move_deliveries(number, ["b"], first)
+    store.engine.deliveries.move(number, ["b"], first)
     sequence = store.sequence
-    store.move_deliveries(number, ["b"], then)
+    store.engine.deliveries.move(number, ["b"], then)
     onward = then > first and first is not ACKNOWLEDGED
     if first > ACKNOWLEDGED:  # given up
         onward = then is ACKNOWLEDGED  # late, and welcome
@@ -410,26 +415,26 @@ def test_a_delivery_never_moves_back(
 def test_what_somebody_has_not_got_yet(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
     numbers = [
-        store.accept(channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": f"r-{n}"}).id
+        accept(store, channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": f"r-{n}"}).id
         for n in range(3)
     ]
-    store.accept(channel.id, "a", MessageType.TEXT, "of nobody's relay")
-    store.deliver(numbers[0], ["b", "c"])
-    store.deliver(numbers[1], ["b"])
-    assert store.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
-    store.move_deliveries(numbers[1], ["c"], BOUNCED)  # and may still be acknowledged
-    assert store.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
-    store.deliver(numbers[2], ["b", "c"])
-    assert store.incomplete() == {"r-1": numbers[1]}
+    accept(store, channel.id, "a", MessageType.TEXT, "of nobody's relay")
+    store.engine.deliveries.deliver(numbers[0], ["b", "c"])
+    store.engine.deliveries.deliver(numbers[1], ["b"])
+    assert store.engine.messages.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
+    store.engine.deliveries.move(numbers[1], ["c"], BOUNCED)  # and may still be acknowledged
+    assert store.engine.messages.incomplete() == {"r-1": numbers[1], "r-2": numbers[2]}
+    store.engine.deliveries.deliver(numbers[2], ["b", "c"])
+    assert store.engine.messages.incomplete() == {"r-1": numbers[1]}
 
 
 def test_the_same_again_or_of_a_stranger_is_no_event(store: CommStore) -> None:
     number = accepted(store, "b", "c")
-    store.deliver(number, ["b", "b", "stranger"])
+    store.engine.deliveries.deliver(number, ["b", "b", "stranger"])
     assert standing(store, number) == {"b": DELIVERED, "c": SENT}
     sequence = store.sequence
-    store.deliver(number, ["b"])
-    store.deliver(number, ["stranger"])
-    store.deliver(number, [])
-    store.deliver(99, ["b"])
+    store.engine.deliveries.deliver(number, ["b"])
+    store.engine.deliveries.deliver(number, ["stranger"])
+    store.engine.deliveries.deliver(number, [])
+    store.engine.deliveries.deliver(99, ["b"])
     assert store.sequence == sequence

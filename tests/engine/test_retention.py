@@ -68,7 +68,7 @@ def test_each_policy_when_sending(
         gone = [m for m in everything if m.id not in left]
         assert {m.status for m in gone} <= {MessageStatus.ARCHIVED}
         assert {m.content for m in everything} == {b"ten bytes!"}
-        assert one.message_count(channel.id) == 6
+        assert one.engine.channels.get(channel.id).message_count == 6
     assert [m.id for m in store.snapshot().values.archive] == [
         n for n in range(1, 7) if n not in left
     ]
@@ -136,14 +136,15 @@ def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: Fake
 def test_what_is_stuck_does_not_make_each_send_dear(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 1))
     looked = 0
-    is_final = store.is_final
+    archives = store.engine.archives
+    is_final = archives.is_final
 
     def counting(message: Message) -> bool:
         nonlocal looked
         looked += 1
         return is_final(message)
 
-    store.is_final = counting  # type: ignore[method-assign]
+    archives.is_final = counting  # type: ignore[method-assign]
     for _ in range(2000):
         send(store, channel, "a")
     assert looked < 2000 * 32
@@ -230,7 +231,10 @@ def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
     assert freed[:2] == (4, 1) and freed.content_bytes > 16 and freed.file_bytes == 0
     assert store.dead_letters() == [] and with_archived(store) == [unread]
     assert store.state.deliveries.keys() == {unread.id}
-    assert store.find_by_relay_id("d") is None and store.get_thread(str(dead.correlation_id)) == []
+    assert (
+        store.engine.messages.find_by_relay_id("d") is None
+        and store.get_thread(str(dead.correlation_id)) == []
+    )
     assert store.compact()[:3] == (0, 0, 0)
     assert [m.content for m in reopened(store, clock).receive_messages(None, "b")] == [b"unread"]
 

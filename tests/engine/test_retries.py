@@ -230,21 +230,23 @@ def test_what_is_a_day_old_is_not_tried_again() -> None:
 def test_an_owner_that_delivers_by_itself_is_told_what_is_due(scene: Scene) -> None:
     sent = scene.send()
     scene.clock.advance(10.1)
-    assert scene.store.due() == []  # it waits from now on
+    assert scene.store.engine.retries.due() == []  # it waits from now on
     scene.clock.advance(1.1)
-    (one,) = scene.store.due()
+    (one,) = scene.store.engine.retries.due()
     assert (one.recipient, one.decision, one.attempt) == ("worker", RetryDecision.RETRY, 2)
-    assert scene.store.due() == [one]  # until it is done
-    scene.store.schedule_retry(sent, "worker", scene.clock.now_ns() // 10**6 + 500)
-    assert scene.store.due() == []
+    assert scene.store.engine.retries.due() == [one]  # until it is done
+    scene.store.engine.deliveries.schedule_retry(
+        sent, "worker", scene.clock.now_ns() // 10**6 + 500
+    )
+    assert scene.store.engine.retries.due() == []
     scene.clock.advance(0.5)
-    assert scene.store.due() == [one]
-    scene.store.postpone(sent, "worker", one.attempt)
+    assert scene.store.engine.retries.due() == [one]
+    scene.store.engine.deliveries.postpone(sent, "worker", one.attempt)
     assert scene.store.next_due_ms() is None
-    scene.store.deliver(sent, ["worker"], one.attempt)
+    scene.store.engine.deliveries.deliver(sent, ["worker"], one.attempt)
     assert scene.store.state.deliveries[sent]["worker"].attempt == 2
     scene.clock.advance(10)
-    assert scene.store.due() == []
+    assert scene.store.engine.retries.due() == []
     assert scene.state(sent) is DeliveryState.WAITING
 
 
@@ -254,7 +256,7 @@ def test_so_many_at_a_time(scene: Scene) -> None:
     scene.clock.advance(10.1)
     waiting = []
     for _ in range(4):
-        scene.store.due(limit=3)
+        scene.store.engine.retries.due(limit=3)
         waiting.append(
             sum(
                 d["worker"].state is DeliveryState.WAITING
@@ -352,7 +354,11 @@ def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageT
     assert scene.store.dead_letters() == []
     scene.store.receive_messages(None, "worker")
     message = scene.store.get_message(sent)
-    assert message is not None and message.retry_count == 0 and scene.store.is_final(message)
+    assert (
+        message is not None
+        and message.retry_count == 0
+        and scene.store.engine.archives.is_final(message)
+    )
     scene.store.acknowledge_message(sent, "worker", "completed")
     assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
 
@@ -380,7 +386,7 @@ def test_a_timer_of_an_earlier_version_stops_where_nothing_asked_for_it() -> Non
     sent = scene.store.send_message(scene.channel.id, "lead", MessageType.COMMAND, "do it").id
     state = scene.store.state
     due = msgspec.structs.replace(state.deliveries[sent]["worker"], due_ms=1)
-    scene.store.apply(events.DeliveryTimed(sent, "worker", due, 0))
+    scene.store.engine.apply(events.DeliveryTimed(sent, "worker", due, 0))
     assert scene.after(1) == []
     assert scene.store.next_due_ms() is None
     assert scene.state(sent) is DeliveryState.DELIVERED
@@ -399,5 +405,5 @@ def test_events_replayed_give_the_same_store(scene: Scene) -> None:
     scene.store.receive_messages(None, "worker")
     replica = CommStore.load(scene.clock, before)
     for event in applied:
-        replica.apply(event)
+        replica.engine.apply(event)
     assert replica.snapshot().file() == scene.store.snapshot().file()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from relay.acomm.model import (
-    ChannelConfig,
     ChannelType,
     DeliveryState,
     MessageFilter,
@@ -16,8 +15,15 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.engine.commstore import CommStore
-from relay.engine.messages import Draft
-from tests.engine.support import AT_LEAST_ONCE, channel_of, relay_engine, reopened, send, standing
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    accept,
+    channel_of,
+    relay_engine,
+    reopened,
+    send,
+    standing,
+)
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 4.7")
@@ -116,10 +122,7 @@ def test_a_subscriber_gets_what_its_pattern_and_filter_match(store: CommStore) -
 
 def test_where_the_owner_delivers_they_wait_for_it(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    sticky = ChannelConfig(sticky_messages=True)
-    channel = engine.channels.create("c", ChannelType.GROUP, "a", sticky)
-    early = engine.messages.accept(
-        Draft(channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": "r-1"})
-    )
+    channel = channel_of(engine, ChannelType.GROUP, "a", sticky_messages=True)
+    early = accept(engine, channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": "r-1"})
     engine.channels.join(channel.id, "late")
     assert standing(engine, early.id) == {"late": DeliveryState.SENT}

@@ -22,6 +22,7 @@ from tests.engine.support import (
     AT_LEAST_ONCE,
     OTHER,
     UUID,
+    accept,
     channel_of,
     new_store,
     send,
@@ -100,8 +101,8 @@ def test_in_a_broadcast_channel_the_owner_alone_sends(store: CommStore) -> None:
     assert isinstance(error, NotParticipant)
     assert "its owner a" in str(error)
     query = send(store, channel, "a", MessageType.QUERY, correlation_id=UUID)
-    answer = store.accept(
-        channel.id, "b", MessageType.RESPONSE, "yes", recipients=["a"], correlation_id=UUID
+    answer = accept(
+        store, channel.id, "b", MessageType.RESPONSE, "yes", recipients=["a"], correlation_id=UUID
     )
     assert (query.id, answer.id) == (1, 2)
 
@@ -249,7 +250,7 @@ def test_a_correlation_id_is_a_uuid_4(store: CommStore, correlation: str) -> Non
 
 
 def answer(store: CommStore, kind: MessageType, correlation: str | None) -> Message:
-    return store.accept(1, "b", kind, "yes", recipients=["a"], correlation_id=correlation)
+    return accept(store, 1, "b", kind, "yes", recipients=["a"], correlation_id=correlation)
 
 
 @pytest.mark.shows("engine 1.4")
@@ -296,7 +297,7 @@ def test_an_acknowledgment_answers_what_expects_one(
 ) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b", **mode)
     message = send(store, group, "a", asked, correlation_id=UUID, metadata=metadata)
-    assert store.expects_ack(message) is owed
+    assert store.engine.messages.expects_ack(message) is owed
     if owed:
         assert answer(store, MessageType.ACKNOWLEDGMENT, UUID).correlation_id == UUID
     else:
@@ -306,7 +307,7 @@ def test_an_acknowledgment_answers_what_expects_one(
 def test_an_acknowledgment_is_never_acknowledged(store: CommStore) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b", delivery=AT_LEAST_ONCE)
     send(store, group, "a", MessageType.COMMAND, correlation_id=UUID)
-    assert not store.expects_ack(answer(store, MessageType.ACKNOWLEDGMENT, UUID))
+    assert not store.engine.messages.expects_ack(answer(store, MessageType.ACKNOWLEDGMENT, UUID))
 
 
 # -- channels ------------------------------------------------------------------------------

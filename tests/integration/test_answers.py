@@ -49,7 +49,7 @@ def test_the_first_word_stops_the_timer(box: Box, word: str) -> None:
     answer(box, "bob", asked, word)
     box.after(3600)
     assert delivery(box, asked) == ("acked", word, 1)
-    stored = box.store.find_by_relay_id(asked)
+    stored = box.store.messages.find_by_relay_id(asked)
     assert stored is not None and stored.status is MessageStatus.ACKNOWLEDGED
 
 
@@ -60,7 +60,7 @@ def test_a_nack_is_failed_and_not_tried_again(box: Box) -> None:
     assert heard(box, "alice") == ["nack: no such branch"]
     box.after(3600)
     assert delivery(box, asked) == ("acked", "failed", 1)
-    assert list(box.store.dead_letters()) == []
+    assert list(box.store.retries.dead_letters()) == []
 
 
 def test_the_last_word_counts(box: Box) -> None:
@@ -90,7 +90,7 @@ def test_a_late_ack_counts(box: Box) -> None:
     answer(box, "bob", asked, "completed")
     state, said, _ = delivery(box, asked)
     assert (state, said) == ("acked", "completed")
-    assert list(box.store.dead_letters()) == []
+    assert list(box.store.retries.dead_letters()) == []
 
 
 def test_of_a_group_each_answers_for_itself(box: Box) -> None:

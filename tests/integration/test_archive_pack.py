@@ -161,6 +161,6 @@ def test_a_message_is_delivered_again_from_its_pack(box: Box) -> None:
         plain = render_retry(dirs, StoreView(box.store), row, 2)
         pack(box.home, path.split("/")[1])
         assert not box.path(path).exists()
-        box.store.find_by_relay_id = lambda *_, **__: None  # type: ignore[method-assign]
+        box.store.messages.find_by_relay_id = lambda *_, **__: None  # type: ignore[method-assign]
         again = render_retry(dirs, StoreView(box.store), row, 2)
     assert b"hi" in again and plain.split(b"\n\n", 1)[1] == again.split(b"\n\n", 1)[1]

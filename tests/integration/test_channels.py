@@ -94,9 +94,9 @@ def test_a_copy_owed_before_a_crash_is_delivered_after_it(box: Box) -> None:
     configure(box, "sticky_messages: true")
     box.send("alice", "TO: #team\n\nwelcome")
     box.flush()
-    channel = box.store.get_channel_by_name("team")
+    channel = box.store.channels.get_by_name("team")
     assert channel is not None
-    box.store.join_channel(channel.id, "carol")  # in the store's file, nothing else is done
+    box.store.channels.join(channel.id, "carol")  # in the store's file, nothing else is done
     box.flusher.flush()
     box.restart()
     box.tick(2)
@@ -108,4 +108,5 @@ def test_whatever_a_channel_asks_for_the_journal_has_it_at_once(box: Box) -> Non
     box.flush()
     sent = box.send("alice", "TO: #team\n\nimportant")
     assert sent not in box.stored()
-    assert open_store_readonly(box.home, box.clock, box.config).find_by_relay_id(sent) is not None
+    seen = open_store_readonly(box.home, box.clock, box.config)
+    assert seen.messages.find_by_relay_id(sent) is not None

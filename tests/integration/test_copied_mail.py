@@ -12,7 +12,7 @@ import pytest
 from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, Home
-from relay.daemon import home_backup, ledger_rebuild
+from relay.daemon import home_backup, ledger_backup
 from relay.daemon.home_restore import restore
 from tests.box import Box
 from tests.ledger.support import Look
@@ -88,7 +88,7 @@ def standing(box: Box) -> dict[str, dict[str, str]]:
 
 def rebuild(root: Path, clock: Clock) -> None:
     with Home(str(root)) as home:
-        ledger_rebuild.rebuild(home, Config(), clock, lambda *_, **__: None)
+        ledger_backup.rebuild(home, Config(), clock, lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

@@ -194,7 +194,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
             sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
             for _ in range(20):
                 box.after(60, turns=1)
-            assert box.store.find_by_relay_id(sent[0]) is None  # it is in an archive alone
+            assert box.store.messages.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
     monkeypatch.setattr(fsio, "fault", during)
     backup(box, tmp_path / "kept")

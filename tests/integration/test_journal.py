@@ -129,11 +129,11 @@ def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> No
     shutil.rmtree(box.path("journal"))
     box.open()
     box.tick()
-    assert box.store.find_by_relay_id(sent) is not None
+    assert box.store.messages.find_by_relay_id(sent) is not None
     assert any("are lost" in line["event"] for line in box.log)
     again = box.send("alice", "TO: bob\n\non")
     restart(box)
-    assert box.store.find_by_relay_id(again) is not None
+    assert box.store.messages.find_by_relay_id(again) is not None
     assert box.bodies("bob") == ["kept", "on"]
 
 
@@ -218,7 +218,7 @@ def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
     box.tick()  # what nobody waits for is committed soon, too
     assert not box.path(STORE).exists()
     seen = open_store_readonly(box.home, box.clock, box.config)
-    stored = seen.find_by_relay_id(sent)
+    stored = seen.messages.find_by_relay_id(sent)
     assert stored is not None
     assert seen.state.sequence == box.store.sequence
     assert seen.state.deliveries == box.store.state.deliveries
@@ -244,5 +244,5 @@ def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
     segments = b"".join(p.read_bytes() for p in box.path("journal").glob("*/segments/*.seg"))
     assert b"the secret word" not in segments
     restart(box)
-    assert [m.content for m in box.store.query_messages().messages] == [b"the secret word"]
+    assert [m.content for m in box.store.messages.query().messages] == [b"the secret word"]
     box.close()

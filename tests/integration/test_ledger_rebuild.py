@@ -16,8 +16,8 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import AlreadyRunning
 from relay.base.home import LEDGER, LOCK, Home
-from relay.daemon import ledger_rebuild
-from relay.daemon.ledger_rebuild import Rebuilt
+from relay.daemon import ledger_backup
+from relay.daemon.ledger_backup import Rebuilt
 from relay.ledger import file as ledger_file
 from tests.box import Box, MakeBox
 from tests.disk import killed_at, steps_of
@@ -28,9 +28,9 @@ PAGE = 4096
 REBUILD = """
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.daemon import ledger_rebuild
+from relay.daemon import ledger_backup
 from relay.base.home import Home
-ledger_rebuild.rebuild(Home(sys.argv[1]), Config(), Clock(), lambda *_, **__: None)
+ledger_backup.rebuild(Home(sys.argv[1]), Config(), Clock(), lambda *_, **__: None)
 """
 DELIVERIES = "SELECT message_id, recipient, state, ack_status FROM deliveries ORDER BY 1, 2"
 MESSAGES = "SELECT message_id, agent_name, status, last_error, file_path FROM messages ORDER BY 1"
@@ -39,7 +39,7 @@ AGENTS = "SELECT name, status, note, public_key FROM agents ORDER BY 1"
 
 def rebuild(root: Path) -> Rebuilt:
     with Home(str(root)) as home:
-        return ledger_rebuild.rebuild(home, Config(), Clock(), lambda *_, **__: None)
+        return ledger_backup.rebuild(home, Config(), Clock(), lambda *_, **__: None)
 
 
 def rows(path: Path | str, query: str) -> list[Any]:

@@ -169,7 +169,7 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
     box.until_dead()
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted after lunch")
     assert box.states(sent) == {"bob": "acked"}
-    assert box.store.dead_letters() == []
+    assert box.store.retries.dead_letters() == []
     assert [m.body for m in box.inbox("alice").values() if m.kind == "ack"] == [
         b"completed after lunch"
     ]

@@ -63,7 +63,7 @@ def test_M08_a_plain_command_is_delivered_once_and_never_dies(box: Box) -> None:
     assert box.states(sent) == {"bob": "read"}
     assert box.sql("SELECT attempt FROM deliveries WHERE message_id = ?", sent) == [(1,)]
     box.after(100_000)
-    assert box.store.dead_letters() == []
+    assert box.store.retries.dead_letters() == []
     assert box.nacks("alice") == []
 
 
@@ -266,12 +266,12 @@ def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
 
 def test_M08_what_is_owed_stays_in_the_store(box: Box) -> None:
     sent = box.send("alice", COMMAND)
-    stored = box.store.find_by_relay_id(sent)
+    stored = box.store.messages.find_by_relay_id(sent)
     assert stored is not None
-    assert not box.store.is_final(stored)
+    assert not box.store.archives.is_final(stored)
     for _ in range(3):
         box.after(HALF_AN_HOUR)
-    assert box.store.is_final(stored)
+    assert box.store.archives.is_final(stored)
 
 
 @pytest.mark.parametrize("flushed", [True, False])

@@ -222,7 +222,7 @@ def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box)
     box.clock.advance(90_000)
     for _ in range(3):
         box.flush()
-    assert box.store.find_by_relay_id(sent) is None
+    assert box.store.messages.find_by_relay_id(sent) is None
     shutil.rmtree(box.path("agents", "bob"))
     box.after(1.1)
     box.home.make_agent("bob")
@@ -232,7 +232,9 @@ def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box)
 
 def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
     sent = box.send("alice", HI)
-    box.store.archive(box.store.find_by_relay_id(sent).id)  # as a channel's retention does
+    box.store.archives.archive(
+        box.store.messages.find_by_relay_id(sent).id
+    )  # as a channel's retention does
     shutil.rmtree(box.path("agents", "bob"))
     box.after(1.1)
     box.home.make_agent("bob")
@@ -241,7 +243,7 @@ def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
     box.restart()
     box.after(1.1)
     assert attempts(box) == {"hi": "2"}
-    assert box.store.incomplete() == {}  # nothing is left open that no one settles
+    assert box.store.messages.incomplete() == {}  # nothing is left open that no one settles
 
 
 def test_M02_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> None:

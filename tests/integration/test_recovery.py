@@ -41,13 +41,13 @@ def test_a_message_the_store_holds_is_not_numbered_again(
 ) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.flusher.flush()  # in the file, the ledger does not know it yet
-    number = box.store.find_by_relay_id(sent)
+    number = box.store.messages.find_by_relay_id(sent)
     restart(box)
-    again = box.store.find_by_relay_id(sent)
+    again = box.store.messages.find_by_relay_id(sent)
 
     assert number is not None and again is not None
     assert again.id == number.id
-    assert len(box.store) == 1
+    assert len(box.store.state.messages) == 1
     box.flush()
     assert box.row(sent)["status"] == "archived"
 
@@ -257,7 +257,7 @@ def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     sent = box.send("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy")
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
         box.after(pause_s, turns=1)
-    number = box.store.dead_letters()[0].message.id
+    number = box.store.retries.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")
     store_file.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed

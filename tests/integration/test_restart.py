@@ -116,10 +116,10 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
         patch.setattr(fsio, "fault", full)
         box.tick()
     box.after(60)
-    stored = box.store.find_by_relay_id(asked)
+    stored = box.store.messages.find_by_relay_id(asked)
     assert stored is not None
     assert box.states(asked) == {"bob": "acked"}
-    assert box.store.is_answered(stored.id, "bob")
+    assert box.store.deliveries.is_answered(stored.id, "bob")
 
 
 @pytest.mark.damages
@@ -260,7 +260,7 @@ def test_a_sender_that_is_away_at_the_restart_loses_nothing(box: Box) -> None:
     os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
     box.open()
     box.tick()
-    assert box.store.find_by_relay_id(sent) is not None
+    assert box.store.messages.find_by_relay_id(sent) is not None
     assert (box.row(sent)["status"], box.bodies("bob")) == ("archived", ["hi"])
 
 

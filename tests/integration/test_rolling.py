@@ -51,7 +51,7 @@ def test_final_messages_leave_and_are_found(box: Box) -> None:
     rolled(box)
     assert archives(box) == ["000001.acomm"]
     assert set(box.store.state.relay_ids) >= {command}
-    assert len(box.store) == 1
+    assert len(box.store.state.messages) == 1
     listed = relay(box, "history", "--json")
     assert len(listed.splitlines()) == 5
     assert len(relay(box, "thread", "t-1", "--json").splitlines()) == 4
@@ -64,7 +64,7 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
     rolled(box)
-    assert box.store.find_by_relay_id(asked) is None
+    assert box.store.messages.find_by_relay_id(asked) is None
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted at last")
     assert box.inbox("alice")[done].body == b"completed at last"
     assert box.nacks("bob") == []
@@ -76,7 +76,7 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
 def test_an_unread_text_is_rolled_and_read_later(box: Box) -> None:
     sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(3)]
     rolled(box)
-    assert len(box.store) == 0
+    assert len(box.store.state.messages) == 0
     box.take("bob", sent[0])
     box.tick()
     assert box.states(sent[0]) == {"bob": "read"}
@@ -106,10 +106,10 @@ def test_killed_before_the_store_lists_it_the_archive_is_set_aside(box: Box) -> 
     assert box.store.state.archives  # in memory, and not in the store's file
     box.restart()
     assert archives(box) == ["000001.acomm.stray"]
-    assert len(box.store) == 3
+    assert len(box.store.state.messages) == 3
     rolled(box)
     assert archives(box) == ["000001.acomm", "000001.acomm.stray"]
-    assert len(box.store) == 0
+    assert len(box.store.state.messages) == 0
 
 
 def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
@@ -118,11 +118,11 @@ def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
     for _ in range(8):  # rolled and in the store's file, its row not completed
         box.dispatcher._roller.step()
     box.flusher.flush()
-    assert len(box.store) == 0
+    assert len(box.store.state.messages) == 0
     box.restart()
     rolled(box)
     assert {box.row(one)["status"] for one in sent} == {"archived"}
-    assert box.store.query_messages().total_count == 3
+    assert box.store.messages.query().total_count == 3
     assert box.bodies("bob") == ["0", "1", "2"]
 
 
@@ -132,7 +132,7 @@ def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(b
     for one in sent:
         box.take("bob", one)
     rolled(box)
-    assert box.store.find_by_relay_id(sent[0]) is None
+    assert box.store.messages.find_by_relay_id(sent[0]) is None
     box.kill()
     (original,) = box.path("archive").glob(f"*/alice/{sent[0]}.msg")
     original.rename(box.path("agents", "alice", "outbox", f"{sent[0]}.msg"))
@@ -142,4 +142,4 @@ def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(b
     box.tick()
     assert box.inbox("bob") == {}
     assert box.sql("SELECT status FROM messages WHERE message_id = ?", sent[0]) == [("archived",)]
-    assert box.store.find_by_relay_id(sent[0], include_archived=True) is not None
+    assert box.store.messages.find_by_relay_id(sent[0], include_archived=True) is not None

@@ -157,7 +157,7 @@ def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
     box.send("bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: a.#.b")
 
     assert "topic_pattern" in box.nacks("bob")[0]
-    assert box.store.get_channel_by_name("ci") is None
+    assert box.store.channels.get_by_name("ci") is None
 
 
 def test_an_ack_reaches_the_sender_and_moves_the_delivery(box: Box) -> None:
@@ -180,8 +180,8 @@ def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
 
     assert box.bodies("alice") == ["main"]
     assert box.states(query) == {"bob": "acked"}
-    message = box.store.find_by_relay_id(answer)
-    original = box.store.find_by_relay_id(query)
+    message = box.store.messages.find_by_relay_id(answer)
+    original = box.store.messages.find_by_relay_id(query)
     assert message is not None and original is not None
     assert message.correlation_id == original.correlation_id
 

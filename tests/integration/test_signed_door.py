@@ -61,7 +61,7 @@ def test_the_first_key_is_registered_and_said(box: Box) -> None:
     assert box.inbox("bob")[sent].headers["SIGNATURE"].startswith("ed25519:")
     (participant,) = [
         one
-        for one in box.store.get_channel_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
+        for one in box.store.channels.get_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
         if one.id == "alice"
     ]
     assert participant.identity_id == key_id(public_key(ALICE))
@@ -97,7 +97,7 @@ def identities(box: Box) -> dict[str, dict[str, str | None]]:
     """Channel -> participant -> the id of its key."""
     return {
         channel.name: {one.id: one.identity_id for one in channel.participants}
-        for channel in box.store.list_channels()
+        for channel in box.store.channels.list_all()
         if channel.name in ("team", "dm/alice/bob")
     }
 

@@ -223,7 +223,7 @@ def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: P
         assert Path(home.path(STORE)).read_bytes() == foreign.read_bytes()
         assert open_store_readonly(
             home, FakeClock(), Config()
-        ).list_channels()  # looking is not writing
+        ).channels.list_all()  # looking is not writing
 
 
 # -- errors name the file --------------------------------------------------------------------

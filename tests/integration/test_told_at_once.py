@@ -18,9 +18,9 @@ def channel(box: Box, *, sticky: bool = False) -> None:
     box.send("carol", "TO: __orchestrator__\nKIND: unsubscribe\n\nCHANNEL: ci")
     box.send("alice", "TO: #ci\nKIND: join")
     if sticky:
-        ci = box.store.get_channel_by_name("ci")
+        ci = box.store.channels.get_by_name("ci")
         assert ci is not None
-        box.store.configure_channel(ci.id, sticky_messages=True)
+        box.store.channels.configure(ci.id, sticky_messages=True)
 
 
 def acks(box: Box, agent: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
 def test_M15_two_channels_in_one_message_are_not_guessed_between(box: Box) -> None:
     box.send("alice", "TO: #build\nKIND: join\n\nCHANNEL: other")
     assert "TO says #build and CHANNEL says other" in box.nacks("alice")[0]
-    assert box.store.get_channel_by_name("build") is None
+    assert box.store.channels.get_by_name("build") is None
 
 
 @pytest.mark.parametrize("name", ["all", "dm/alice/bob"])

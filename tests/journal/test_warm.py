@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
 from relay.journal import warm
+from relay.journal.segment import warm_name
 from relay.journal.warm import FRAME_BYTES, Dictionaries, WarmSegment, compress
 from tests.disk import killed_before
 from tests.journal.payloads import Made, payload, segment
@@ -27,7 +28,7 @@ def pack(tmp_path: Path) -> Callable[..., Path]:
 
     def run(made: Made, number: int = 0) -> Path:
         source = made.write(tmp_path / f"{number}.seg")
-        target = folder / warm.warm_name(number)
+        target = folder / warm_name(number)
         compress(str(source), str(target), made.check(), Dictionaries(str(folder)))
         return target
 

@@ -46,8 +46,9 @@ from relay.journal.segment import (
     read_records,
     segment_ids,
     segment_path,
+    warm_name,
 )
-from relay.journal.warm import Dictionaries, WarmSegment, dictionary_name, warm_name
+from relay.journal.warm import Dictionaries, WarmSegment, dictionary_name
 
 STREAM_DIGITS = 20
 _TRIES = 3  # after a roll, or a move to another tier

@@ -14,8 +14,8 @@ import pytest
 
 from relay import cli
 from relay.base.home import Home, tag_of
-from relay.daemon import service as services
-from relay.daemon.service import NoService, service_of
+from relay.cli import service as services
+from relay.cli.service import NoService, service_of
 
 
 def linux(home: str = "/home/a/.agent-relay", python: str = "/usr/bin/python3") -> str:
@@ -82,7 +82,7 @@ def test_elsewhere_there_is_none() -> None:
 @pytest.mark.parametrize("folder", ["home", 'a % $PATH "home"'])
 def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path, folder: str) -> None:
     found = service_of(str(tmp_path / folder), {"HOME": str(tmp_path)}, "linux")
-    services.install(found)
+    services.write_unit(found)
     done = subprocess.run(
         ["systemd-analyze", "--user", "verify", found.path],
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"},
@@ -237,9 +237,9 @@ def test_M17_the_home_in_a_file_is_found_again(tmp_path: Path, platform: str, na
     home = str(tmp_path / name)
     found = service_of(home, {"HOME": str(tmp_path)}, platform, "/usr/bin/python3")
     assert tag_of(home) in found.path and tag_of(home) in found.stop[0]
-    services.install(found)
+    services.write_unit(found)
     assert services.home_in(found.path) == home
-    services.uninstall(found)
+    services.remove_unit(found)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"<plist>", b"ExecStart=relay up\n"])
