@@ -82,7 +82,7 @@ class StoreWriter:
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
-            files = tuple([one._replace(number=stored.id) for one in files])
+            files = tuple([OutgoingFile(one.message_id, stored.id, *one[2:]) for one in files])
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
         duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None

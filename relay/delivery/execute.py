@@ -159,7 +159,7 @@ class Executor:
                     run_files.save_spec(dirs, request.spec)
             except (OSError, UnsafePath) as exc:
                 raise DiskFull(f"run/ cannot be written: {exc}") from exc
-        files = [self._without_delivered(file, one.plan) for file in one.files]
+        files = tuple([self._without_delivered(file, one.plan) for file in one.files])
         undelivered: dict[tuple[str, str], str] = {}
         for number, file in enumerate(files):
             try:
@@ -170,7 +170,9 @@ class Executor:
                 raise
             for recipient, reason in failed.items():
                 undelivered[file.message_id, recipient] = reason
-        return one._replace(files=tuple(files), undelivered=undelivered)
+        if undelivered or files != one.files:
+            return one._replace(files=files, undelivered=undelivered)
+        return one
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
         """A file without the recipients that got it before a crash."""

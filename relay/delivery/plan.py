@@ -20,6 +20,7 @@ from relay.delivery.actions import recorded_effects
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import Bounce
 from relay.delivery.values import (
+    NO_EFFECTS,
     Answer,
     Command,
     DeliveryChanges,
@@ -40,6 +41,7 @@ from relay.engine.deliveries import SYSTEM
 from relay.engine.retries import DEAD_LETTER_TOPIC
 from relay.ledger import MessageRow
 
+REPEATED = Effects(may_repeat=True)
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
 
@@ -59,13 +61,8 @@ def plan(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     if isinstance(route, Bounce):  # the answer counts, even without its sender
         return refuse(inbound, route.reason, answer)
     draft = _draft(inbound, message, route, view) if stored is None else None
-    plan = Plan(
-        inbound.subject,
-        inbound,
-        draft=draft,
-        answer=answer,
-        effects=Effects(may_repeat=inbound.row is Row.REPEATED),
-    )
+    effects = REPEATED if inbound.row is Row.REPEATED else NO_EFFECTS
+    plan = Plan(inbound.subject, inbound, "", draft, answer, effects=effects)
     if stored is None or view.is_live(stored.id):  # else it is long done, and rolled out
         return _plan_deliveries(plan, message, stored, route, directory, view)
     return plan
@@ -222,11 +219,10 @@ def _plan_deliveries(
         )
         number = stored.id if stored else 0
         files = (OutgoingFile(inbound.message_id, number, data, tuple(targets)),)
-    return plan._replace(
-        files=files,
-        messages=(*plan.messages, *messages),
-        changes=DeliveryChanges(bounced=gone),
-    )
+    if gone or messages:
+        changes = DeliveryChanges(bounced=gone)
+        plan = plan._replace(messages=(*plan.messages, *messages), changes=changes)
+    return plan._replace(files=files) if files else plan
 
 
 def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:

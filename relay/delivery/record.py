@@ -17,9 +17,9 @@ from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import (
+    NO_EFFECTS,
     OUTBOX,
     Applied,
-    Effects,
     Inbound,
     ObligationState,
     OutboxFile,
@@ -110,7 +110,7 @@ class LedgerWriter:
     def _record_changes(self, one: Applied, now: int) -> None:
         """Record the effects of answers, commands and ended deliveries on other rows."""
         plan, deliveries = one.plan, self._ledger.deliveries
-        if one.effects != NO_EFFECTS:
+        if one.effects is not NO_EFFECTS:
             self._record_effects(one, now)
         inbound = plan.inbound
         if inbound is not None and inbound.is_valid and inbound.message is not None:
@@ -153,9 +153,6 @@ class LedgerWriter:
         if one.due_ms:
             state = ObligationState("open", one.due_ms * NS_PER_MS)
         self._ledger.deliveries.set_obligation(one.message_id, one.recipient, *state, one.reminders)
-
-
-NO_EFFECTS = Effects()
 
 
 def _undelivered_rows(

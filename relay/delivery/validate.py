@@ -166,7 +166,7 @@ class Claimer:
             for order, one in enumerate(batch):  # a nanosecond apart: in order of discovery
                 row = rows.get(one.message_id)
                 is_taken = one.message_id in fresh
-                found = self._classify(dirs, one._replace(seen_at=now + order), row, is_taken)
+                found = self._classify(dirs, one, row, now + order, is_taken=is_taken)
                 if found is None:
                     continue
                 admitted.append(found)
@@ -180,18 +180,19 @@ class Claimer:
         return [one for one in admitted if one.message_id in mine or not one.has_row or one.reason]
 
     def _classify(
-        self, dirs: Dirs, inbound: Inbound, row: MessageRow | None, is_taken: bool
+        self, dirs: Dirs, inbound: Inbound, row: MessageRow | None, now: int, *, is_taken: bool
     ) -> Inbound | None:
         """Compare a file with the row of its id; None if it is not processed now."""
         file = inbound.file
         if file.place != OUTBOX:  # never sent: its id stays free
-            return _without_row(inbound)
+            return _without_row(inbound, now)
         if not inbound.message_id or is_taken or (row and row.agent_name != file.agent):
             reason = inbound.reason or "its id is taken: every message needs a unique name"
-            return _without_row(inbound, reason)
+            return _without_row(inbound, now, reason)
         if row is None:
-            return inbound._replace(discovered_at=inbound.seen_at)
-        inbound = inbound._replace(row=Row.REPEATED, discovered_at=row.discovered_at)
+            return inbound._replace(seen_at=now, discovered_at=now)
+        first = row.discovered_at
+        inbound = inbound._replace(row=Row.REPEATED, seen_at=now, discovered_at=first)
         if row.status == "pending":
             return inbound
         if row.status == "processing":
@@ -205,6 +206,7 @@ class Claimer:
             return None
         return _without_row(
             inbound,
+            now,
             f"its id is taken by a message that is {row.status}: every message needs a unique name",
         )
 
@@ -239,10 +241,11 @@ class Claimer:
         )
 
 
-def _without_row(inbound: Inbound, reason: str = "") -> Inbound:
+def _without_row(inbound: Inbound, now: int, reason: str = "") -> Inbound:
     return inbound._replace(
         row=Row.NONE,
         reason=reason or inbound.reason,
+        seen_at=now,
         discovered_at=inbound.file.mtime_ns,
     )
 

@@ -314,12 +314,15 @@ class Effects(NamedTuple):
     job: Job | None = None
 
 
+NO_EFFECTS = Effects()
+
+
 class ControlReply(NamedTuple):
     """The reply of the orchestrator. ``ok`` None: no reply, or one that comes later."""
 
     ok: bool | None
     text: str = ""
-    effects: Effects = Effects()
+    effects: Effects = NO_EFFECTS
     attached: bytes = b""  # appended to the text
 
 
@@ -335,7 +338,7 @@ class Plan(NamedTuple):
     command: Command | None = None
     messages: tuple[SystemMessage, ...] = ()
     changes: DeliveryChanges = DeliveryChanges()
-    effects: Effects = Effects()
+    effects: Effects = NO_EFFECTS
 
     @property
     def message_id(self) -> str:
