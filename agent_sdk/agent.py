@@ -10,39 +10,32 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from agent_sdk.attachments import Attachments
 from agent_sdk.disk import retry_on_enospc
 from agent_sdk.inbox import Inbox, Received
-from agent_sdk.outbox import Outbox
+from agent_sdk.outbox import MESSAGE_KEYS, Outbox, OutgoingMessage, SendOptions, compose
 from agent_sdk.presence import max_body_bytes, register, unregister
 from agent_sdk.requests import SavedState, list_versions, load_state, save_state, spawn_headers
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import Clock
-from relay.base.errors import InvalidName, MessageError, Refused, RelayError, Timeout
-from relay.base.home import Home, default_root
-from relay.base.message import RELAY_HEADERS, SENT_KINDS, Kind, MessageFile
+from relay.base.errors import (
+    InvalidName,
+    MessageError,
+    NotRunning,
+    Refused,
+    RelayError,
+    Timeout,
+)
+from relay.base.home import Home, default_root, lock_holder
+from relay.base.message import Kind, MessageFile
 from relay.base.names import ORCHESTRATOR, check_agent_name, is_channel_name
 
 ACK_STATUSES = ("received", "in_progress", "completed")
 COMPLETED = re.compile(r"\s*completed\b")
 REFUSALS = frozenset({Kind.NACK, Kind.ERROR})
-
-
-class SendOptions(TypedDict, total=False):
-    """Keyword arguments of ``send`` besides ``kind`` and ``re``; None means not given."""
-
-    thread: str | None  # 1-128 of A-Z a-z 0-9 . _ : -
-    priority: int | None  # 0 critical to 4 background; the relay's default is 2
-    topic: str | None  # for channels with topics, like build.front.ok
-    ttl_s: int | None  # seconds after which it is no longer delivered
-    delivery: str | None  # at-most-once, at-least-once, exactly-once
-    await_s: float | None  # how long the sender waits for an answer
-    headers: Mapping[str, str] | None  # other headers, passed on with the message
-    attachments: Sequence[str]  # references returned by attach()
 
 
 class Agent:
@@ -117,6 +110,8 @@ class Agent:
         *,
         kind: str = Kind.MESSAGE,
         re: str | None = None,
+        committed: bool = False,
+        timeout_s: float = 30.0,
         **options: Unpack[SendOptions],
     ) -> str:
         """Send a message and return its id. It is sent once its file is renamed into the outbox.
@@ -128,19 +123,58 @@ class Agent:
 
         Errors: MessageError for a message that the relay would reject; NotFound for an attachment
         that is not in the store; OSError. In each case nothing was sent.
+
+        ``committed``: return when the relay has taken it over, durably; it is then the relay that
+        syncs, and not this process. Errors then: NotRunning before anything is sent;
+        Refused with the text of the relay's nack; Timeout when it was not taken over within
+        ``timeout_s``: it then waits in the outbox, durably, and is not to be sent again.
         Source: relay-file-system.txt 3.1, FORMATS 1.
         """
-        _check_types(to, body, kind, options)
-        try:
-            content = body.encode() if isinstance(body, str) else body
-        except UnicodeEncodeError as exc:
-            raise MessageError(f"the body is not valid UTF-8: {exc.reason}") from exc
-        attachments = tuple(options.get("attachments", ()))
-        for reference in attachments:
+        message = self._compose({"to": to, "body": body, "kind": kind, "re": re, **options})
+        if not committed:
+            return self._outbox.put([message])[0]
+        if lock_holder(self._home) is None:
+            raise NotRunning(f"no relay is running for {self.home}")
+        seen = self._inbox.names()
+        (sent,) = self._outbox.put([message], sync=False)
+        if not self._outbox.wait_taken(sent, timeout_s):
+            raise Timeout(
+                f"message {sent} was not taken over by the relay within {timeout_s:g} s",
+                message_id=sent,
+                hint="it waits in the outbox: do not send it again",
+            )
+        self._next_answer(sent, (), 0, seen)
+        return sent
+
+    def send_many(self, messages: Iterable[OutgoingMessage]) -> list[str]:
+        """Send messages with one sync for all; returns their ids, in order.
+
+        Each is a dictionary of the arguments of ``send``: ``{"to": "bob", "body": "hi"}``. All are
+        checked first, then written and synced, then renamed one after the other, and durable on
+        return. Hundreds at once cost little more than one.
+
+        Errors: as ``send``, and MessageError for an unknown key; nothing was sent. An OSError
+        after the first rename names in its notes which messages were sent.
+        """
+        composed = []
+        for number, one in enumerate(messages):
+            try:
+                if unknown := one.keys() - MESSAGE_KEYS:
+                    known = ", ".join(sorted(MESSAGE_KEYS))
+                    raise MessageError(f"{min(unknown)!r} is not one of {known}")
+                composed.append(self._compose(one))
+            except MessageError as exc:
+                rule = f"message {number} of the list: {exc.rule}"
+                raise MessageError(rule, header=exc.header) from exc
+        return self._outbox.put(composed)
+
+    def _compose(self, fields: OutgoingMessage) -> MessageFile:
+        """Make the file of a message. Errors: MessageError; NotFound for an attachment."""
+        message = compose(fields)
+        for reference in message.attachments:
             self._attachments.check(reference)
-        headers = _headers(re, options)
-        headers["CHECKSUM"] = SHA256_PREFIX + sha256_hex(content)
-        return self._outbox.put(MessageFile(to, _kind(kind), headers, content, attachments))
+        self._outbox.check(message)
+        return message
 
     def reply(
         self,
@@ -418,53 +452,3 @@ def _leave(root: str, name: str, pid: int) -> None:
     if os.getpid() == pid:  # not in a forked child
         with contextlib.suppress(RelayError, OSError), Home(root) as home:
             unregister(home, name)
-
-
-def _check_types(to: object, body: object, kind: object, options: SendOptions) -> None:
-    """Reject wrong types: to=None must not address an agent named "None". Errors: MessageError."""
-    for what, value, types in (
-        ("to", to, (str,)),
-        ("body", body, (str, bytes)),
-        ("kind", kind, (str,)),
-    ):
-        if not isinstance(value, types):
-            expected = " or ".join(one.__name__ for one in types)
-            raise MessageError(f"{what} is {value!r}, expected {expected}")
-    seconds = options.get("await_s")
-    if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either
-        raise MessageError(f"await_s is {seconds}, expected a number of seconds")
-
-
-def _kind(word: str) -> Kind:
-    if word.lower() not in SENT_KINDS:
-        raise MessageError(f"{word!r} is not one of {', '.join(SENT_KINDS)}", header="KIND")
-    return Kind(word.lower())
-
-
-def _headers(re: str | None, options: SendOptions) -> dict[str, str]:
-    """Collect headers by upper-case name. Errors: MessageError for a duplicate or reserved one."""
-    await_s = options.get("await_s")
-    given = {
-        "THREAD": options.get("thread"),
-        "RE": re,
-        "PRIORITY": options.get("priority"),
-        "TOPIC": options.get("topic"),
-        "TTL": options.get("ttl_s"),
-        "DELIVERY": options.get("delivery"),
-        "AWAIT": _duration(await_s) if await_s is not None else None,
-    }
-    headers = {name: str(value) for name, value in given.items() if value is not None}
-    for name, value in (options.get("headers") or {}).items():
-        upper = name.upper()
-        if upper in headers or upper in ("TO", "KIND", "CHECKSUM", "ATTACHMENT"):
-            raise MessageError("it has its own argument, or is set by send()", header=upper)
-        if upper in RELAY_HEADERS:
-            raise MessageError("it is written by the relay only", header=upper)
-        headers[upper] = value
-    return headers
-
-
-def _duration(seconds: float) -> str:
-    """Format seconds for AWAIT: ``30s``, or ``1500ms`` for fractions."""
-    millis = max(1, round(seconds * 1000))
-    return f"{millis}ms" if millis % 1000 else f"{millis // 1000}s"

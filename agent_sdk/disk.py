@@ -12,10 +12,11 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from relay.base import fsio
+from relay.base.names import MSG_SUFFIX
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 FIRST_PAUSE_S = 0.1  # doubled each time
@@ -24,24 +25,68 @@ _sleep = time.sleep  # replaced by tests
 _Result = TypeVar("_Result")
 
 
-def install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
-    """Write ``data`` as ``temp``, sync it, and rename it to ``name`` in the directory ``fd``.
+def install(data: bytes, temp: str, temp_fd: int, name: str, fd: int, *, sync: bool = True) -> None:
+    """Write ``data`` as ``temp``, ``sync`` it, and rename it to ``name`` in the directory ``fd``.
 
     Committed by the rename. On an error neither name has any of ``data``. The rename is durable
     once the caller has synced ``fd``. After a long delay (a sleeping laptop, a hanging disk) the
     relay may have removed ``temp`` as an orphan; then it is written again.
     """
     try:
-        _install(data, temp, temp_fd, name, fd)
+        _install(data, temp, temp_fd, name, fd, sync)
     except FileNotFoundError:
-        _install(data, temp, temp_fd, name, fd)
+        _install(data, temp, temp_fd, name, fd, sync)
 
 
-def _install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
+def _install(data: bytes, temp: str, temp_fd: int, name: str, fd: int, sync: bool) -> None:
     with cleanup_on_error(temp, temp_fd):
         fsio.create(temp, data, temp_fd)
-        sync_name(temp, temp_fd)
+        if sync:
+            sync_name(temp, temp_fd)
         fsio.rename(temp, temp_fd, name, fd)
+
+
+def install_many(
+    files: Sequence[tuple[str, bytes]], temp_fd: int, fd: int, path: str, retry_s: float
+) -> None:
+    """Write all files (name, data), sync them at once, and rename each into the directory ``fd``.
+
+    ``path`` is on their file system. A full disk is waited for up to ``retry_s`` in all. An error
+    before the first rename leaves none of them; after it, its notes name those that were renamed.
+    """
+    renamed: list[str] = []
+    left = list(reversed(files))
+
+    def write() -> None:
+        while left:
+            fsio.create(*left[-1], temp_fd)
+            left.pop()
+        fsio.sync_filesystem(path)
+
+    try:
+        retry_on_enospc(write, retry_s)
+        for name, data in files:
+            try:
+                fsio.rename(name, temp_fd, name, fd)
+            except FileNotFoundError:  # removed as an orphan; see ``install``
+                _install(data, name, temp_fd, name, fd, True)
+            renamed.append(name.removesuffix(MSG_SUFFIX))
+    except BaseException as exc:
+        for name, _ in files:
+            with contextlib.suppress(OSError):
+                fsio.remove(name, temp_fd)
+        add_sent_note(exc, renamed)
+        raise
+
+
+def add_sent_note(exc: BaseException, ids: Sequence[str]) -> None:
+    """Add to an error which messages have been sent nevertheless."""
+    if len(ids) == 1:
+        exc.add_note(f"message {ids[0]} has been sent: do not send it again")
+    elif ids:
+        exc.add_note(
+            f"{len(ids)} messages, {ids[0]} to {ids[-1]}, have been sent: do not send them again"
+        )
 
 
 @contextlib.contextmanager

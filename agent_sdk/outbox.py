@@ -8,13 +8,56 @@ Source: relay-file-system.txt 3.1, 3.3, 6.2.
 
 from __future__ import annotations
 
-from agent_sdk.disk import install, retry_on_enospc
+import os
+import time
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Required, TypedDict
+
+from agent_sdk.disk import add_sent_note, install, install_many, retry_on_enospc, sync_name
 from relay.base import fsio
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import Clock
 from relay.base.errors import MessageError, RelayError
 from relay.base.home import KEY, PENDING, Dirs, Home
-from relay.base.message import SIGNATURE_PREFIX, MessageFile, parse, render
+from relay.base.message import (
+    RELAY_HEADERS,
+    SENT_KINDS,
+    SIGNATURE_PREFIX,
+    Kind,
+    MessageFile,
+    parse,
+    render,
+)
 from relay.base.names import MSG_SUFFIX, new_message_id
+
+FIRST_PAUSE_S = 0.0005
+MAX_PAUSE_S = 0.05
+
+
+class SendOptions(TypedDict, total=False):
+    """Keyword arguments of ``send`` besides ``kind`` and ``re``; None means not given."""
+
+    thread: str | None  # 1-128 of A-Z a-z 0-9 . _ : -
+    priority: int | None  # 0 critical to 4 background; the relay's default is 2
+    topic: str | None  # for channels with topics, like build.front.ok
+    ttl_s: int | None  # seconds after which it is no longer delivered
+    delivery: str | None  # at-most-once, at-least-once, exactly-once
+    await_s: float | None  # how long the sender waits for an answer
+    headers: Mapping[str, str] | None  # other headers, passed on with the message
+    attachments: Sequence[str]  # references returned by attach()
+
+
+class OutgoingMessage(SendOptions, total=False):
+    """One message of ``send_many``: the arguments of ``send``."""
+
+    to: Required[str]
+    body: Required[str | bytes]
+    kind: str
+    re: str | None
+
+
+MESSAGE_KEYS = frozenset(OutgoingMessage.__annotations__) | SendOptions.__annotations__.keys()
 
 
 class Outbox:
@@ -30,15 +73,75 @@ class Outbox:
         self._disk_full_retry_s = disk_full_retry_s
         self._last_ns = 0
 
-    def put(self, message: MessageFile) -> str:
-        """Send a message and return its id. It is sent by the rename, and durable on return.
+    def put(self, messages: Sequence[MessageFile], *, sync: bool = True) -> list[str]:
+        """Send messages, each by its rename, and return their ids. All are durable on return.
 
-        Ids increase, so messages sort in the order in which they were sent, even if the clock is
-        set back. With a key of the agent, the message is signed.
-        Errors: MessageError for a message that the relay would reject; KeyFileError; OSError.
-        Nothing was sent, with one exception that its notes mention: the rename was done, but could
-        not be synced.
+        One is synced by itself; several are written, synced at once, and then renamed in order. Ids
+        increase, so messages sort in the order in which they were sent, even if the clock is set
+        back. With a key of the agent, they are signed. Without ``sync`` they are durable once the
+        relay, or ``wait_taken``, says so.
+        Errors: KeyFileError; OSError.
+        Nothing was sent, except what the notes of an OSError name: a rename was done, and a later
+        one, or the sync of the directory, failed.
         """
+        if not messages:
+            return []
+        ids = [self._next_id() for _ in messages]
+        with self._home.dirs() as dirs:
+            outbox, pending = self._open(dirs)
+            files = [
+                (one + MSG_SUFFIX, render(sign(self._home, dirs, self._agent, one, message)))
+                for one, message in zip(ids, messages, strict=True)
+            ]
+            if len(files) == 1:
+                ((name, data),) = files
+                retry_on_enospc(
+                    lambda: install(data, name, pending, name, outbox, sync=sync),
+                    self._disk_full_retry_s,
+                )
+            else:
+                folder = self._home.path("agents", self._agent, "outbox")
+                install_many(files, pending, outbox, folder, self._disk_full_retry_s)
+            if sync:
+                try:
+                    self._sync_folder(outbox, files[-1][0])
+                except OSError as exc:
+                    add_sent_note(exc, ids)
+                    raise
+        return ids
+
+    def wait_taken(self, message_id: str, timeout_s: float) -> bool:
+        """Wait until the relay has moved a sent message out of the outbox: its journal has it.
+
+        False if it has not within ``timeout_s``: the message is durable in the outbox then.
+        """
+        name, path = message_id + MSG_SUFFIX, self._home.path("agents", self._agent, "outbox")
+        ends_at, pause_s = monotonic() + timeout_s, FIRST_PAUSE_S
+        while os.path.lexists(os.path.join(path, name)):
+            left_s = ends_at - monotonic()
+            if left_s <= 0:
+                return not self._sync(name)
+            time.sleep(min(pause_s, left_s))  # a running relay needs one or two milliseconds
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return True
+
+    def _sync(self, name: str) -> bool:
+        """Make a file in the outbox durable; False if it is gone."""
+        with self._home.dirs() as dirs:
+            outbox, _ = self._open(dirs)
+            try:
+                sync_name(name, outbox)
+            except FileNotFoundError:
+                return False
+            self._sync_folder(outbox, name)
+        return True
+
+    def _sync_folder(self, outbox: int, name: str) -> None:
+        fsio.fault("sync_dir", name)
+        fsio.sync_file(outbox)
+
+    def check(self, message: MessageFile) -> None:
+        """Errors: MessageError for a message that the relay would reject."""
         try:
             data = render(message)
         except UnicodeEncodeError as exc:
@@ -47,22 +150,10 @@ class Outbox:
             parse(data, max_body_bytes=self._max_body_bytes)
         except MessageError as exc:  # no line number: the caller passed values
             raise MessageError(exc.rule, file=exc.file, header=exc.header) from exc
+
+    def _next_id(self) -> str:
         self._last_ns = max(self._clock.now_ns(), self._last_ns + 1)
-        message_id = new_message_id(self._last_ns)
-        name = message_id + MSG_SUFFIX
-        with self._home.dirs() as dirs:
-            outbox, pending = self._open(dirs)
-            data = render(sign(self._home, dirs, self._agent, message_id, message))
-            retry_on_enospc(
-                lambda: install(data, name, pending, name, outbox), self._disk_full_retry_s
-            )
-            try:
-                fsio.fault("sync_dir", name)
-                fsio.sync_file(outbox)
-            except OSError as exc:
-                exc.add_note(f"message {message_id} has been sent: do not send it again")
-                raise
-        return message_id
+        return new_message_id(self._last_ns)
 
     def _open(self, dirs: Dirs) -> tuple[int, int]:
         try:
@@ -88,3 +179,66 @@ def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFi
     raw = crypto.sign(key, agent, message_id, message.to, message.body)
     text = SIGNATURE_PREFIX + base64.b64encode(raw).decode()
     return message._replace(headers={**message.headers, "SIGNATURE": text})
+
+
+def compose(fields: OutgoingMessage) -> MessageFile:
+    """Make a message of the arguments of ``send``, with its CHECKSUM. Errors: MessageError."""
+    to, body, kind = fields.get("to"), fields.get("body"), fields.get("kind", Kind.MESSAGE)
+    _check_types(to, body, kind, fields)
+    try:
+        content = body.encode() if isinstance(body, str) else body
+    except UnicodeEncodeError as exc:
+        raise MessageError(f"the body is not valid UTF-8: {exc.reason}") from exc
+    headers = _headers(fields)
+    headers["CHECKSUM"] = SHA256_PREFIX + sha256_hex(content)
+    return MessageFile(to, _kind(kind), headers, content, tuple(fields.get("attachments", ())))
+
+
+def _check_types(to: object, body: object, kind: object, options: OutgoingMessage) -> None:
+    """Reject wrong types: to=None must not address an agent named "None". Errors: MessageError."""
+    for what, value, types in (
+        ("to", to, (str,)),
+        ("body", body, (str, bytes)),
+        ("kind", kind, (str,)),
+    ):
+        if not isinstance(value, types):
+            expected = " or ".join(one.__name__ for one in types)
+            raise MessageError(f"{what} is {value!r}, expected {expected}")
+    seconds = options.get("await_s")
+    if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either
+        raise MessageError(f"await_s is {seconds}, expected a number of seconds")
+
+
+def _kind(word: str) -> Kind:
+    if word.lower() not in SENT_KINDS:
+        raise MessageError(f"{word!r} is not one of {', '.join(SENT_KINDS)}", header="KIND")
+    return Kind(word.lower())
+
+
+def _headers(options: OutgoingMessage) -> dict[str, str]:
+    """Collect headers by upper-case name. Errors: MessageError for a duplicate or reserved one."""
+    await_s = options.get("await_s")
+    given = {
+        "THREAD": options.get("thread"),
+        "RE": options.get("re"),
+        "PRIORITY": options.get("priority"),
+        "TOPIC": options.get("topic"),
+        "TTL": options.get("ttl_s"),
+        "DELIVERY": options.get("delivery"),
+        "AWAIT": _duration(await_s) if await_s is not None else None,
+    }
+    headers = {name: str(value) for name, value in given.items() if value is not None}
+    for name, value in (options.get("headers") or {}).items():
+        upper = name.upper()
+        if upper in headers or upper in ("TO", "KIND", "CHECKSUM", "ATTACHMENT"):
+            raise MessageError("it has its own argument, or is set by send()", header=upper)
+        if upper in RELAY_HEADERS:
+            raise MessageError("it is written by the relay only", header=upper)
+        headers[upper] = value
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """Format seconds for AWAIT: ``30s``, or ``1500ms`` for fractions."""
+    millis = max(1, round(seconds * 1000))
+    return f"{millis}ms" if millis % 1000 else f"{millis // 1000}s"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ def statements() -> dict[str, dict[str, str]]:
     return found
 
 
+@functools.cache
 def marked() -> dict[str, list[str]]:
     """Id of a statement -> the tests and files that are marked with it, in the order of paths."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -55,7 +57,9 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def _ids(node: ast.expr) -> Iterator[str]:
     for call in ast.walk(node):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.shows":
+        if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") != "shows":
+            continue
+        if ast.unparse(call.func) == "pytest.mark.shows":
             yield from (ast.literal_eval(argument) for argument in call.args)
 
 

@@ -101,7 +101,7 @@ def opens(home: Home, key: bytes | None) -> bool:
         pass  # check what can be read
     try:
         if newest is not None:
-            EventCodec(key).decode(newest.payload, newest.offset)
+            EventCodec(key, folder).decode(newest.payload, newest.offset)
     except SealedStore:
         return False
     except FormatError:
@@ -139,7 +139,7 @@ def open_store_readonly(
         if frame.event is not None:
             on_event(frame.event)
 
-    replay(records, EventCodec(key), store, on_record, store.warn)
+    replay(records, EventCodec(key, stream_dir(home)), store, on_record, store.warn)
     return store
 
 
@@ -173,7 +173,7 @@ def open_store(
         _continue_after_lost_stream(
             home, store, JournalPosition(STREAM_ID, ledger_position, boot), config, key
         )
-    covered, codec = _covered_offset(store.state), EventCodec(key)
+    covered, codec = _covered_offset(store.state), EventCodec(key, stream_dir(home))
     with contextlib.ExitStack() as held:
         journal, tiers = open_journal(
             held, home, config, clock, warn, epoch=epoch, known=ledger_position, covered=covered
@@ -215,7 +215,7 @@ def _continue_after_lost_stream(
     snapshot = store.snapshot()
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
     store_file.save(home.path(STORE), snapshot, config.store.compress, key)
-    store.loaded_from(home.path(STORE))
+    store.archives.loaded_from(home.path(STORE))
 
 
 class CheckpointWriter:
@@ -391,7 +391,7 @@ def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: War
     store = Engine(
         clock, state, limits, settings, archive_files=files, warn=warn, keeps_events=True
     )
-    store.loaded_from(path)
+    store.archives.loaded_from(path)
     return store
 
 

@@ -67,7 +67,7 @@ class Deadlines:
         """
         with contextlib.suppress(LedgerError):
             with self._ledger.transaction():
-                self._ledger.set_alive(self._clock.now_ns())
+                self._set_alive(self._clock.now_ns())
 
     def _move(self, lost_ns: int) -> None:
         """Move all of them, durably first: after a crash the next start does not repeat it."""
@@ -77,7 +77,11 @@ class Deadlines:
         with ledger.transaction():
             ledger.deliveries.restore_obligations(open_obligations(self._store))
             ledger.deliveries.cap_due_times(now + self._most_pause_s * NS_PER_S)
-            ledger.set_alive(now)
+            self._set_alive(now)
+
+    def _set_alive(self, now: int) -> None:
+        """Record the time from which the next start measures the downtime."""
+        self._ledger.set_state("alive_at", str(now), now)
 
 
 def open_obligations(store: Engine) -> list[ObligationFacts]:

@@ -286,7 +286,10 @@ def _check_loaded(
         key = store_key(home, target.config, make=False)
         store = open_store_readonly(home, target.clock, target.config, key, on_event)
     except (KeyFileError, SealedStore) as exc:
-        yield Finding("store", STORE, describe_error(exc), f"the relay does not start: {exc.hint}")
+        found = describe_error(exc)
+        if isinstance(exc, SealedStore):  # an event names the journal without its folder
+            found = os.path.join(home.root, found)
+        yield Finding("store", STORE, found, f"the relay does not start: {exc.hint}")
         return
     except (RelayError, OSError):
         return  # reported by the checks above

@@ -1,4 +1,6 @@
-"""Layer 3: the message engine: channels, messages, topics, deliveries and acks (``CommStore``).
+"""Layer 3: the message engine: channels, messages, topics, deliveries and acks.
+
+``Engine`` is the store of a relay, ``CommStore`` the same as a library.
 
 Errors: ``relay.base.errors``.
 """

@@ -23,6 +23,8 @@ message-engine.txt, "Backpressure"; DESIGN, "Bounded whatever the history".
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -187,6 +189,11 @@ class Archives:
         self.file_sequence = sequence
         self._sent_in_file = bytes_sent
         self._roomy_until = 0
+
+    def loaded_from(self, path: str) -> None:
+        """Note that the file at ``path``, if it is still there, has everything so far."""
+        with contextlib.suppress(FileNotFoundError):
+            self.file_written(os.path.getsize(path), self.state.sequence, 0)
 
     def used_bytes(self) -> int:
         """Estimate of the file's present size, at least that of its uncompressed records."""

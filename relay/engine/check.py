@@ -59,7 +59,7 @@ def check(state: State) -> Iterator[Finding]:
 def _tables(state: State) -> list[object]:
     """The tables in the order of ``_DERIVED``, without what is stale or empty."""
     derived = {
-        "queues": {name: list(queue) for name, queue in state.queues.items() if queue},
+        "queues": {name: set(queue) for name, queue in state.queues.items() if queue},
         "timers": set(state.timers.current()),
         "reminders": set(state.reminders.current()),
         "pending": state.pending.pending,

@@ -27,6 +27,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 from relay.engine import events, transitions
 from relay.engine.core import Warn, log_warning
+from relay.engine.engine import Engine
 from relay.engine.routing import derive_deliveries
 from relay.engine.state import State
 
@@ -77,32 +78,6 @@ def load_state(
         return state
 
     return store_file.load(path, made, warn or log_warning, read_only=read_only, outcome=outcome)
-
-
-class FlushSource(Protocol):
-    """The store that is written."""
-
-    @property
-    def sequence(self) -> int:
-        """Events so far."""
-
-    @property
-    def file_sequence(self) -> int:
-        """Events that its file covers."""
-
-    @property
-    def messages_sent(self) -> int:
-        """Messages so far."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of messages so far."""
-
-    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
-        """Note that the file was written, and what it covers."""
-
-    def snapshot(self) -> StoreSnapshot:
-        """Everything, as values."""
 
 
 class Marks(Protocol):
@@ -194,7 +169,7 @@ class Flusher:
 
     def __init__(
         self,
-        store: FlushSource,
+        store: Engine,
         path: str,
         policy: FlushPolicy,
         clock: Clock,
@@ -212,8 +187,8 @@ class Flusher:
         self._key = key  # seals the file; None: it is plain
         self._journal = journal
         # what was replayed from a journal is not in the file yet
-        self._durable = store.sequence if journal is None else store.file_sequence
-        self._seen = store.messages_sent
+        self._durable = store.sequence if journal is None else store.archives.file_sequence
+        self._seen = store.state.messages_sent
         self._dirty: dict[FlushPolicy, _Unwritten] = {}  # by what asks for it
         self._not_before = 0
         self._running: _RunningFlush | None = None
@@ -239,9 +214,9 @@ class Flusher:
         else:
             policy = policy or self._policy
             known = self._dirty.get(policy, _Unwritten(now, 0))
-            fresh = self._store.messages_sent - self._seen
+            fresh = self._store.state.messages_sent - self._seen
             self._dirty[policy] = known._replace(messages=known.messages + fresh)
-        self._seen = self._store.messages_sent
+        self._seen = self._store.state.messages_sent
         self.next_ns = self.due_ns()
         if self.next_ns is not None and self.next_ns <= now:
             self._start(now)
@@ -280,9 +255,9 @@ class Flusher:
         position = None if self._journal is None else self._journal.mark()
         snapshot = self._store.snapshot()
         snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
-        self._seen = self._store.messages_sent
+        self._seen = self._store.state.messages_sent
         self._dirty.clear()
-        sent = self._store.bytes_sent
+        sent = self._store.state.bytes_sent
         future = self._executor.submit(self._write, snapshot)
         self._running = _RunningFlush(snapshot.state.sequence, sent, position, now, future)
         future.add_done_callback(lambda _: self._wake())
@@ -307,7 +282,7 @@ class Flusher:
         error = future.exception()
         if error is None:
             self._durable = sequence
-            self._store.file_written(future.result(), sequence, sent)
+            self._store.archives.file_written(future.result(), sequence, sent)
             if self._journal is not None and position is not None:
                 self._journal.cover(position)
             self.error = ""
@@ -343,7 +318,7 @@ class FileWriter:
         self._lock = threading.RLock()  # around each event, and around each flush
         self._alarm = Alarm(self._flush_when_due)
 
-    def begin(self, store: FlushSource, path: str, policy: FlushPolicy, key: bytes | None) -> None:
+    def begin(self, store: Engine, path: str, policy: FlushPolicy, key: bytes | None) -> None:
         """Write the events of ``store`` into the file at ``path`` from now on."""
         self._flusher = Flusher(store, path, policy, self._clock, InlineExecutor(), key=key)
 

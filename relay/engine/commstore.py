@@ -135,7 +135,7 @@ class CommStore:
                     refusal = f"{path} is opened for reading only: a flush would lose {lost}"
             store = cls(clock, state, limits, warn, refusal=refusal)
             if state is not None:
-                store.engine.loaded_from(path)
+                store.engine.archives.loaded_from(path)
             if refusal:
                 store.engine.warn(refusal)
             else:
@@ -152,7 +152,7 @@ class CommStore:
                 os.unlink(name + ".tmp")
         if not os.path.lexists(path):
             size = store_file.save(path, self.snapshot(), key=key)
-            self.engine.file_written(size, self.sequence, 0)
+            self.engine.archives.file_written(size, self.sequence, 0)
         self._writer.begin(self.engine, path, policy, key)
 
     def close(self) -> None:
@@ -193,16 +193,6 @@ class CommStore:
     def next_due_ms(self) -> int | None:
         """Deadline of the next ``tick`` with a retry to do (Unix ms)."""
         return self.engine.retries.next_due_ms()
-
-    @property
-    def created_at(self) -> int:
-        """When the store was made, Unix seconds."""
-        return self.state.created_at
-
-    @property
-    def modified_at(self) -> int:
-        """When it last changed, Unix seconds."""
-        return self.state.modified_at
 
     @property
     def sequence(self) -> int:

@@ -20,7 +20,7 @@ log_warning = logging.getLogger("relay.engine").warning
 
 
 class DeliverySettings(NamedTuple):
-    """How messages reach their recipients, and how long acknowledgments and answers may take.
+    """The way messages reach recipients, and the times for acknowledgments and answers.
 
     ``by_files``: the owner writes a message to its recipient's inbox, and reports that. A written
     file no longer needs the store, and the recipient of a plain command or query owes an answer.

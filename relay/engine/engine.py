@@ -15,8 +15,6 @@ has one owner. Source: message-engine.txt, data-structures.txt.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -112,30 +110,6 @@ class Engine:
     def sequence(self) -> int:
         """The number of events since the store was created."""
         return self.state.sequence
-
-    @property
-    def messages_sent(self) -> int:
-        """The number of messages sent since the store was opened."""
-        return self.state.messages_sent
-
-    @property
-    def bytes_sent(self) -> int:
-        """About how many bytes of records were sent since the store was opened."""
-        return self.state.bytes_sent
-
-    @property
-    def file_sequence(self) -> int:
-        """The number of events that the store's file covers."""
-        return self.archives.file_sequence
-
-    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
-        """Note that the file was written, its size and what it covers."""
-        self.archives.file_written(size, sequence, bytes_sent)
-
-    def loaded_from(self, path: str) -> None:
-        """Note that the file at ``path``, if it is still there, has everything so far."""
-        with contextlib.suppress(FileNotFoundError):
-            self.file_written(os.path.getsize(path), self.sequence, 0)
 
     def snapshot(self) -> StoreSnapshot:
         """Everything in the store as immutable values, for any thread to read."""

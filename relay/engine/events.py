@@ -1,6 +1,6 @@
 """The events of the message engine, and their encoding in a journal.
 
-Every change of a store is an event: ``CommStore.apply(event)`` is the only code that changes one,
+Every change of a store is an event: ``transitions.apply`` is the only code that changes one,
 so applying the same events to the same start gives the same store.
 
 A journal keeps them as msgpack maps with a version, readable by any msgpack library:
@@ -356,9 +356,13 @@ class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EventCodec:
-    """Encodes and decodes payloads. ``key``: 32 bytes that seal them; None: they are plain."""
+    """Encodes and decodes payloads of the journal at ``path``, which errors name.
 
-    def __init__(self, key: bytes | None = None) -> None:
+    ``key``: 32 bytes that seal them; None: they are plain.
+    """
+
+    def __init__(self, key: bytes | None = None, path: str = "journal") -> None:
+        self._path = path
         self._cipher = None if key is None else AESGCM(key)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(EventRecord).decode
@@ -376,8 +380,9 @@ class EventCodec:
         sealed = nonce + self._cipher.encrypt(nonce, plain, U64.pack(offset))
         return self._encode(EventRecord(VERSION, sealed=sealed))
 
-    def decode(self, payload: bytes, offset: int, path: str = "journal") -> EventRecord:
+    def decode(self, payload: bytes, offset: int, path: str = "") -> EventRecord:
         """Decode a record. Errors: FormatError, VersionError with its offset; SealedStore."""
+        path = path or self._path
         try:
             frame = self._decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -388,8 +393,9 @@ class EventCodec:
             return frame
         return EventCodec().decode(self.decrypt(frame.sealed, offset, path), offset, path)
 
-    def decrypt(self, sealed: bytes, offset: int, path: str = "journal") -> bytes:
+    def decrypt(self, sealed: bytes, offset: int, path: str = "") -> bytes:
         """The payload that a record at ``offset`` has sealed. Errors: SealedStore."""
+        path = path or self._path
         if self._cipher is None:
             raise SealedStore(f"{path} at {offset} is encrypted, and no key was given")
         nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]

@@ -237,9 +237,9 @@ class State:
         for number in kept.held:
             if number in state.messages:
                 state.pending.hold(state.messages[number])
+        state.load_owed(kept.owed)  # before the limits, which count what is pending
         for channel_id, settings in kept.settings.items():
             state.set_settings(channel_id, settings)
-        state.load_owed(kept.owed)
         state.downtimes = kept.downtimes
         state.archives, state.evicting = kept.archives, kept.evicting
         state.journal = kept.journal

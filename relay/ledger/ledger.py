@@ -287,14 +287,6 @@ class Ledger:
             (key, value, now_ns),
         )
 
-    def set_alive(self, now_ns: int) -> None:
-        """Record that the relay runs: the next start measures the downtime from here."""
-        self._db.execute(
-            "INSERT INTO orchestrator_state VALUES ('alive_at', ?1, ?1) ON CONFLICT (key) "
-            "DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at",
-            (now_ns,),
-        )
-
     def alive_at(self) -> int:
         """The time the relay last ran (Unix nanoseconds); 0: unknown."""
         row = self._db.execute(

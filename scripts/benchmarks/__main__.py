@@ -12,10 +12,12 @@ from scripts.benchmarks import (
     audit_live,
     audit_runs,
     drain,
+    end_to_end,
     engine,
     idle,
     journal,
     latency,
+    senders,
 )
 
 DRAIN = [
@@ -28,6 +30,7 @@ DRAIN = [
 ]
 LATENCY = [10, 100, 1_000]
 LATENCY_MESSAGES = 1_000
+END_TO_END_MESSAGES = 8_000  # below the burst that one agent may send
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
 IDLE_AGENTS = 1_000
@@ -35,7 +38,7 @@ AUDIT_ROWS = 1_000_000
 AUDIT_MESSAGES = 2_000
 # The audits' parts; ``audit`` is all of them.
 AUDITS = ("audit_acomm", "audit_ledger", "audit_live", "audit_runs")
-CASES = ("audit", "drain", "engine", "idle", "journal", "latency")
+CASES = ("audit", "drain", "end_to_end", "engine", "idle", "journal", "latency", "senders")
 
 
 def main() -> None:
@@ -64,6 +67,10 @@ def main() -> None:
     if "drain" in cases:
         for agents, files, rows in DRAIN:
             drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
+    if "end_to_end" in cases:
+        end_to_end.run(arguments.dir, messages=END_TO_END_MESSAGES)
+    if "senders" in cases:
+        senders.run(arguments.dir)
     wanted = AUDITS if "audit" in cases else [case for case in AUDITS if case in cases]
     run_audits(wanted, arguments.dir, large=arguments.large)
 

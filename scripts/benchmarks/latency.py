@@ -1,8 +1,9 @@
 """``latency``: one message every 10 ms; rename in the outbox -> visible in the inbox.
 
-Floor: a bare loop in a process of its own that waits on inotify, reads the file, creates one
-in the recipient's .pending and renames it. Both are measured from outside by the same eyes: an
-inotify watch on the inbox. ``nack``: the same for a message to nobody, until its refusal.
+Floors: a loop in a process of its own that waits on inotify, reads the file, creates one in the
+recipient's .pending and renames it; and the same loop that also writes the journal's bytes and
+syncs them before the rename. All are measured from outside by an inotify watch on the inbox.
+``nack``: the same for a message to an unknown recipient, until its refusal.
 
 ``with tiers``: the same while a backlog of sealed segments is compressed and uploaded beside it,
 to a run without one right before it: what the acknowledgment of a message pays for the tiers.
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from watchdog.observers.inotify_c import InotifyConstants, InotifyFD
 
 from relay.base import config
@@ -39,17 +41,22 @@ TIERED = config.Config(
 )
 BACKLOG = 250  # segments: the tiers compress them all, then upload; about as long as it takes
 FRAME_BYTES = 16 << 10
+JOURNAL_BYTES = 20 << 20  # a segment, allocated at once as the relay does
+EVENT_BYTES = 384  # what the journal has of a message besides its content
 
 
 def run(base: str | None, *, agents: int, messages: int) -> None:
     """Run one case and print its lines."""
     root = fresh_root(base)
     note(f"latency: {messages} messages, {agents} agents in {root}")
-    floor = _measure_floor(root / "floor", messages)
+    bare = _measure_floor(root / "bare", messages, sync=False)
+    synced = _measure_floor(root / "synced", messages, sync=True)
     (root / "ours").mkdir()
     home, names = make_home(root / "ours", agents)
-    with Relay(home):
+    with Relay(home) as pid:
+        cpu_s = sum(psutil.Process(pid).cpu_times()[:2])
         ours = _measure(home, names[0], names[1], message(names[1]), messages)
+        cpu_s = sum(psutil.Process(pid).cpu_times()[:2]) - cpu_s
         nacks = _measure(home, names[0], names[0], message("nobody"), messages // 4)
     for case, taken in (("latency", ours), ("nack", nacks)):
         report(
@@ -59,10 +66,14 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
             p50_ms=_ms(taken, 0.5),
             p99_ms=_ms(taken, 0.99),
             max_ms=_ms(taken, 1),
-            floor_p50_ms=_ms(floor, 0.5),
-            floor_p99_ms=_ms(floor, 0.99),
-            ratio_to_floor_p50=round(percentile(taken, 0.5) / percentile(floor, 0.5), 2),
+            bare_p50_ms=_ms(bare, 0.5),
+            synced_p50_ms=_ms(synced, 0.5),
+            synced_p99_ms=_ms(synced, 0.99),
+            ratio_to_bare_p50=round(percentile(taken, 0.5) / percentile(bare, 0.5), 2),
+            ratio_to_synced_p50=round(percentile(taken, 0.5) / percentile(synced, 0.5), 2),
+            p99_to_p50=round(percentile(taken, 0.99) / percentile(taken, 0.5), 2),
         )
+    report(case="cpu", agents=agents, ms_a_message=round(1000 * cpu_s / (messages + WARM_UP), 3))
 
 
 def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
@@ -149,13 +160,14 @@ class Relay:
         self._process.wait(60)
 
 
-def _measure_floor(root: Path, messages: int) -> list[float]:
+def _measure_floor(root: Path, messages: int, *, sync: bool) -> list[float]:
     root.mkdir()
     home, (sender, recipient) = make_home(root, 2)
     outbox = home.path("agents", sender, "outbox")
     inbox = home.path("agents", recipient, "inbox")
     process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.benchmarks.latency", outbox, inbox],
+        [sys.executable, "-m", "scripts.benchmarks.latency", outbox, inbox]
+        + ([str(root / "journal")] if sync else []),
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -170,7 +182,7 @@ def _measure_floor(root: Path, messages: int) -> list[float]:
 def _measure(home: Home, sender: str, reader: str, data: bytes, messages: int) -> list[float]:
     """Seconds from the rename in ``sender``'s outbox to the event in ``reader``'s inbox."""
     sync()
-    wait, close = _eyes(home.path("agents", reader, "inbox"))
+    wait, close = watch_folder(home.path("agents", reader, "inbox"))
     outbox = home.path("agents", sender, "outbox")
     taken = []
     for _ in range(messages + WARM_UP):
@@ -191,7 +203,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _eyes(folder: str) -> tuple[Callable[[], None], Callable[[], None]]:
+def watch_folder(folder: str) -> tuple[Callable[[], None], Callable[[], None]]:
     """Wait until a file is renamed into ``folder``; and end the watch."""
     inotify = InotifyFD()
     inotify.add_callback(os.fsencode(folder), InotifyConstants.IN_MOVED_TO, inotify, 0)  # type: ignore[arg-type]
@@ -210,16 +222,24 @@ def _eyes(folder: str) -> tuple[Callable[[], None], Callable[[], None]]:
     return wait, close
 
 
-def _bare_loop(outbox: str, inbox: str) -> None:
-    """Process of the floor: inotify, read, create, rename, without any records."""
+def _floor_loop(outbox: str, inbox: str, journal: str = "") -> None:
+    """Process of a floor: inotify, read, create, rename; ``journal``: synced before the rename."""
     inotify = InotifyFD()
     inotify.add_callback(os.fsencode(outbox), InotifyConstants.IN_MOVED_TO, inotify, 0)  # type: ignore[arg-type]
+    log, end = -1, 0
+    if journal:
+        log = os.open(journal, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.posix_fallocate(log, 0, JOURNAL_BYTES)
+        os.fsync(log)
     print("ready", flush=True)
     while True:
         for event in inotify.read_events():
             name = os.fsdecode(event.name)
             with open(os.path.join(outbox, name), "rb", buffering=0) as source:
                 data = source.read()
+            if journal:
+                end += os.pwrite(log, data + b"\0" * EVENT_BYTES, end)
+                os.fdatasync(log)
             staged = os.path.join(inbox, ".pending", name)
             with open(staged, "wb", buffering=0, opener=_private) as target:
                 target.write(data)
@@ -227,4 +247,4 @@ def _bare_loop(outbox: str, inbox: str) -> None:
 
 
 if __name__ == "__main__":
-    _bare_loop(*sys.argv[1:])
+    _floor_loop(*sys.argv[1:])

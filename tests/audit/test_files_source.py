@@ -89,7 +89,7 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     store_file.write(str(store), StoreFile(START_S, START_S, engine_state=state))
     assert wrong(rows(tmp_path, store)) == {
         "store/relay.acomm": [
-            "store/archive/2026-01-30/000002.acomm: expected 5 bytes, got 4",
+            "store/archive/2026-01-30/000002.acomm: expected 5 bytes, found 4",
             "store/archive/2026-01-30/000003.acomm: missing, but the store lists it",
         ]
     }

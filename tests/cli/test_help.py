@@ -15,7 +15,7 @@ from relay.cli.history import TYPES as MESSAGE_TYPES
 from relay.delivery.actions import ACTIONS, SETTINGS
 from relay.delivery.actions import TYPES as CHANNEL_TYPES
 from relay.engine import MessageStatus, MessageType, SortField
-from tests.base.test_message_docs import tables
+from tests.documents import read_page, tables
 
 
 def commands(group: click.Group, path: str = "relay") -> Iterator[tuple[str, click.Command]]:
@@ -56,7 +56,7 @@ def test_every_setting_and_type_is_in_the_help() -> None:
 
 
 def test_every_action_is_in_the_page_on_messages() -> None:
-    (rows,) = tables("Commands to the relay")
+    (rows,) = tables(read_page("formats/msg.md"), "Commands to the relay")
     assert [row[0] for row in rows] == list(ACTIONS)
     for name, needs, takes in rows:
         action = ACTIONS[name]

@@ -372,6 +372,7 @@ def test_a_failure_keeps_the_old_file_and_is_tried_again_with_backoff(
     assert one.due_in_s() == 1
 
 
+@pytest.mark.damages
 def test_a_value_that_no_file_can_hold_is_a_failure_like_any_other(
     bench: Callable[..., Bench],
 ) -> None:

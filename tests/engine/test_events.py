@@ -476,4 +476,4 @@ def test_what_no_rule_of_sending_allows_is_still_data() -> None:
     response = Message(1, MessageType.RESPONSE, "stranger", 1, b"", correlation_id="no uuid")
     opened = CommStore.load(FakeClock(0), StoreFile(5, 6, (GROUP,), (response,)))
     assert opened.get_thread("no uuid") == [response]
-    assert (opened.created_at, opened.modified_at) == (5, 6)
+    assert (opened.state.created_at, opened.state.modified_at) == (5, 6)

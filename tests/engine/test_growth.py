@@ -41,6 +41,7 @@ class Unwalked(dict[int, object]):
     values = items = keys = __iter__  # type: ignore[assignment]
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("call", ["late", "replay", "discard", "other"])
 def test_no_call_goes_through_all_dead_letters(store: CommStore, call: str) -> None:
     channel, numbers = given_up(store, 3)

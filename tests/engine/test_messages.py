@@ -147,7 +147,7 @@ def test_joining_and_leaving_change_the_channels_time(store: CommStore, clock: F
     channel = channel_of(store, ChannelType.GROUP, "a")
     clock.advance(7)
     joined = store.join_channel(channel.id, "b")
-    assert (joined.created_at, joined.modified_at, store.modified_at) == (
+    assert (joined.created_at, joined.modified_at, store.state.modified_at) == (
         NOW_S,
         NOW_S + 7,
         NOW_S + 7,
@@ -193,7 +193,7 @@ def test_ending_subscriptions(store: CommStore, clock: FakeClock) -> None:
     store.subscribe(channel.id, "c", "build.#")
     clock.advance(3)
     assert store.unsubscribe(channel.id, "b", "build.#") == 1
-    assert store.modified_at == NOW_S + 3
+    assert store.state.modified_at == NOW_S + 3
     assert store.unsubscribe(channel.id, "b", "build.#") == 0
     assert routed(store, channel, "a", "build.ok") == ("c",)
     assert store.unsubscribe(channel.id, "b") == 2
@@ -214,9 +214,9 @@ def test_every_change_has_its_time(store: CommStore, clock: FakeClock) -> None:
     for number, change in enumerate(changes, 1):
         clock.advance(1)
         change()
-        assert store.modified_at == NOW_S + number
+        assert store.state.modified_at == NOW_S + number
         assert store.snapshot().values.modified_at == NOW_S + number
-    assert store.created_at == NOW_S
+    assert store.state.created_at == NOW_S
 
 
 # -- the pipeline --------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
     )
     assert store.get_message(1) == message
     assert store.get_message(2) is None
-    assert store.modified_at == NOW_S + 1
+    assert store.state.modified_at == NOW_S + 1
 
 
 @pytest.mark.shows("engine 1.9")

@@ -15,8 +15,11 @@ from relay.acomm.model import (
 )
 from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
+from relay.engine.engine import Engine
+from relay.engine.state import State
 from tests.engine.support import (
     AT_LEAST_ONCE,
+    BY_FILES,
     accept,
     channel_of,
     receive,
@@ -166,6 +169,20 @@ def test_where_the_owner_delivers_it_is_told_what_may_go(clock: FakeClock) -> No
     assert standing(engine, numbers[2]) == {"b": DeliveryState.SENT}
     deliveries.deliver(numbers[2], ["b"])
     assert not deliveries.is_held(numbers[2]) and deliveries.resumable() == []
+
+
+def test_an_answer_that_is_owed_counts_after_a_start_as_well(clock: FakeClock) -> None:
+    engine = relay_engine(clock)
+    channel = engine.channels.create("c", ChannelType.GROUP, "a")
+    engine.channels.join(channel.id, "b")
+    engine.channels.configure(channel.id, max_pending=1)
+    first = accept(engine, channel.id, "a", MessageType.COMMAND, "x").id
+    engine.deliveries.deliver(first, ["b"])
+    engine.deliveries.receive(first, "b")  # read, and not answered
+    opened = Engine(clock, State.load(engine.state.snapshot().file()), settings=BY_FILES)
+    for one in (engine, opened):
+        second = accept(one, channel.id, "a", MessageType.TEXT, "y").id
+        assert one.deliveries.is_held(second)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", 2**32])

@@ -163,6 +163,7 @@ def test_no_home_no_traceback(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.damages
 def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     store = home / "store" / "relay.acomm"
     store.write_bytes(b"ACOMM001" + b"\0" * 200)
@@ -172,6 +173,7 @@ def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     assert store.read_bytes() == b"ACOMM001" + b"\0" * 200
 
 
+@pytest.mark.damages
 def test_a_damaged_store_falls_back_to_the_file_before(home: Path) -> None:
     store = home / "store" / "relay.acomm"
     relay("register", "bob", home=home)

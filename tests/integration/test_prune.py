@@ -125,6 +125,7 @@ def test_output_of_agents_that_are_no_more(box: Box) -> None:
     ]
 
 
+@pytest.mark.damages
 def test_what_an_open_row_or_delivery_needs_stays(box: Box) -> None:
     needed, other = archived(box, "needed", "other")
     (held,) = archived(box, "held")

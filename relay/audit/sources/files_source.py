@@ -34,6 +34,7 @@ from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, JOURNAL, STORE
+from relay.engine.check import check_archives
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.objects import open_objects
@@ -228,17 +229,8 @@ def _store(unit: FileUnit, home: str) -> VerifiedFile:
     """Verify the live store, and existence and size of the archives that it lists."""
     _, blocks = store_file.read_indexes(unit.path)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
-    problems = []
-    for note in EngineState.decode(blocks).archives:
-        name = f"{ARCHIVES}/{note.name}"
-        try:
-            size = os.path.getsize(os.path.join(home, name))
-        except FileNotFoundError:
-            problems.append(f"{name}: missing, but the store lists it")
-            continue
-        if note.size and size != note.size:
-            problems.append(f"{name}: expected {note.size} bytes, got {size}")
-    return row._replace(problems=problems)
+    listed = EngineState.decode(blocks).archives
+    return _with_findings(row, check_archives(os.path.join(home, ARCHIVES), listed))
 
 
 def _journal(unit: FileUnit) -> VerifiedFile:
@@ -257,7 +249,7 @@ def _segment(unit: FileUnit) -> VerifiedFile:
 
 
 def _with_findings(row: VerifiedFile, findings: Iterable[Finding]) -> VerifiedFile:
-    """Add what the check of the journal found."""
+    """Add the findings of a store's check."""
     lines: dict[bool, list[str]] = {True: [], False: []}
     for one in findings:
         lines[one.severity is Severity.ERROR].append(one.text)

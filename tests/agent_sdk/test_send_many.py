@@ -1,0 +1,224 @@
+"""Sending many messages with one sync, and sending with the relay's sync."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent, MessageError
+from relay.base import fsio
+from relay.base.errors import NotRunning, Refused, Timeout
+from relay.base.message import Kind, parse
+from tests.agent_sdk.support import HandRelay
+
+ROOT = Path(__file__).parents[2]
+THREE = [{"to": "bob", "body": word} for word in ("one", "two", "three")]
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> HandRelay:
+    return HandRelay(tmp_path / "home")
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, operation: str, count: int, *codes: int) -> list[str]:
+    """Let calls of ``operation`` fail from the ``count``th on; returns the operations called."""
+    called: list[str] = []
+    left = list(codes)
+
+    def fault(name: str, _: str) -> None:
+        called.append(name)
+        if name == operation and called.count(operation) >= count and left:
+            code = left.pop(0)
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    return called
+
+
+def in_outbox(relay: HandRelay) -> list[str]:
+    return [
+        parse((relay.box("alice", "outbox") / name).read_bytes()).body.decode()
+        for name in relay.waiting("alice", "outbox")
+    ]
+
+
+def test_all_are_sent_in_order_with_one_sync_of_files_and_one_of_the_directory(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        called = fail_at(monkeypatch, "none", 1)
+        sent = alice.send_many([*THREE, {"to": "carol", "body": "4", "kind": "query", "ttl_s": 9}])
+        assert called == ["create", "write"] * 4 + ["syncfs"] + ["rename"] * 4 + ["sync_dir"]
+    assert relay.waiting("alice", "outbox") == [f"{one}.msg" for one in sent]
+    assert in_outbox(relay) == ["one", "two", "three", "4"]
+    last = parse((relay.box("alice", "outbox") / f"{sent[-1]}.msg").read_bytes())
+    assert (last.to, str(last.kind), last.ttl_s) == ("carol", "query", 9)
+
+
+def test_none_is_nothing(relay: HandRelay) -> None:
+    with Agent("alice", relay.root) as alice:
+        assert alice.send_many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"to": "b ob", "body": "x"}, "message 1 of the list: 'b ob' is not an address"),
+        ({"to": "bob"}, "message 1 of the list: body is None, expected str or bytes"),
+        ({"to": "bob", "body": "x", "tll_s": 5}, "message 1 of the list: 'tll_s' is not one of"),
+        ({"to": "bob", "body": "x", "ttl_s": 0}, "message 1 of the list: .*seconds above 0"),
+    ],
+)
+def test_one_bad_message_is_an_error_and_none_is_sent(
+    relay: HandRelay, wrong: Any, says: str
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        with pytest.raises(MessageError, match=says):
+            alice.send_many([THREE[0], wrong, THREE[1]])
+    assert relay.waiting("alice", "outbox") == relay.waiting("alice", "outbox/.pending") == []
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "syncfs"])
+def test_a_full_disk_is_waited_for_without_writing_any_file_twice(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
+    with Agent("alice", relay.root) as alice:
+        called = fail_at(monkeypatch, operation, 1, errno.ENOSPC, errno.EDQUOT)
+        alice.send_many(THREE)
+        assert called.count("rename") == 3
+    assert slept == [0.1, 0.2]
+    assert in_outbox(relay) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "syncfs", "rename"])
+def test_an_error_before_the_first_rename_leaves_none(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        fail_at(monkeypatch, operation, 1, errno.EIO)
+        with pytest.raises(OSError, match="Input/output") as error:
+            alice.send_many(THREE)
+    assert relay.waiting("alice", "outbox") == relay.waiting("alice", "outbox/.pending") == []
+    assert not hasattr(error.value, "__notes__")
+
+
+def test_an_error_between_the_renames_names_those_that_were_sent(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        fail_at(monkeypatch, "rename", 3, errno.EIO)
+        with pytest.raises(OSError, match="Input/output") as error:
+            alice.send_many(THREE)
+    first, second = (name.removesuffix(".msg") for name in relay.waiting("alice", "outbox"))
+    assert in_outbox(relay) == ["one", "two"]
+    assert relay.waiting("alice", "outbox/.pending") == []
+    assert error.value.__notes__ == [
+        f"2 messages, {first} to {second}, have been sent: do not send them again"
+    ]
+
+
+def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending = relay.box("alice", "outbox") / ".pending"
+    with Agent("alice", relay.root) as alice:
+
+        def fault(name: str, _: str) -> None:
+            if name == "syncfs":
+                for left in pending.iterdir():
+                    left.unlink()
+
+        monkeypatch.setattr(fsio, "fault", fault)
+        alice.send_many(THREE)
+    assert in_outbox(relay) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_killed_between_the_renames_the_first_are_sent_and_no_other(
+    relay: HandRelay, renames: int
+) -> None:
+    program = (
+        "import os, sys\n"
+        "from agent_sdk import Agent\n"
+        "from relay.base import fsio\n"
+        "alice = Agent('alice', sys.argv[1])\n"
+        "left = [int(sys.argv[2])]\n"
+        "def fault(operation, name):\n"
+        "    if operation == 'rename':\n"
+        "        if not left[0]: os.kill(os.getpid(), 9)\n"
+        "        left[0] -= 1\n"
+        "fsio.fault = fault\n"
+        "alice.send_many([{'to': 'bob', 'body': word} for word in ('one', 'two', 'three')])\n"
+    )
+    command = [sys.executable, "-c", program, str(relay.root), str(renames)]
+    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    assert in_outbox(relay) == ["one", "two", "three"][:renames]
+
+
+# -- committed: the relay's sync counts -----------------------------------------------------
+
+
+def relay_runs(monkeypatch: pytest.MonkeyPatch, *turns: Any) -> None:
+    """Pretend that a relay holds the home's lock; while the sender waits, it does its turns."""
+    left = list(turns)
+    monkeypatch.setattr("agent_sdk.agent.lock_holder", lambda home: 1)
+    monkeypatch.setattr("agent_sdk.outbox.time.sleep", lambda s: left and left.pop(0)())
+
+
+def test_it_returns_when_the_relay_has_taken_the_file_and_syncs_nothing(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("bob", relay.root) as bob, Agent("alice", relay.root) as alice:
+        relay_runs(monkeypatch, lambda: None, relay.carry)
+        called = fail_at(monkeypatch, "none", 1)
+        sent = alice.send("bob", "hello", committed=True)
+        assert called == ["create", "write", "rename"]
+        received = bob.receive(0)
+        assert received is not None
+        assert received.id == sent
+
+
+def test_a_refusal_is_an_error_with_the_relays_reason(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        (name,) = relay.waiting("alice", "outbox")
+        (relay.box("alice", "outbox") / name).unlink()
+        re = name.removesuffix(".msg")
+        relay.deliver(
+            "alice", "there is no agent bob", sender="__orchestrator__", kind=Kind.NACK, RE=re
+        )
+
+    with Agent("alice", relay.root) as alice:
+        relay_runs(monkeypatch, refuse)
+        with pytest.raises(Refused, match="there is no agent bob"):
+            alice.send("bob", "hello", committed=True)
+
+
+def test_without_a_relay_nothing_is_sent(relay: HandRelay) -> None:
+    with Agent("alice", relay.root) as alice:
+        with pytest.raises(NotRunning, match="no relay is running"):
+            alice.send("bob", "hello", committed=True)
+    assert relay.waiting("alice", "outbox") == []
+
+
+def test_what_the_relay_does_not_take_in_time_waits_durably(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        relay_runs(monkeypatch)
+        called = fail_at(monkeypatch, "none", 1)
+        with pytest.raises(Timeout, match="not taken over by the relay within 0 s") as error:
+            alice.send("bob", "hello", committed=True, timeout_s=0)
+        assert called == ["create", "write", "rename", "sync", "sync_dir"]
+    assert relay.waiting("alice", "outbox") == [f"{error.value.message_id}.msg"]
+    assert error.value.hint == "it waits in the outbox: do not send it again"

@@ -1,0 +1,34 @@
+"""Every store of a test is valid when the test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from relay.engine.check import check
+from relay.engine.state import State
+
+MOST_MESSAGES = 1000  # larger ones take longer than their test
+
+
+@pytest.fixture(autouse=True)
+def stores_are_sound(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The tables of every store agree; except of those that a test ``damages``."""
+    made: list[State] = []
+    begin = State.__init__
+
+    def init(self: State, created_at: int) -> None:
+        begin(self, created_at)
+        made.append(self)
+
+    monkeypatch.setattr(State, "__init__", init)
+    yield
+    monkeypatch.undo()
+    if request.node.get_closest_marker("damages") is None:
+        small = [state for state in made if len(state.messages) < MOST_MESSAGES]
+        found = [one.text for state in small for one in check(state)]
+        # a test may use a relay id twice, a relay never does
+        assert [line for line in found if "relay_ids" not in line] == []
