@@ -106,8 +106,7 @@ class Session:
         self.status = status or SharedStatus(home.root, config, clock)
         self.deadline = 0  # monotonic ns: when the dispatcher has something to do
         self.is_ending = False  # True: end as soon as no tier job runs
-        metrics = self.status.metrics
-        metrics.begin(START)
+        self.status.metrics.begin(START)
         executors = executors or Executors.threads()
         keeper = executors.keeper
         with contextlib.ExitStack() as stack:
@@ -121,21 +120,7 @@ class Session:
             wake = self.watcher.wake
             stack.callback(executors.close)
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
-            roller = make_roller(store, config, clock, executors.flush, wake)
-            roster = Roster(home, self.watcher, config.lead, log)
-            self.dispatcher = Dispatcher(
-                config=config,
-                home=home,
-                ledger=ledger,
-                store=store,
-                events=self.opened.events,
-                flusher=self.flusher,
-                roller=roller,
-                roster=roster,
-                metrics=metrics,
-                clock=clock,
-                log=log,
-            )
+            self.dispatcher = self._make_dispatcher(config, executors.flush)
             self.housekeeper = Housekeeper(
                 home, ledger, config, clock, keeper, log, pause_s=executors.pause_s
             )
@@ -151,6 +136,24 @@ class Session:
             self.disk_monitor = DiskMonitor(self.status, self.dispatcher, disk, ledger, clock, log)
             self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
+
+    def _make_dispatcher(self, config: Config, executor: Executor) -> Dispatcher:
+        """The loop's stages; archives are written in ``executor``."""
+        roller = make_roller(self.opened.store, config, self.clock, executor, self.watcher.wake)
+        roster = Roster(self.home, self.watcher, config.lead, self._log)
+        return Dispatcher(
+            config=config,
+            home=self.home,
+            ledger=self.ledger,
+            store=self.opened.store,
+            events=self.opened.events,
+            flusher=self.flusher,
+            roller=roller,
+            roster=roster,
+            metrics=self.status.metrics,
+            clock=self.clock,
+            log=self._log,
+        )
 
     def begin(self) -> None:
         """Take the first turn: everything that waits in outboxes. Closes the session if it fails.
