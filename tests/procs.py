@@ -35,10 +35,10 @@ def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedP
     return forks.run(["--home", str(home), *arguments], environment(), stdin, PATIENCE_S)
 
 
-def rows_of(*arguments: str, home: Path) -> list[dict[str, Any]]:
-    """The lines that a command prints with ``--json``; it succeeds."""
+def rows_of(*arguments: str, home: Path, exit_code: int = 0) -> list[dict[str, Any]]:
+    """The lines that a command prints with ``--json``."""
     done = relay(*arguments, "--json", home=home)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == exit_code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -149,7 +149,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     ended = f"pid {pid}, did not stop by itself; its last sign of life"
     said = f"no relay is running: the last one, {ended}"
     assert first.startswith(said) and first.endswith("; start one with `relay up`")
-    left = rows_of("status", home=home)[0]["left"]
+    left = rows_of("status", home=home, exit_code=5)[0]["left"]
     assert left["pid"] == pid
     at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
     assert before - 60 * NS_PER_S < at_ns < time.time_ns()
@@ -162,7 +162,7 @@ def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path
     assert running.stop() == 0
     done = relay("status", home=home)
     assert done.stdout.startswith("no relay is running; start one with `relay up`\n")
-    assert rows_of("status", home=home)[0]["left"] is None
+    assert rows_of("status", home=home, exit_code=5)[0]["left"] is None
 
 
 def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:
