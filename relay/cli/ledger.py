@@ -389,7 +389,7 @@ def _show(row: sqlite3.Row, as_json: bool) -> None:
 def _words(row: sqlite3.Row) -> Iterator[str]:
     if row["source"] == "audit_log":
         yield sanitize(row["what"]) or ""
-        yield f"{row['old'] or '-'} > {row['new']}"
+        yield f"{sanitize(row['old']) or '-'} > {sanitize(row['new'])}"
         yield f"({sanitize(row['who']) or 'by hand'})"
     else:
         yield f"! {sanitize(row['kind'])}"

@@ -111,6 +111,7 @@ def test_parents_of_the_home_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "a/b/home/agents").is_dir()
 
 
+@pytest.mark.damages  # an empty file in the place of the ledger
 def test_modes_that_others_can_use_are_narrowed_and_named(home: Home, root: Path) -> None:
     assert home.secure() == []
     root.chmod(0o755)

@@ -23,6 +23,8 @@ from relay.journal.segment import SegmentPolicy, segment_path
 from tests.box import MakeBox
 from tests.journal.payloads import payload
 
+pytestmark = pytest.mark.damages  # its homes have a journal, and no store beside it
+
 
 def run(home: Path, *args: object) -> Result:
     """`relay --home HOME journal …`."""
@@ -276,7 +278,7 @@ def test_while_another_process_has_the_journal_only_status_works(home: Path) -> 
         ):
             error = refused(run(home, *verb))
             assert isinstance(error, AlreadyRunning) and error.exit_code == EXIT_STATE
-            assert "another process has the journal" in str(error)
+            assert "another process has locked the home" in str(error)
 
 
 def test_a_segment_that_is_not_there_is_named(home: Path) -> None:
