@@ -135,7 +135,7 @@ class RetentionKind(LabelledEnum):
 
 
 class DeliveryState(LabelledEnum):
-    """The state of one recipient's delivery, in the order in which it advances."""
+    """The state of one recipient's delivery, in order; a further attempt begins at STAGED again."""
 
     SENT = 0  # accepted, not delivered yet
     STAGED = 1  # an owner that delivers has written its file; only the rename is left

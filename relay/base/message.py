@@ -26,7 +26,7 @@ DEFAULT_MAX_BODY_BYTES = 1_048_576
 MAX_HEADER_LINES = 48
 MAX_HEADER_BYTES = 6 * 1024
 MAX_VALUE_BYTES = 4096
-# The relay adds eight lines to a delivered file.
+# The relay adds up to six lines to a delivered file.
 MAX_DELIVERED_HEADER_BYTES = 2 * MAX_HEADER_BYTES
 
 THREAD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -43,7 +43,7 @@ MOST_AWAIT_S = 1_000_000_000  # 31 years: when it is over must be a time that ha
 DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)?")
 DURATION_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
-# Headers that only the relay writes, in the order in which it writes them.
+# Headers that only the relay writes; a CHECKSUM it replaces.
 RELAY_HEADERS = ("FROM", "ID", "SENT", "ATTEMPT", "CHANNEL")
 DELIVERY_MODES = ("at-most-once", "at-least-once", "exactly-once")
 

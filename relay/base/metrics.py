@@ -27,9 +27,9 @@ NEVER_STUCK = (START, WAIT, STOP)
 
 STAGES = {
     "detect": "watcher events, agent directories and scans",
-    "read": "open, read, parse and validate files",
+    "read": "open, read and parse files",
     "record": "insert and claim ledger rows",
-    "route": "choose recipients and store messages",
+    "route": "validate, plan and store messages",
     "stage": "write files into inbox/.pending",
     "commit": "append events to the journal, one sync",
     "deliver": "rename files into inboxes",

@@ -75,7 +75,7 @@ def _check_deliveries(
     ]
     for (relay_id, recipient), wanted, state in differ:
         if not is_killed or (wanted, state) not in _AHEAD:
-            yield _finding(relay_id, f"for {recipient} the store says {wanted}, the ledger {state}")
+            yield _finding(relay_id, f"for {recipient} the store says {wanted or 'nothing'}, the ledger {state or 'nothing'}")
 
 
 def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""One turn of the loop: intake, validate, plan, stage, commit, deliver, archive; retries.
+"""The pipeline: from a file in an outbox to its copies in inboxes and the original in the archive.
 
-States, and what a crash leaves of each: docs/states.md.
+Its steps: docs/architecture.md. States, and what a crash leaves of each: docs/states.md.
 """

@@ -1,6 +1,7 @@
 """Applying plans to the store: the message, the effect of an answer, commands, replies.
 
-In memory alone: the events become durable with the commit of their batch. A message that is in the
+In memory, except a saved state, which is written at once under the id of its message: the events
+become durable with the commit of their batch. A message that is in the
 store already is not stored again, so applying a plan after a crash repeats nothing.
 """
 

@@ -1,6 +1,6 @@
 """File operations of the pipeline: inboxes, archive, and reading a message again from either.
 
-    inbox/.pending/{id}.msg   staged, complete; the ledger says so before the next step
+    inbox/.pending/{id}.msg   staged, complete; the journal says so before the next step
     inbox/{id}.msg            delivered: after the rename the recipient has it
     archive/{date}/{agent}/{id}.msg and …/rejected/
 

@@ -1,10 +1,8 @@
-"""The loop: one thread takes a batch of files from the outboxes through every stage.
+"""The loop: one thread takes a batch of files from the outboxes through every step.
 
-    read, validate, record, plan, stage, commit, deliver, complete, archive
-
-A message is accepted once the journal has it (``EventLog.commit``). Nothing is visible outside
-before that: no file in an inbox, no change in the ledger. States, and what a crash leaves of them:
-docs/states.md.
+The steps, and the function of each: docs/architecture.md. A message is accepted once the journal has
+it (``EventLog.commit``). Before that no recipient sees anything: there is no file in an inbox, and the
+ledger has only the claim of its row. States, and what a crash leaves of them: docs/states.md.
 """
 
 from __future__ import annotations

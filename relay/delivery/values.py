@@ -100,7 +100,7 @@ class Row(Enum):
 
 
 class Inbound(NamedTuple):
-    """A file from an outbox: read by intake, then validated, then claimed in the ledger."""
+    """A file from an outbox: read by intake, claimed in the ledger, then validated."""
 
     file: OutboxFile
     message: MessageFile | None  # None: it is not a valid message

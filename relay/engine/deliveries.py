@@ -317,7 +317,7 @@ class Deliveries:
         self.move(message_id, [recipient], DeliveryState.EXPIRED)
 
     def schedule_retry(self, message_id: int, recipient: str, until_ms: int) -> None:
-        """Postpone an attempt that could not be made now until ``until_ms`` (Unix ms)."""
+        """Wait until ``until_ms`` (Unix ms) before the next attempt."""
         delivery = self._state.deliveries[message_id][recipient]
         waiting = msgspec.structs.replace(delivery, state=DeliveryState.WAITING, due_ms=until_ms)
         self.set_timer(message_id, recipient, waiting)

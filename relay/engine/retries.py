@@ -77,7 +77,7 @@ class Retries:
         self._next_forget_ms = 0  # earliest time of the next scan of the exactly-once set
 
     def next_due_ms(self) -> int | None:
-        """Deadline of the next ``tick`` with something to do (Unix ms)."""
+        """Time of the next ``due`` with a result (Unix ms)."""
         return self._state.timers.next_ms()
 
     def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[OverdueDelivery]:
