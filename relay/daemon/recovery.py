@@ -290,7 +290,7 @@ def _defer_unstaged(ledger: Ledger, store: Engine, now: int) -> None:
         owed.setdefault(relay_id, []).append(recipient)
     known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
     with ledger.transaction():
-        ledger.deliveries.stage(
+        ledger.deliveries.add_undelivered(
             (relay_id, recipient, "held", now, ACCEPTED, now)
             for relay_id, recipients in owed.items()
             for recipient in recipients

@@ -41,8 +41,8 @@ from relay.engine.engine import Engine
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
-THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
-THROTTLED_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows; checked this often
+CHANNEL_FULL = "throttled: the channel has as many pending messages as max_pending allows"
+CHANNEL_FULL_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows; checked this often
 STICKY = "sent before it joined"
 
 
@@ -88,7 +88,7 @@ class StoreWriter:
             stored = self._view.find(plan.message_id)
         duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None
         if plan.inbound is not None and stored and files and self._view.is_held(stored.id):
-            due = throttled_until(stored, plan.inbound.seen_at)
+            due = channel_full_until(stored, plan.inbound.seen_at)
             deferred = [_deferral(file, name, due) for file in files for name in file.recipients]
             files = ()
         messages, effects = plan.messages, plan.effects
@@ -189,16 +189,16 @@ def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:
     return refuse(inbound, f"internal error of the relay: {fault}")
 
 
-def throttled_until(stored: Message, now_ns: int) -> int:
+def channel_full_until(stored: Message, now_ns: int) -> int:
     """Next check of a throttled message: at most 60 s from now, and no later than its TTL."""
-    due = now_ns + THROTTLED_RECHECK_NS
+    due = now_ns + CHANNEL_FULL_RECHECK_NS
     if stored.ttl_over_ns is not None:
         due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
     return due
 
 
 def _deferral(file: OutgoingFile, recipient: str, due_at: int) -> Deferral:
-    return Deferral(file.message_id, recipient, THROTTLED, due_at)
+    return Deferral(file.message_id, recipient, CHANNEL_FULL, due_at)
 
 
 def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...]:

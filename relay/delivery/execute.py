@@ -69,7 +69,7 @@ class ExecutionResult(NamedTuple):
         return all(one.plan is not plan for one in self.postponed)
 
 
-class Executor:
+class PlanExecutor:
     """Executes plans, a batch at a time. Owned by the loop."""
 
     def __init__(

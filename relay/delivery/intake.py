@@ -34,7 +34,7 @@ from relay.base.names import MSG_SUFFIX, shown
 from relay.base.redaction import redact
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
 from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
-from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, found_of
+from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, outbox_file_of
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
@@ -192,10 +192,10 @@ class Intake:
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
             kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
-            found, reason = found_of(agent, name, status), shown(str(exc))
+            found, reason = outbox_file_of(agent, name, status), shown(str(exc))
             incident = Incident(kind, agent, found.path, reason)
             return Inbound(found, None, reason, incidents=(incident,))
-        found = found_of(agent, name, status)
+        found = outbox_file_of(agent, name, status)
         now = self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
         if hint.seen != seen:
@@ -216,7 +216,7 @@ class Intake:
         data, status = fsio.read_regular(name, outbox, self._max_file)
         if seen != (status.st_size, status.st_mtime_ns):
             return again
-        return self._parse(found_of(agent, name, status), data)
+        return self._parse(outbox_file_of(agent, name, status), data)
 
     def _parse(self, found: OutboxFile, data: bytes) -> Inbound:
         """Parse file content; the reason names each violated rule."""
@@ -339,7 +339,7 @@ class PendingFiles:
                 data = b""
                 with contextlib.suppress(UnsafePath):  # a link: kept as it is, and not read
                     data, status = fsio.read_regular(name, pending, max_bytes)
-                yield found_of(agent, name, status, IN_PENDING), data
+                yield outbox_file_of(agent, name, status, IN_PENDING), data
 
     def reason(self, agent: str) -> str:
         """The text of the nack for a file left in .pending."""

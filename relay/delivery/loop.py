@@ -1,8 +1,9 @@
 """The loop: one thread takes a batch of files from the outboxes through every step.
 
-The steps, and the function of each: docs/architecture.md. A message is accepted once the journal has
-it (``EventLog.commit``). Before that no recipient sees anything: there is no file in an inbox, and the
-ledger has only the claim of its row. States, and what a crash leaves of them: docs/states.md.
+The steps, and the function of each: docs/architecture.md. A message is accepted once the journal
+has it (``EventLog.commit``). Before that no recipient sees anything: there is no file in an inbox,
+and the ledger has only the claim of its row. States, and what a crash leaves of them:
+docs/states.md.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from relay.delivery.control import Orchestrator
 from relay.delivery.downtime import Deadlines
 from relay.delivery.event_source import EventSource
 from relay.delivery.eventlog import EventLog
-from relay.delivery.execute import Executor
+from relay.delivery.execute import PlanExecutor
 from relay.delivery.intake import Intake
 from relay.delivery.limits import ReplyLoops, ThrottleStatus
 from relay.delivery.notifications import Notifier, Reminders
-from relay.delivery.plan import plan
+from relay.delivery.plan import plan_file
 from relay.delivery.reads import ReadDetector
 from relay.delivery.record import Archiver, LedgerWriter
 from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
@@ -104,7 +105,7 @@ class Dispatcher:
             ledger, lambda: events.journal.durable, self._archiver, config.retry.first_s, clock
         )
         orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
-        self._executor = Executor(
+        self._executor = PlanExecutor(
             store=store,
             events=events,
             store_writer=StoreWriter(store, orchestrator, clock, log),
@@ -209,7 +210,7 @@ class Dispatcher:
             self._ledger_writer.record_counts()
             self._roller.step()
             self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
-            self._flusher.commit()
+            self._flusher.flush_if_due()
             self._log_change("The store", self._flusher.error, "is written again", "flush_failed")
             self._events.commit_if_due()
         return self._next_due()
@@ -295,7 +296,7 @@ class Dispatcher:
             is_to_lead = message is not None and message.to.lower() == LEAD
             directory = self._statuses.directory(self._roster.lead() if is_to_lead else None)
             try:
-                planned = plan(inbound, directory, self._view)
+                planned = plan_file(inbound, directory, self._view)
             except Exception as exc:
                 planned = refuse_fault(inbound, exc, self._log)
             yield planned

@@ -24,7 +24,7 @@ from relay.base.message import Kind
 from relay.base.names import OPERATOR
 from relay.delivery import plan as planning
 from relay.delivery import saved_state
-from relay.delivery.execute import ExecutionResult, Executor
+from relay.delivery.execute import ExecutionResult, PlanExecutor
 from relay.delivery.file_ops import DiskFull
 from relay.delivery.limits import ReplyLoop
 from relay.delivery.retry import RetryPause
@@ -42,7 +42,7 @@ class Notifier:
         self,
         home: Home,
         roster: Roster,
-        executor: Executor,
+        executor: PlanExecutor,
         states: StateStore,
         clock: Clock,
         log: LogCall,

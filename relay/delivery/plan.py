@@ -45,7 +45,7 @@ REPEATED = Effects(may_repeat=True)
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
 
-def plan(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
+def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     """Plan one file. Errors: FormatError, OSError if an archive has to be read and cannot be."""
     message = inbound.message
     if message is None or inbound.reason:

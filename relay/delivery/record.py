@@ -56,7 +56,9 @@ class LedgerWriter:
             self._archiver.record()
             ledger.add(own, system=True)
             ledger.deliveries.mark_written(written)
-            ledger.deliveries.stage(row for one in batch for row in _undelivered_rows(one, now))
+            ledger.deliveries.add_undelivered(
+                row for one in batch for row in _undelivered_rows(one, now)
+            )
             ledger.deliveries.hold(self._held(batch, now))
             self._record_refusals([pair for pair in files if pair[0].plan.refusal], now)
             for one in batch:

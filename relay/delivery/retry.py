@@ -19,7 +19,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Config, RetrySettings
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
-from relay.delivery.apply import THROTTLED, throttled_until
+from relay.delivery.apply import CHANNEL_FULL, channel_full_until
 from relay.delivery.execute import ExecutionResult, Postponed
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
@@ -160,7 +160,7 @@ class DeferredQueue:
             ended = EndedDelivery(number, held.message_id, held.recipient, state, attempt, reason)
             return end_delivery(ended, row, directory, self._view)
         if stored is not None and is_throttled:
-            self._hold(held, THROTTLED, throttled_until(stored, now))
+            self._hold(held, CHANNEL_FULL, channel_full_until(stored, now))
             return None
         return self._attempt(dirs, held, row, stored, now)
 

@@ -66,7 +66,7 @@ class OutboxFile(NamedTuple):
         return (self.agent, "/".join((*self.place[1:], self.file_name)))
 
 
-def found_of(
+def outbox_file_of(
     agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
 ) -> OutboxFile:
     """The facts of a file; its writer may set any mtime, SQLite takes 63 bits."""
@@ -85,7 +85,7 @@ def found_of(
 
 def is_same(found: OutboxFile, status: os.stat_result) -> bool:
     """True if the file is unchanged and in its place."""
-    now = found_of(found.agent, found.file_name, status, found.place)
+    now = outbox_file_of(found.agent, found.file_name, status, found.place)
     if 0 in (found.ctime_ns, now.ctime_ns):
         now = now._replace(ctime_ns=found.ctime_ns)
     return now == found

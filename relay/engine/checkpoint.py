@@ -1,8 +1,7 @@
 """A store's file: loading it, when it is written, and which events are durable.
 
-``load_state`` reads the file, for the relay and the library. ``Flusher.commit`` is the one call
-that decides when it is written; ``FileWriter`` makes it for the library, with a timer and the
-policies of its channels.
+``load_state`` reads the file, for the relay and the library. ``Flusher.flush_if_due`` decides when
+it is written; ``FileWriter`` calls it for the library, with a timer and its channels' policies.
 
 A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
 waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
@@ -201,7 +200,7 @@ class Flusher:
         """The sequence up to which every event is in the file, as last seen."""
         return self._durable
 
-    def commit(self, policy: FlushPolicy | None = None) -> int:
+    def flush_if_due(self, policy: FlushPolicy | None = None) -> int:
         """Start a flush when one is due, and say how far the store is durable.
 
         ``policy``: what holds for the event that came last; None: the store's own. Returns the
@@ -344,7 +343,7 @@ class FileWriter:
         """Flush if due, and set the alarm for the next flush."""
         if self._flusher is None:
             return
-        self._flusher.commit(policy)
+        self._flusher.flush_if_due(policy)
         due_ns = self._flusher.next_ns
         if due_ns is not None and not self._alarm.is_set:
             self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))

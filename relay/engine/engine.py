@@ -54,8 +54,8 @@ class StoreStats(NamedTuple):
 class Engine:
     """A store in memory.
 
-    ``door``: applies an event to the state in the place of ``transitions.apply``, for an owner that has
-    to do more. ``keeps_events``: ``fresh_events`` collects them for the owner's journal.
+    ``door``: applies an event to the state in the place of ``transitions.apply``, for an owner that
+    has to do more. ``keeps_events``: ``fresh_events`` collects them for the owner's journal.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class DeliveryTable:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
 
-    def stage(
+    def add_undelivered(
         self, deliveries: Iterable[tuple[str, str, str, int, str | None, int | None]]
     ) -> None:
         """Add (message id, recipient, state, staged_at, error, due_at); existing rows stay."""

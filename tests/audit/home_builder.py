@@ -148,7 +148,7 @@ class HomeBuilder:
         """Deliveries, staged, and written unless ``written_after_ms`` is None."""
         with self.ledger.transaction():
             self.ledger.claim([message_id])
-            self.ledger.deliveries.stage(
+            self.ledger.deliveries.add_undelivered(
                 (message_id, name, "staged", at_ns, None, None) for name in recipients
             )
             if written_after_ms is not None:

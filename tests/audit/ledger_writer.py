@@ -22,7 +22,7 @@ def main(path: str) -> None:
             ledger.add(
                 [FileFacts(i, "alice", "x", 1, 1, None, "c", "message", "bob", 1) for i in ids]
             )
-            ledger.deliveries.stage((i, "bob", "staged", 1, None, None) for i in ids)
+            ledger.deliveries.add_undelivered((i, "bob", "staged", 1, None, None) for i in ids)
         if number == 0:
             print("writing", flush=True)
         number += 1

@@ -58,7 +58,7 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.ledger.fail([("1-failed", "there is no agent zed")], START_NS)
     home.seen("1-returned", to="#team")
     home.ledger.claim(["1-returned"])
-    home.ledger.deliveries.stage(
+    home.ledger.deliveries.add_undelivered(
         [
             ("1-returned", "bob", "staged", START_NS, None, None),
             ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),

@@ -71,7 +71,7 @@ def test_each_side_that_differs_is_found_and_nothing_else(
         },
     )
     with home.ledger.transaction():
-        home.ledger.deliveries.stage([("1-more", "zed", "staged", START_NS, None, None)])
+        home.ledger.deliveries.add_undelivered([("1-more", "zed", "staged", START_NS, None, None)])
         home.ledger.deliveries.give_up("1-more", "zed", "bounced", "planted")
     assert make_findings(spark, home, tmp_path / "run") == {
         "unjournaled": {"1-unjournaled"},

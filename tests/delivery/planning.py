@@ -13,7 +13,7 @@ from relay.base.message import parse
 from relay.base.names import message_id_of
 from relay.delivery.apply import StoreWriter
 from relay.delivery.control import Orchestrator
-from relay.delivery.plan import plan
+from relay.delivery.plan import plan_file
 from relay.delivery.values import (
     Applied,
     Inbound,
@@ -54,7 +54,7 @@ class Table:
             self.number += 1
         inbound = read(text, sender, number or self.number)
         inbound = inbound._replace(seen_at=AT_NS + late_s * 10**9, **facts)
-        return plan(inbound, directory or Directory(agents, self.lead), StoreView(self.store))
+        return plan_file(inbound, directory or Directory(agents, self.lead), StoreView(self.store))
 
     def decide(self, text: str, *args: Any, **kwargs: Any) -> Applied:
         """Plan it, and apply the plan to the store."""

@@ -11,7 +11,7 @@ import pytest
 
 from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
-from relay.delivery.values import LATEST_NS, found_of
+from relay.delivery.values import LATEST_NS, outbox_file_of
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
 
@@ -102,7 +102,7 @@ def test_one_that_cannot_be_opened_does_not_stop_the_others(
 )
 def test_a_time_that_the_ledger_cannot_hold_is_cut_to_one_it_can(mtime_ns: int, kept: int) -> None:
     status = os.stat_result((0o100600, 7, 1, 1, 0, 0, 11, 0, 0, 0), {"st_mtime_ns": mtime_ns})
-    found = found_of("alice", NAME, status)
+    found = outbox_file_of("alice", NAME, status)
     assert (found.mtime_ns, found.size, found.inode) == (kept, 11, 7)
 
 

@@ -238,7 +238,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
 @pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
-        box.ledger.deliveries.stage([("1-", "bob", "held", 1, "by hand", 1)])
+        box.ledger.deliveries.add_undelivered([("1-", "bob", "held", 1, "by hand", 1)])
     retry(box, held)
     assert box.sql("SELECT state, last_error FROM deliveries WHERE message_id = '1-'") == [
         ("bounced", "its row is gone")

@@ -67,7 +67,7 @@ class Bench:
 
     def commit(self) -> bool:
         """One turn of the loop; True when every event is durable."""
-        return self.flusher.commit() == self.store.sequence
+        return self.flusher.flush_if_due() == self.store.sequence
 
     def on_disk(self) -> int:
         """Messages in the file; -1 when there is none."""
@@ -193,7 +193,7 @@ def test_a_store_that_was_opened_is_durable_as_it_was(
     one.flusher.flush()
     opened = Engine(one.clock, state_of(store_file.read(str(one.path))))
     again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
-    assert again.durable == again.commit() == opened.sequence == one.store.sequence
+    assert again.durable == again.flush_if_due() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
 
 
@@ -214,7 +214,7 @@ def test_a_flush_holds_what_was_there_when_it_began(bench: Callable[..., Bench])
     thread.run()
     assert one.wakes == 1
     assert one.flusher.durable < covered  # not seen yet
-    assert one.flusher.commit() == covered  # and the next one begins
+    assert one.flusher.flush_if_due() == covered  # and the next one begins
     assert one.on_disk() == 1
     thread.run()
     assert one.commit()
@@ -351,13 +351,13 @@ def test_a_failure_keeps_the_old_file_and_is_tried_again_with_backoff(
     one.send(100)
     durable = one.flusher.durable
     for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
-        assert one.flusher.commit() == durable
+        assert one.flusher.flush_if_due() == durable
         assert os.strerror(code) in one.flusher.error
         assert one.flusher.error.startswith(str(one.path))
         assert one.due_in_s() == pause_s
         one.send()  # more work makes it no sooner
         one.clock.advance(pause_s - 0.001)
-        assert one.flusher.commit() == durable
+        assert one.flusher.flush_if_due() == durable
         assert one.due_in_s() == pytest.approx(0.001)
         one.clock.advance(0.001)
     assert one.on_disk() == 100

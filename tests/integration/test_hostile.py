@@ -11,7 +11,7 @@ import pytest
 
 from relay.base.errors import UnsafePath
 from relay.base.home import Home
-from relay.delivery.plan import plan
+from relay.delivery.plan import plan_file
 from relay.delivery.values import Inbound, Plan
 from tests.box import Box
 
@@ -84,9 +84,9 @@ def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
     def faulty(inbound: Inbound, *rest: Any) -> Plan:
         if inbound.message and inbound.message.body == b"poison":
             raise ZeroDivisionError("division by zero")
-        return plan(inbound, *rest)
+        return plan_file(inbound, *rest)
 
-    monkeypatch.setattr("relay.delivery.loop.plan", faulty)
+    monkeypatch.setattr("relay.delivery.loop.plan_file", faulty)
     sent = box.drop("alice", "TO: bob\n\npoison")
     box.drop("carol", "TO: bob\n\nwater")
     box.tick()

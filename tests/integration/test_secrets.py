@@ -64,14 +64,14 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.delivery.plan import plan
+    from relay.delivery.plan import plan_file
 
     def faulty(inbound: Inbound, *rest: Any) -> Plan:
         if inbound.message and inbound.message.body.startswith(b"poison"):
             raise ValueError(inbound.message.body)  # a fault of ours may quote what it choked on
-        return plan(inbound, *rest)
+        return plan_file(inbound, *rest)
 
-    monkeypatch.setattr("relay.delivery.loop.plan", faulty)
+    monkeypatch.setattr("relay.delivery.loop.plan_file", faulty)
     box.send("alice", f"TO: bob\n\npoison {SECRET}")
     feed(box.path("agents", "alice", "outbox"))
     box.tick(3)

@@ -45,7 +45,9 @@ def record(ledger: Ledger, *numbers: int) -> list[str]:
 def stage(ledger: Ledger, message: str, *recipients: str) -> None:
     """Deliveries of a message, staged."""
     with ledger.transaction():
-        ledger.deliveries.stage([(message, name, "staged", NOW, None, None) for name in recipients])
+        ledger.deliveries.add_undelivered(
+            [(message, name, "staged", NOW, None, None) for name in recipients]
+        )
 
 
 class Look:

@@ -243,7 +243,7 @@ def test_a_query_is_served_by_its_index(ledger: Ledger, name: str) -> None:
 def test_with_statistics_of_a_long_history_it_still_is(ledger: Ledger, name: str) -> None:
     ids = record(ledger, *range(2000))
     with ledger.transaction():
-        ledger.deliveries.stage([(one, "bob", "staged", NOW, None, None) for one in ids])
+        ledger.deliveries.add_undelivered([(one, "bob", "staged", NOW, None, None) for one in ids])
         ledger.deliveries.mark_written(WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:])
         ledger.deliveries.mark_read([(one, "bob", 1) for one in ids[20:]], NOW)
         ledger.claim(ids[10:])

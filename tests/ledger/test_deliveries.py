@@ -18,7 +18,9 @@ KEY = "bob"
 # What each call does with a delivery in each state; every state that is not named stays.
 MOVES: dict[str, tuple[Move, dict[str, str]]] = {
     "stage again": (
-        lambda db, one: db.deliveries.stage([(one, KEY, "staged", NOW + 9, "again", None)]),
+        lambda db, one: db.deliveries.add_undelivered(
+            [(one, KEY, "staged", NOW + 9, "again", None)]
+        ),
         {},
     ),
     "written": (
@@ -91,7 +93,7 @@ def test_a_call_moves_a_delivery_from_where_it_may_and_from_nowhere_else(
     ledger: Ledger, look: Look, name: str, state: str
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.deliveries.stage(
+    ledger.deliveries.add_undelivered(
         [(one, KEY, state, NOW, None, None), (one, "carol", state, NOW, None, None)]
     )
     call, moves = MOVES[name]
@@ -193,7 +195,7 @@ def test_a_recipient_that_was_never_there_bounces_with_the_reason(
     ledger: Ledger, look: Look
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.deliveries.stage([(one, "gone", "bounced", NOW, "no longer an agent", None)])
+    ledger.deliveries.add_undelivered([(one, "gone", "bounced", NOW, "no longer an agent", None)])
     assert look.all("SELECT state, last_error FROM deliveries") == [
         ("bounced", "no longer an agent")
     ]
