@@ -35,6 +35,7 @@ def run(base: str | None) -> None:
     with Agent(sender, home.root) as agent:
         loop_s = timed(lambda: [agent.send(recipient, body) for _ in range(MESSAGES)])
         many = [{"to": recipient, "body": body} for _ in range(MESSAGES)]
+        sync()
         many_s = timed(lambda: agent.send_many(many))
         with Relay(home):
             while any(Path(home.path("agents", sender, "outbox")).glob("*.msg")):
