@@ -18,6 +18,7 @@ from scripts.benchmarks.common import (
     note,
     percentile,
     report,
+    sync,
     timed,
 )
 from scripts.benchmarks.latency import Relay
