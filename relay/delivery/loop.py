@@ -1,8 +1,8 @@
 """The loop: one thread takes a batch of files from the outboxes through every step.
 
 The steps, and the function of each: docs/architecture.md. A message is accepted once the journal
-has it (``EventLog.commit``). Before that no recipient sees anything: inboxes have no file of it, and
-the ledger has only the claim of its row. States, and what a crash leaves of them:
+has it (``EventLog.commit``). Before that no recipient sees anything: inboxes have no file of it,
+and the ledger has only the claim of its row. States, and what a crash leaves of them:
 docs/states.md.
 """
 
