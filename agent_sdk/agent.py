@@ -17,7 +17,7 @@ from typing import Unpack
 from agent_sdk.attachments import Attachments
 from agent_sdk.disk import retry_on_enospc
 from agent_sdk.inbox import Inbox, Received
-from agent_sdk.outbox import MESSAGE_KEYS, Outbox, OutgoingMessage, SendOptions, compose
+from agent_sdk.outbox import Outbox, OutgoingMessage, SendOptions, compose
 from agent_sdk.presence import max_body_bytes, register, unregister
 from agent_sdk.requests import SavedState, list_versions, load_state, save_state, spawn_headers
 from relay.base.clock import Clock
@@ -121,8 +121,8 @@ class Agent:
         is text (bytes must be UTF-8; use an attachment for other data). A CHECKSUM is added. A
         full disk is waited for.
 
-        Errors: MessageError for a message that the relay would reject; NotFound for an attachment
-        that is not in the store; OSError. In each case nothing was sent.
+        Errors: MessageError for a message that the relay would reject, and for an unknown option;
+        NotFound for an attachment that is not in the store; OSError. In each case nothing was sent.
 
         ``committed``: return when the relay has taken it over, durably; it is then the relay that
         syncs, and not this process. Errors then: NotRunning before anything is sent;
@@ -153,15 +153,12 @@ class Agent:
         checked first, then written and synced, then renamed one after the other, and durable on
         return. Hundreds at once cost little more than one.
 
-        Errors: as ``send``, and MessageError for an unknown key; nothing was sent. An OSError
-        after the first rename names in its notes which messages were sent.
+        Errors: as ``send``; nothing was sent. An OSError after the first rename names in its notes
+        which messages were sent.
         """
         composed = []
         for number, one in enumerate(messages):
             try:
-                if unknown := one.keys() - MESSAGE_KEYS:
-                    known = ", ".join(sorted(MESSAGE_KEYS))
-                    raise MessageError(f"{min(unknown)!r} is not one of {known}")
                 composed.append(self._compose(one))
             except MessageError as exc:
                 rule = f"message {number} of the list: {exc.rule}"

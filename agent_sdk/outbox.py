@@ -119,7 +119,7 @@ class Outbox:
         ends_at, pause_s = monotonic() + timeout_s, FIRST_PAUSE_S
         while os.path.lexists(os.path.join(path, name)):
             left_s = ends_at - monotonic()
-            if left_s <= 0:
+            if not left_s > 0:  # nan, too
                 return not self._sync(name)
             time.sleep(min(pause_s, left_s))  # a running relay needs one or two milliseconds
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -183,6 +183,11 @@ def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFi
 
 def compose(fields: OutgoingMessage) -> MessageFile:
     """Make a message of the arguments of ``send``, with its CHECKSUM. Errors: MessageError."""
+    if not isinstance(fields, dict):
+        raise MessageError(f"expected a dictionary with to and body, got {fields!r:.60}")
+    if unknown := sorted(map(str, fields.keys() - MESSAGE_KEYS)):
+        known = ", ".join(sorted(MESSAGE_KEYS))
+        raise MessageError(f"{unknown[0]!r} is not one of {known}")
     to, body, kind = fields.get("to"), fields.get("body"), fields.get("kind", Kind.MESSAGE)
     _check_types(to, body, kind, fields)
     try:

@@ -74,6 +74,9 @@ def test_none_is_nothing(relay: HandRelay) -> None:
         ({"to": "bob"}, "message 1 of the list: body is None, expected str or bytes"),
         ({"to": "bob", "body": "x", "tll_s": 5}, "message 1 of the list: 'tll_s' is not one of"),
         ({"to": "bob", "body": "x", "ttl_s": 0}, "message 1 of the list: .*seconds above 0"),
+        ({"to": "bob", "body": "x", 5: 6}, "message 1 of the list: '5' is not one of"),
+        (("bob", "x"), "message 1 of the list: expected a dictionary with to and body, got"),
+        (None, "message 1 of the list: expected a dictionary with to and body, got None"),
     ],
 )
 def test_one_bad_message_is_an_error_and_none_is_sent(
@@ -83,6 +86,13 @@ def test_one_bad_message_is_an_error_and_none_is_sent(
         with pytest.raises(MessageError, match=says):
             alice.send_many([THREE[0], wrong, THREE[1]])
     assert relay.waiting("alice", "outbox") == relay.waiting("alice", "outbox/.pending") == []
+
+
+def test_an_unknown_option_of_send_is_an_error(relay: HandRelay) -> None:
+    with Agent("alice", relay.root) as alice:
+        with pytest.raises(MessageError, match="'tll_s' is not one of attachments, await_s, body"):
+            alice.send("bob", "x", tll_s=5)  # type: ignore[call-arg]
+    assert relay.waiting("alice", "outbox") == []
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "syncfs"])
