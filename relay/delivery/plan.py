@@ -283,7 +283,7 @@ def _was_delivered(one: EndedDelivery, view: StoreView) -> bool:
 def _dead_letter_notice(
     subject: Subject, text: str, key: str, directory: Directory, view: StoreView
 ) -> tuple[SystemMessage, ...]:
-    """The notice on the system topic, if the system channel exists and somebody gets it.
+    """The notice on the system topic, if the system channel exists and an agent gets it.
 
     Source: message-engine.txt, "Retry Semantics", step 3c.
     """

@@ -1,7 +1,7 @@
 """Is a loaded store valid? Its tables agree with each other, and the archives that it lists exist.
 
 A table that is derived from others is updated with every event. Loading the store's own snapshot
-derives it anew, so both must be equal.
+derives it again, so both must be equal.
 """
 
 from __future__ import annotations
