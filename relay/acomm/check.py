@@ -1,11 +1,11 @@
 """Checks of a store file, which change nothing: format, limits, invariants, signatures.
 
-``check`` reports all problems of a file's bytes, also those that ``decode`` tolerates: records
-out of order, wrong flags, indexes and columns that disagree with the messages. ``check_limits``
-and ``check_invariants`` refuse to open for writing what no flush could write again, or what would
-lose messages. Entries of section 256 for messages and channels that do not exist are not an error:
-a writer that does not know the section copies it as it is. They are left out. Source: FORMATS
-section 2; acomm-file-format.txt, "Size Limits"; data-structures.txt.
+``check`` reports all problems of a file's bytes, also those that ``decode`` tolerates: records out
+of order, wrong flags, indexes and columns that disagree with the messages. ``check_limits`` and
+``check_invariants`` refuse to open for writing what no flush could write again, or what would lose
+messages. Entries of section 256 for messages and channels that do not exist are not an error: a
+writer that does not know the section copies it as it is. They are left out. See
+docs/formats/acomm.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A record is described once: its fields in the order of its class, by the codecs of their types.
 ``encode`` raises ValidationFailed for a value that does not fit its field, ``read`` FormatError,
-``load`` InvalidField with the field's path. Source: FORMATS section 2, "Records".
+``load`` InvalidField with the field's path. See docs/formats/acomm.md.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 With it a few fields of many messages are read without parsing every record, and each content is
 located. Like an index it is redundant: made from the messages, compared with them by `relay acomm
 check`, and ignored when values are read. Equal messages give equal bytes: texts and shapes are in
-the order of their first use.
-Source: docs/formats/acomm.md, "COLUMNS"; docs/decisions/0015-columns.md.
+the order of their first use. See docs/formats/acomm.md, "COLUMNS", docs/decisions/0015-columns.md.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ as long as files of version 1 may exist.
 Sections 2, 5 and 6 of a COMPRESSED file are in an envelope: uncompressed_size u64, then one gzip
 stream (level 6, mtime 0, no file name: equal bytes give equal envelopes). Reading never holds more
 than uncompressed_size bytes of output plus one. A large stream with a high ratio is first inflated
-piece by piece, so a bomb without records is refused before memory is allocated for it. Source:
-FORMATS section 2; acomm-file-format.txt, "File Layout" and "Versioning".
+piece by piece, so a bomb without records is refused before memory is allocated for it. See
+docs/formats/acomm.md.
 """
 
 from __future__ import annotations

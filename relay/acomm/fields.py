@@ -3,7 +3,6 @@
 ``Reader`` reads one field at a time and raises ``FormatError`` (path, offset, expected, found) for
 bytes that are not valid; nothing is allocated from a count or length before it is known to fit
 what is left. A value that does not fit its field is ``ValidationFailed`` with the field's name.
-Source: FORMATS, opening paragraph.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
     data of timestamp:                            u64 count, then  created_at u64 | id u64
 
 An index is redundant: it is made from the messages, and never determines the content of a file.
-Keys ascend (numbers by value, texts by their bytes), ids ascend.
-Source: FORMATS section 2, "Section 4"; acomm-file-format.txt, "Index Types".
+Keys ascend (numbers by value, texts by their bytes), ids ascend. See docs/formats/acomm.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values of the message engine, as data-structures.txt defines them.
+"""The values of the message engine.
 
 Every value is immutable: a change is a new value in the old one's place, so a snapshot of the
 store is a copy of its lists, and another thread may encode it while the engine runs.

@@ -4,9 +4,9 @@ Fields are packed in the order of the values in model.py; a record that was read
 same bytes. Reading applies no limits: what is stored is data.
 
 ``read_message`` checks field by field. ``read_messages`` reads many by the same rules at several
-times the speed: it parses each record without checks and hands those that fail to
-``read_message``. Errors: FormatError when reading; ValidationFailed for values that the format
-cannot hold or that exceed a limit of the source document. Source: FORMATS section 2, "Records".
+times the speed: it parses each record without checks and hands those that fail to ``read_message``.
+Errors: FormatError when reading; ValidationFailed for values that the format cannot hold or that
+exceed a limit. See docs/formats/acomm.md.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     256       blocks of  tag u32 | length u64 | data     by tag
     257       columns.py
 
-A section that is missing or empty holds nothing. Bytes left over are a fault.
-Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
+A section that is missing or empty holds nothing. Bytes left over are a fault. See
+docs/formats/acomm.md.
 """
 
 from __future__ import annotations

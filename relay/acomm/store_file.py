@@ -19,7 +19,7 @@ At any instant one of the two names has a whole file. Nothing is renamed unless 
     additional data              = message id, u64
 
 The nonce is derived from key, id and content, so a message has the same bytes in every flush
-(docs/decisions/0005-encryption.md). Source: FORMATS section 2; acomm-file-format.txt.
+(docs/decisions/0005-encryption.md). See docs/formats/acomm.md.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def locked(path: str, now_s: int) -> Iterator[None]:
 
     The kernel's flock decides, so a killed holder frees it at once; the text in the file is for
     people. Errors: StoreLocked with that text when another process holds it, or when the file
-    system does not support flock. Source: acomm-file-format.txt, "File Locking".
+    system does not support flock. See docs/formats/acomm.md.
     """
     lock = path + ".lock"
     with contextlib.ExitStack() as held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -37,12 +38,17 @@ class Clock:
 def iso_time(at_ns: int) -> str:
     """ISO 8601 in UTC with microseconds: ``2026-01-31T09:30:00.000001Z``."""
     seconds, rest_ns = divmod(at_ns, NS_PER_S)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1000:06d}Z"
+    return f"{_second(seconds)}.{rest_ns // 1000:06d}Z"
 
 
 def iso_date(at_ns: int) -> str:
     """The day in UTC: ``2026-01-31``; the name of an archive folder."""
-    return time.strftime("%Y-%m-%d", time.gmtime(at_ns // NS_PER_S))
+    return _second(at_ns // NS_PER_S).partition("T")[0]
+
+
+@lru_cache(maxsize=16)  # the messages of a batch have the same second
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def elapsed(duration_ns: int) -> str:

@@ -1,32 +1,48 @@
-"""Every setting of the relay, its default and the reason for it, in one literal.
+"""Every setting of the relay: its default, limits and description, in one place.
 
 ``config.json`` in the home holds the same tree; what it leaves out has its default here.
-An unknown key is an error, so that a typing mistake never passes for a setting.
+An unknown key is an error, so that a typing mistake never passes for a setting. The relay reads
+the file when it starts and on SIGHUP, and follows every change without a restart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from typing import Annotated, Any
 
 import msgspec
 
+from relay.base.discovery import CONFIG
 from relay.base.errors import ConfigError
-from relay.base.home import CONFIG, Home
+from relay.base.home import Home
 from relay.base.names import is_agent_name
+from relay.base.text import did_you_mean
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-WATCHERS = ("auto", "inotify", "scan")
 RESTARTS = ("never", "on-failure", "always")
+CHOICES = {
+    "detection.watcher": ("auto", "inotify", "scan"),
+    "log_level": ("debug", "info", "warning", "error"),
+    "spawn.restart": RESTARTS,
+}
+
+JSON_TYPES = {
+    "int": "a whole number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
 
 # How each program is given its first instructions and left to work without a person.
 PRESETS: dict[str, tuple[str, ...]] = {
-    "claude": ("claude", "-p", "{prompt}"),
-    "codex": ("codex", "exec", "{prompt}"),
-    "gemini": ("gemini", "-p", "{prompt}"),
+    "claude": ("claude", "-p", "{guide}{prompt}"),
+    "codex": ("codex", "exec", "{guide}{prompt}"),
+    "gemini": ("gemini", "-p", "{guide}{prompt}"),
     "sh": ("sh", "-c", "{prompt}"),
     "python": ("python3", "-c", "{prompt}"),
 }
@@ -47,74 +63,100 @@ ENV_DENY = (
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the configuration."""
+    """A part of the configuration.
+
+    The text below a setting is its description in ``relay config show`` and docs/config.md. Its
+    unit is the end of its name.
+    """
 
 
 class DetectionSettings(Settings, frozen=True):
     """Detection of files in outboxes."""
 
-    watcher: str = "auto"  # auto, inotify or scan; auto takes inotify where it works
-    scan_interval_s: Positive = 30  # inotify is an aid: what it misses is found within this
-    poll_interval_ms: Positive = 100  # the scanning watcher's pace
-    settle_ms: NotNegative = 100  # a file written in place is not read before this
-    malformed_after_s: NotNegative = 5  # one that does not parse may still be growing
-    pending_warn_s: Positive = 30  # untouched in .pending for so long: the rename was forgotten
-    # After this a message left there is refused, and other files are removed. An hour, because a
-    # writer that asks a person first needs minutes.
+    watcher: str = "auto"
+    """The way files are noticed; `auto` is inotify where it works, otherwise scan."""
+    scan_interval_s: Positive = 30
+    """Time between two scans of all outboxes, which find what inotify missed."""
+    poll_interval_ms: Positive = 100
+    """Time between two looks of the watcher `scan`."""
+    settle_ms: NotNegative = 100
+    """Age of a file written straight into an outbox before it is read."""
+    malformed_after_s: NotNegative = 5
+    """Age of a file that is not a valid message before it is refused: it may still be growing."""
+    pending_warn_s: Positive = 30
+    """Age of a file in .pending at which the log warns that it was not renamed."""
     orphan_after_s: Positive = 3600
+    """Age of a file in .pending before a message is refused, and another file is removed."""
 
 
 class LimitSettings(Settings, frozen=True):
     """Limits of one message and one batch."""
 
-    # Not more than the engine's own limit for content.
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
-    # A gigabyte is read in a second or two; a larger file is a disk image, not an attachment.
+    """Largest body of a message; not more than the engine's own limit."""
     max_attachment_mib: Positive = 1024
-    batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
-    # Answers along RE within a minute: above what a conversation needs, below a loop of thanks.
+    """Largest attachment; a gigabyte is read in a second or two."""
+    batch_files: Positive = 256
+    """Most files in one batch, which is one transaction of the ledger."""
     reply_depth: Positive = 64
-    batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
+    """Most answers along RE within a minute: above what a conversation needs, below a loop."""
+    batch_deliveries: Positive = 2000
+    """Most deliveries in one batch, so that a broadcast does not hold up other messages."""
 
 
 class StoreSettings(Settings, frozen=True):
     """Checkpoints of the engine's store, and its live messages."""
 
-    # The journal has everything; a checkpoint spares the next start a replay and costs a syncfs.
-    checkpoint_messages: Positive = 25_000  # replayed in a second or two
-    checkpoint_ms: Positive = 60_000  # whichever of the two comes first
-    # A flush rewrites the file: it starts no sooner than this many times the last one took,
-    # so a large store costs 5 % of a core and not all of it.
+    checkpoint_messages: Positive = 25_000
+    """New messages after which the store's file is written; a start replays those since then."""
+    checkpoint_ms: Positive = 60_000
+    """Time after which it is written, if that comes first."""
     checkpoint_pause_factor: NotNegative = 20
-    # Final messages move to store/archive: memory and start time depend on the live ones.
-    roll_after_s: Positive = 3600  # most answers have come by then
-    roll_messages: Positive = 10_000  # fewer wait, up to a day: small archives are many files
-    active_messages: Positive = 100_000  # the guide's threshold; final messages from half of it on
-    compress: bool = True  # a third of the size for 12 ms of CPU a megabyte
-    encrypt: bool = False  # inbox and archive stay plain: agents read files
-    key_file: str = "store.key"  # in the home, or an absolute path: best not on the backup's disk
+    """Least pause between two writes, in durations of the last one: 20 means 5 % of a core."""
+    roll_after_s: Positive = 3600
+    """Age at which a final message may move to store/archive; most answers have come by then."""
+    roll_messages: Positive = 10_000
+    """Final messages that move together; fewer wait for up to a day."""
+    active_messages: Positive = 100_000
+    """Most live messages; final ones move earlier from half of it on."""
+    compress: bool = True
+    """Compress the store's file, to about a third."""
+    encrypt: bool = False
+    """Encrypt store and journal, which cannot be undone; inboxes and archive/ stay plain."""
+    key_file: str = "store.key"
+    """Key file, in the home or by an absolute path; best not on the disk of the backups."""
 
 
 class JournalSettings(Settings, frozen=True):
     """The journal and its tiers."""
 
-    segment_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**31 - 1)] = 64 << 20  # a minute's scan
-    segment_age_s: Positive = 86_400  # so that a quiet relay's history is archived as well
-    # Sealed segments move to Tier 1 (compressed), to Tier 2 (an object store), and off the disk.
-    compress_segments: bool = True  # a fifth to a third of the size, read in place
-    compress_after_s: NotNegative = 600  # a start after a crash reads the newest segments
-    objects: str = ""  # Tier 2: a directory, or s3://bucket/prefix; empty: none
-    local_mib: Positive = 2048  # of sealed segments here: a disk shared with agents' work
-    local_age_s: Positive = 30 * 86_400  # a month back is read now and then; older hardly
-    keep_mib: NotNegative = 0  # of the whole journal; 0: nothing is ever deleted
-    keep_age_s: NotNegative = 0  # the same by age
+    segment_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**31 - 1)] = 64 << 20
+    """Size at which a segment is sealed."""
+    segment_age_s: Positive = 86_400
+    """Age at which a segment is sealed, so that a quiet relay's history is archived as well."""
+    compress_segments: bool = True
+    """Compress sealed segments (Tier 1), to a fifth or a third."""
+    compress_after_s: NotNegative = 600
+    """Age of a sealed segment before it is compressed; a start after a crash reads the newest."""
+    objects: str = ""
+    """Object store for sealed segments (Tier 2): a directory or s3://bucket/prefix; empty: none."""
+    local_mib: Positive = 2048
+    """Size of the sealed segments kept on this disk when Tier 2 has them."""
+    local_age_s: Positive = 30 * 86_400
+    """Age of the sealed segments kept on this disk when Tier 2 has them."""
+    keep_mib: NotNegative = 0
+    """Size of the whole journal, above which the oldest segments are deleted; 0: never."""
+    keep_age_s: NotNegative = 0
+    """Age at which segments are deleted; 0: never."""
 
 
 class RetrySettings(Settings, frozen=True):
     """Retries after temporary failures."""
 
-    first_s: Positive = 1  # doubled with every attempt
-    most_s: Positive = 60  # a disk that has room again is noticed within a minute
+    first_s: Positive = 1
+    """Pause before the first retry, doubled with every attempt."""
+    most_s: Positive = 60
+    """Longest pause; a disk that has room again is noticed within it."""
 
     def pause_s(self, attempts: int) -> int:
         """Seconds before the next try after ``attempts``: 1, 2, 4 … 60."""
@@ -128,110 +170,165 @@ class RetrySettings(Settings, frozen=True):
 class LedgerSettings(Settings, frozen=True):
     """The ledger's connection."""
 
-    busy_timeout_ms: NotNegative = 5000  # appendix B; only a second writer makes us wait
-    wal_alert_mib: Positive = 64  # a reader that never ends keeps SQLite from resetting the WAL
-    wal_most_mib: Positive = 1024  # intake pauses until that reader ends
+    busy_timeout_ms: NotNegative = 5000
+    """Longest wait for another process that writes the ledger."""
+    wal_alert_mib: Positive = 64
+    """Size of ledger.db-wal at which `relay status` warns of the reader that keeps it growing."""
+    wal_most_mib: Positive = 1024
+    """Size of ledger.db-wal at which no messages are accepted until that reader ends."""
 
 
 class DeliverySettings(Settings, frozen=True):
     """Defaults where neither the message nor its channel has a value."""
 
-    ack_timeout_s: Positive = 60  # a minute, unless AWAIT or the channel's ack_timeout is set
-    command_timeout_s: Positive = 1800  # a model may need half an hour for a command
-    give_up_after_s: Positive = 86_400  # a day: an agent away overnight still gets its mail
+    ack_timeout_s: Positive = 60
+    """Time in which an answer is expected."""
+    command_timeout_s: Positive = 1800
+    """Time in which the answer to a command is expected; a model may need half an hour."""
+    give_up_after_s: Positive = 86_400
+    """Time for which a delivery that fails is retried."""
 
 
 class LogSettings(Settings, frozen=True):
-    """logs/relay.log, JSON lines."""
+    """The relay's log, logs/relay.log."""
 
-    max_mib: Positive = 16  # two days of a busy relay at info; then the file is rotated
-    keep_files: Positive = 5  # rotated ones; the oldest goes
+    max_mib: Positive = 16
+    """Size at which the log is rotated; two days of a busy relay at level info."""
+    keep_files: Positive = 5
+    """Rotated files that are kept."""
 
 
 class SpawnSettings(Settings, frozen=True):
     """Programs that may be started as agents, the agents that may start them, and supervision."""
 
-    # An argv each; {prompt}, {name} and {cwd} are replaced inside a word, and nothing else is.
-    # No shell sees them, unless it is the template's own first word.
+    # No shell sees these words, unless it is the template's own first word.
     clis: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(PRESETS))
-    allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: the agent of `TO: Lead`
-    roots: tuple[str, ...] = ()  # WORKING_DIR must be below one of these; empty: anywhere
-    # Patterns of names that ENV may not set: they would change the code that runs, or its identity.
+    """Command line of each program; {prompt}, {name}, {cwd} and {guide}, the page of `relay guide`,
+    are replaced in a word."""
+    allow_from: tuple[str, ...] = ("lead", "operator")
+    """Agents that may start and stop others; `lead` is the agent of `TO: Lead`."""
+    roots: tuple[str, ...] = ()
+    """Folders in one of which an agent's working directory must be; empty: anywhere."""
     env_deny: tuple[str, ...] = ENV_DENY
-    restart: str = "never"  # never, on-failure, always: where the message has no RESTART
-    restart_first_s: Positive = 1  # doubled with every restart in the window
-    restart_most_s: Positive = 60  # an agent that comes back within a minute is hardly missed
-    restart_times: Positive = 5  # in one window; then the relay gives up and reports it
-    restart_window_s: Positive = 600  # a crash an hour is not a loop
-    grace_s: Positive = 10  # between SIGTERM and SIGKILL
-    idle_after_s: Positive = 60  # without a message, a read or CPU
-    stuck_after_s: Positive = 900  # owing a read or an answer: a model thinks for minutes
-    output_mib: Positive = 10  # of logs/{agent}.log; then it is rotated
-    output_files: Positive = 2  # rotated ones of each agent
+    """Patterns of variables that a request may not set: they change the code or its identity."""
+    restart: str = "never"
+    """When an agent that has ended is started again, unless the request says so."""
+    restart_first_s: Positive = 1
+    """Pause before the first restart, doubled with every restart in the window."""
+    restart_most_s: Positive = 60
+    """Longest pause before a restart."""
+    restart_times: Positive = 5
+    """Restarts in one window, after which the relay gives up and reports it."""
+    restart_window_s: Positive = 600
+    """Length of that window; a crash an hour is not a loop."""
+    grace_s: Positive = 10
+    """Time between SIGTERM and SIGKILL."""
+    idle_after_s: Positive = 60
+    """Time without a message, a read or CPU after which an agent is shown as idle."""
+    stuck_after_s: Positive = 900
+    """Time without activity after which an agent that owes a read or an answer is stuck."""
+    output_mib: Positive = 10
+    """Size of logs/NAME.log, an agent's output, at which it is rotated."""
+    output_files: Positive = 2
+    """Rotated files that are kept of each agent."""
 
 
 class AgentSettings(Settings, frozen=True):
     """Times after which a silent agent counts as inactive or terminated."""
 
-    inactive_after_s: Positive = 7 * 86_400  # silent for a week: no broadcasts, mail still waits
-    # After the end of its registered process: long enough for a restart by hand.
+    inactive_after_s: Positive = 7 * 86_400
+    """Silence after which an agent receives no broadcasts; its mail still waits."""
     dead_after_s: Positive = 300
+    """Time since the end of its registered process after which mail to an agent bounces."""
 
 
 class ContinuitySettings(Settings, frozen=True):
     """State that agents save for their next run."""
 
-    # Of one save: a summary, not a data store. The answer to `load` is one message.
     most_kib: Annotated[int, msgspec.Meta(gt=0, le=1000)] = 256
-    keep_versions: Positive = 10  # of each agent; the oldest goes
+    """Largest saved state; it is loaded as one message."""
+    keep_versions: Positive = 10
+    """Saved states that are kept of each agent."""
 
 
 class SecuritySettings(Settings, frozen=True):
     """Signatures, rates and quotas of agents."""
 
-    require_signatures: bool = False  # true: unsigned messages are refused as well
-    rate_per_s: Positive = 200  # messages an agent may send for long; more wait in its outbox
-    rate_burst: Positive = 10_000  # and at once
-    outbox_files: Positive = 100_000  # waiting in one outbox; the rest waits, with a notification
-    outbox_mib: Positive = 1024  # the same in bytes
+    require_signatures: bool = False
+    """Refuse unsigned messages as well, not only wrong signatures."""
+    rate_per_s: Positive = 200
+    """Messages per second that an agent may send for long; more wait in its outbox."""
+    rate_burst: Positive = 10_000
+    """Messages that an agent may send at once."""
+    outbox_files: Positive = 100_000
+    """Files waiting in one outbox of which its agent is notified; each is taken in its turn."""
+    outbox_mib: Positive = 1024
+    """The same by the size of the files."""
+
+
+class SearchSettings(Settings, frozen=True):
+    """The index of `relay search`, search.db: about two bytes on disk for each byte of text."""
+
+    index: bool = True
+    """Keep one; without it a search reads the whole store."""
+    sealed: bool = False
+    """Keep one of an encrypted store, too. It is not encrypted: it has every text in the clear."""
 
 
 class AdminSettings(Settings, frozen=True):
     """Health, metrics and status over HTTP: on admin.sock in the home, always."""
 
-    listen: str = ""  # 127.0.0.1:9464 or [::1]:9464, loopback alone; empty: the socket alone
-    stall_after_s: Positive = 15  # a loop that stays in one stage longer is unhealthy
+    listen: str = ""
+    """Loopback address for them as well, 127.0.0.1:9464 or [::1]:9464; empty: the socket alone."""
+    stall_after_s: Positive = 15
+    """Time in one step after which the relay's loop counts as unhealthy."""
 
 
 class DiskSettings(Settings, frozen=True):
     """The disk that the home is on."""
 
-    alert_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90  # used; the source document's
-    low_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 95  # used; the archive is compressed
-    floor_mib: NotNegative = 64  # free; intake pauses below it; 0: no floor
-    check_s: Positive = 5  # a busy relay writes some 50 MB in that
+    alert_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90
+    """Used part of the disk at which the relay warns."""
+    low_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 95
+    """Used part of the disk at which the archive is compressed early."""
+    floor_mib: NotNegative = 64
+    """Free space below which no messages are accepted; 0: no such limit."""
+    check_s: Positive = 5
+    """Time between two measurements; a busy relay writes some 50 MB in that."""
 
 
 class RetentionSettings(Settings, frozen=True):
     """Retention of files that are no longer needed; 0: unlimited."""
 
-    archive_days: NotNegative = 90  # a quarter, for questions about past conversations
-    archive_mib: NotNegative = 4096  # a disk shared with agents' work
-    read_days: NotNegative = 30  # inbox/.read; the archive has these files as well
-    read_mib: NotNegative = 1024  # of all agents together
-    rejected_days: NotNegative = 30  # the sender was told at once
-    output_days: NotNegative = 30  # logs of agents whose directory is gone
-    attachments_days: NotNegative = 30  # after the last message that names one
-    attachments_mib: NotNegative = 0  # 0: attachments are kept as long as their messages
-    audit_days: NotNegative = 365  # audit_log and security_events
-    every_s: Positive = 3600  # in slices, in the background
+    archive_days: NotNegative = 90
+    """Age of the originals in archive/."""
+    archive_mib: NotNegative = 4096
+    """Size of archive/."""
+    read_days: NotNegative = 30
+    """Age of read messages in inbox/.read; the archive has them as well."""
+    read_mib: NotNegative = 1024
+    """Size of inbox/.read of all agents together."""
+    rejected_days: NotNegative = 30
+    """Age of refused files."""
+    output_days: NotNegative = 30
+    """Age of the output of agents that no longer exist."""
+    attachments_days: NotNegative = 30
+    """Age of attachments, since the last message that names them."""
+    attachments_mib: NotNegative = 0
+    """Size of the attachments; 0: they are kept as long as their messages."""
+    audit_days: NotNegative = 365
+    """Age of rows in the ledger's audit_log and security_events."""
+    every_s: Positive = 3600
+    """Time between two runs, in the background."""
 
 
 class Config(Settings, frozen=True):
-    """The whole configuration."""
+    """Settings without a section, and the sections."""
 
-    lead: str = ""  # the agent that `TO: Lead` means; empty: the agent with that role in meta.json
-    log_level: str = "info"  # debug logs a line a message
+    lead: str = ""
+    """Agent that `TO: Lead` means; empty: the agent with that role (`relay register --role`)."""
+    log_level: str = "info"
+    """Least level of lines in the log; debug logs a line for each message."""
     detection: DetectionSettings = DetectionSettings()
     limits: LimitSettings = LimitSettings()
     delivery: DeliverySettings = DeliverySettings()
@@ -240,6 +337,7 @@ class Config(Settings, frozen=True):
     retry: RetrySettings = RetrySettings()
     ledger: LedgerSettings = LedgerSettings()
     log: LogSettings = LogSettings()
+    search: SearchSettings = SearchSettings()
     spawn: SpawnSettings = SpawnSettings()
     agents: AgentSettings = AgentSettings()
     continuity: ContinuitySettings = ContinuitySettings()
@@ -260,7 +358,7 @@ def decode(data: bytes, path: str = "config.json") -> Config:
         config = msgspec.json.decode(data, type=Config)
         json.loads(data, object_pairs_hook=_once)
     except (msgspec.DecodeError, ValueError) as exc:  # of the second: a word given twice
-        raise ConfigError(f"{path}: {exc}") from exc
+        raise ConfigError(f"{path}: {_fault(data, str(exc))}") from exc
     if config.lead and not is_agent_name(config.lead):
         raise ConfigError(
             f"{path}: lead is {config.lead!r}, expected the name of an agent, or none"
@@ -270,13 +368,11 @@ def decode(data: bytes, path: str = "config.json") -> Config:
             f"{path}: journal.objects is {config.journal.objects!r}, expected a directory,"
             " or s3://bucket/prefix"
         )
-    for key, value, known in (
-        ("detection.watcher", config.detection.watcher, WATCHERS),
-        ("log_level", config.log_level, LOG_LEVELS),
-        ("spawn.restart", config.spawn.restart, RESTARTS),
-    ):
-        if value not in known:
-            raise ConfigError(f"{path}: {key} is {value!r}, expected one of {', '.join(known)}")
+    values = flatten(config)
+    for key, known in CHOICES.items():
+        if values[key] not in known:
+            expected = ", ".join(known)
+            raise ConfigError(f"{path}: {key} is {values[key]!r}, expected one of {expected}")
     try:
         listen_address(config.admin.listen)
     except ValueError as exc:
@@ -292,6 +388,31 @@ def decode(data: bytes, path: str = "config.json") -> Config:
             f"{path}: ledger.wal_alert_mib is {alert}, expected no more than wal_most_mib, {most}"
         )
     return config
+
+
+def _fault(data: bytes, text: str) -> str:
+    """Describe a fault of the file by its setting, or else by its line and column.
+
+    ``text``: as msgspec says it, with a JSON path or the number of a byte.
+    """
+    rule, _, place = text.partition(" - at `")
+    where = place.rstrip("`").removeprefix("$").lstrip(".")
+    if found := re.search("unknown field `(.*)`", rule):
+        name = f"{where}.{found[1]}" if where else found[1]
+        meant = did_you_mean(name, {*Config.__struct_fields__, *flatten(Config())})
+        return f"setting {name} does not exist{'; ' if meant else ''}{meant}"
+    if where:
+        plain = re.sub("`([^`]*)`", lambda found: JSON_TYPES.get(found[1], found[1]), rule)
+        return f"{where}: {plain[:1].lower()}{plain[1:]}"
+    try:
+        json.loads(data)
+    except json.JSONDecodeError as exc:
+        return f"line {exc.lineno}, column {exc.colno}: {exc.msg[:1].lower()}{exc.msg[1:]}"
+    except UnicodeDecodeError as exc:
+        return f"line {data[: exc.start].count(10) + 1}: expected UTF-8 text"
+    except RecursionError:
+        return "expected settings, got values nested too deeply"
+    return text.replace("`", "")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -348,17 +469,29 @@ def encode(config: Config) -> bytes:
     return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
 
 
+def flatten(config: Config) -> dict[str, Any]:
+    """Every setting by its full name, such as ``limits.batch_files``, and its value."""
+    found: dict[str, Any] = {}
+    for name in Config.__struct_fields__:
+        value = getattr(config, name)
+        if isinstance(value, Settings):
+            found |= {f"{name}.{key}": getattr(value, key) for key in value.__struct_fields__}
+        else:
+            found[name] = value
+    return found
+
+
 def changes(before: Config, after: Config) -> list[str]:
     """The settings that differ, as ``section.name: old -> new``."""
-    changed: list[str] = []
-    for name in Config.__struct_fields__:
-        old, new = getattr(before, name), getattr(after, name)
-        if isinstance(old, Settings):
-            changed += [
-                f"{name}.{key}: {getattr(old, key)!r} -> {getattr(new, key)!r}"
-                for key in type(old).__struct_fields__
-                if getattr(old, key) != getattr(new, key)
-            ]
-        elif old != new:
-            changed.append(f"{name}: {old!r} -> {new!r}")
-    return changed
+    new = flatten(after)
+    return [
+        f"{name}: {old!r} -> {new[name]!r}"
+        for name, old in flatten(before).items()
+        if old != new[name]
+    ]
+
+
+def digest(config: Config) -> str:
+    """A short name of the values, to compare those of two processes."""
+    data = msgspec.json.encode(config, order="deterministic")
+    return hashlib.sha256(data).hexdigest()[:12]

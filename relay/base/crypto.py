@@ -9,8 +9,7 @@ A signature covers sender, recipient, message id and body. Signed is the SHA-256
     sender str | relay message id str | TO str | body blob
 
 with str and blob as in the binary formats: a u32 length, then the bytes. A private key is a key
-file; a public key has 32 bytes and may be published.
-Source: FORMATS section 2, "ENCRYPTED" and "Signatures"; RFC 8032.
+file; a public key has 32 bytes and may be published. See docs/formats/acomm.md, RFC 8032.
 """
 
 from __future__ import annotations

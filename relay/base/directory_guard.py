@@ -4,7 +4,6 @@ At each start, files and directories that other users could open get mode 600 or
 reported. A link or another user's file in place of the ledger, the store or the journal prevents
 the start; in place of an agent, a log or an attachment folder it is reported and not entered.
 While the relay runs, it stops if store/ or journal/ is replaced.
-Source: relay-file-system.txt 5.1, 5.2.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ A class's docstring describes the problem; ``exit_code`` is the exit status of t
 ``hint`` is the remedy. Facts (path, offset, expected, found) are attributes. ``str(error)``
 is always one line.
 
-This module imports nothing, to keep the SDK's import fast.
+This module imports only what Python has loaded already, to keep the SDK's import fast.
 """
 
 from __future__ import annotations
+
+import os
 
 # What `relay` exits with. The table in docs/cli.md is made from this one.
 EXIT_OK = 0
@@ -18,6 +20,7 @@ EXIT_TIMEOUT = 4
 EXIT_STATE = 5
 EXIT_REFUSED = 6
 EXIT_INTERRUPTED = 130  # as shells have it: 128 and SIGINT
+EXIT_PIPE_CLOSED = 141  # likewise: 128 and SIGPIPE
 
 EXIT_CODES = {
     EXIT_OK: "done",
@@ -27,7 +30,8 @@ EXIT_CODES = {
     EXIT_TIMEOUT: "nothing arrived in the time given",
     EXIT_STATE: "the relay is not in the state this needs (not running, already running, no home)",
     EXIT_REFUSED: "the relay refused it; the answer says why",
-    EXIT_INTERRUPTED: "ended by ^C",
+    EXIT_INTERRUPTED: "ended by ^C; `up --foreground` and `audit watch` finish, and exit 0",
+    EXIT_PIPE_CLOSED: "the reader of the output closed the pipe, as `| head -1` does",
 }
 
 
@@ -61,6 +65,13 @@ class HomeMissing(RelayError):
     hint = "run `relay init`, or name another home with --home"
 
 
+class TwoHomes(RelayError):
+    """The environment names a home, and the search from the working directory finds another."""
+
+    exit_code = EXIT_STATE
+    hint = "name one with --home"
+
+
 class NoRoom(RelayError):
     """A command's temporary copy does not fit on the disk."""
 
@@ -68,7 +79,7 @@ class NoRoom(RelayError):
 
 
 class InvalidName(RelayError):
-    """An agent or channel name is not valid."""
+    """The name of an agent or a channel, or a message id, is not valid."""
 
     exit_code = EXIT_USAGE
     hint = "names are letters, digits, _ and -, start with a letter and have at most 63 characters"
@@ -87,7 +98,21 @@ class HardLink(UnsafePath):
 class ForeignOwner(UnsafePath):
     """A file or directory belongs to another user."""
 
-    hint = "run it as that user"
+    def __init__(self, name: str, uid: int) -> None:
+        text = f"{name} belongs to user {uid}, not to {os.geteuid()}"
+        super().__init__(text, hint=run_as(uid))
+        self.uid = uid
+
+
+def run_as(uid: int) -> str:
+    """The hint for a file that belongs to another user."""
+    import pwd  # rarely needed
+
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:  # the user was removed or is from another machine
+        name = str(uid)
+    return f"run it as user {name}, or change the owner with `chown`"
 
 
 class KeyFileError(RelayError):
@@ -95,6 +120,12 @@ class KeyFileError(RelayError):
 
     exit_code = EXIT_STATE
     hint = "a key is 32 bytes in a regular file of mode 600; data encrypted with it needs it"
+
+
+class Interrupted(RelayError):
+    """^C ended a command that leaves something behind: the message that it sent."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class NotRunning(RelayError):
@@ -120,6 +151,12 @@ class LedgerError(RelayError):
     )
 
 
+class LedgerMissing(LedgerError):
+    """A ledger is missing where one is expected."""
+
+    exit_code = EXIT_STATE
+
+
 class LedgerBusy(LedgerError):
     """Another process holds the ledger's write lock."""
 
@@ -139,7 +176,7 @@ class LedgerDamaged(LedgerError):
 
 
 class InvalidQuery(RelayError):
-    """An SQL statement is not valid, or does more than read."""
+    """A query is not valid: of a search, or an SQL statement that does more than read."""
 
     exit_code = EXIT_USAGE
 
@@ -155,9 +192,17 @@ class Timeout(RelayError):
 
 
 class Refused(RelayError):
-    """The relay answered with a nack."""
+    """The relay, or the recipient, answered with a nack. ``message_id``: of the refused message."""
 
     exit_code = EXIT_REFUSED
+
+    def __init__(self, message: str, *, message_id: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.message_id = message_id
+
+
+class RelayWarning(UserWarning):
+    """A message waits: in the outbox for the relay, or for room on the disk."""
 
 
 class NotFound(RelayError):

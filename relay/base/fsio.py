@@ -19,8 +19,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-from relay.base import owners
-from relay.base.errors import HardLink, UnsafePath
+from relay.base.errors import ForeignOwner, HardLink, UnsafePath
 
 DIR_MODE = 0o700
 FILE_MODE = 0o600
@@ -77,23 +76,21 @@ def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
     except OSError as exc:
         exc.filename = path + ".tmp"  # for the error message
         raise
-    with _filling(fd, temp, dir_fd):
+    try:
         fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
-
-
-@contextlib.contextmanager
-def _filling(fd: int, name: str, dir_fd: int) -> Iterator[None]:
-    """Close a new file after the block; an OSError in it removes the incomplete file."""
-    try:
-        yield
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=dir_fd)
+        _remove_incomplete(temp, dir_fd)
         raise
     finally:
         os.close(fd)
+
+
+def _remove_incomplete(name: str, dir_fd: int) -> None:
+    """Remove a new file that could not be filled, as far as possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=dir_fd)
 
 
 def _keep(name: str, keep: str, dir_fd: int) -> None:
@@ -248,7 +245,7 @@ def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
     if stat.S_ISLNK(status.st_mode):
         raise UnsafePath(f"{name} is a link")
     if status.st_uid != os.geteuid():
-        raise owners.foreign(name, status)
+        raise ForeignOwner(name, status.st_uid)
     if stat.S_IMODE(status.st_mode) == mode:
         return False
     if stat.S_ISREG(status.st_mode):
@@ -263,7 +260,7 @@ def open_own(name: str, dir_fd: int | None) -> int:
     Errors: UnsafePath for anything but a regular file, HardLink for a file with several names,
     ForeignOwner for another user's file; none of these is changed. FileNotFoundError.
     """
-    return _open_own(name, dir_fd, False)[0]
+    return open_regular(name, dir_fd)[0]
 
 
 def open_shared(name: str, dir_fd: int | None) -> int:
@@ -271,12 +268,16 @@ def open_shared(name: str, dir_fd: int | None) -> int:
 
     Errors: UnsafePath for anything else; FileNotFoundError.
     """
-    return _open_own(name, dir_fd, True, False)[0]
+    return open_regular(name, dir_fd, shared=True, narrow=False)[0]
 
 
-def _open_own(
-    name: str, dir_fd: int | None, shared: bool, narrow: bool = True
+def open_regular(
+    name: str, dir_fd: int | None, *, shared: bool = False, narrow: bool = True
 ) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading: its descriptor, and its status before its mode was changed.
+
+    Options and errors: as ``read_regular``.
+    """
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
     except PermissionError as exc:
@@ -310,7 +311,7 @@ def _refuse_links(name: str, status: os.stat_result) -> None:
 
 def _refuse_foreign(name: str, status: os.stat_result, cause: OSError | None = None) -> None:
     if status.st_uid != os.geteuid():
-        raise owners.foreign(name, status) from cause
+        raise ForeignOwner(name, status.st_uid) from cause
 
 
 def read_regular(
@@ -323,18 +324,22 @@ def read_regular(
     well, and not changed: for files that no agent sends. ``narrow`` False: the mode is not
     changed either. Errors: as ``open_own``.
     """
-    fd, status = _open_own(name, dir_fd, shared, narrow)
-    size = status.st_size
+    fd, status = open_regular(name, dir_fd, shared=shared, narrow=narrow)
     try:
-        data = os.read(fd, min(limit, max(size, 1)))
-        while len(data) < min(limit, size):
-            more = os.read(fd, limit - len(data))
-            if not more:
-                break
-            data += more
-        return data, os.fstat(fd)
+        return read_open(fd, status.st_size, limit)
     finally:
         os.close(fd)
+
+
+def read_open(fd: int, size: int, limit: int) -> tuple[bytes, os.stat_result]:
+    """Read a file of ``size`` bytes, and up to ``limit``, from its start; its status after that."""
+    data = os.read(fd, min(limit, max(size, 1)))
+    while len(data) < min(limit, size):
+        more = os.read(fd, limit - len(data))
+        if not more:
+            break
+        data += more
+    return data, os.fstat(fd)
 
 
 def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
@@ -345,12 +350,17 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
     """
     fault("create", name)
     fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
-    with _filling(fd, name, dir_fd):
+    try:
         fault("write", name)
         _write_all(fd, data)
         if sync:
             sync_file(fd)
             os.fsync(dir_fd)
+    except OSError:
+        _remove_incomplete(name, dir_fd)
+        raise
+    finally:
+        os.close(fd)
 
 
 def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:
@@ -484,6 +494,6 @@ def lock_owner(path: str) -> int | None:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    done = os.write(fd, data)
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])

@@ -1,6 +1,6 @@
-"""The home: paths and modes below ``~/.agent-relay``, and safe access to them.
+"""The home: paths and modes below it, and safe access to them; ``discovery`` finds it.
 
-    ledger.db  config.json  .lock
+    ledger.db  config.json  .lock  search.db
     agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
     agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
     agents/{name}/inbox/.read/        messages that the agent has taken
@@ -14,6 +14,7 @@
     continuity/{agent}/{version}-{message id}.state    saved states of agents, for their next run
     run/{name}.lock                   held by a process that the relay started
     run/{name}.{id}.json              the command and environment it was started with
+    sessions/{harness}-{id}.json      sessions of agent CLIs, written by their hooks
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -22,7 +23,6 @@ path, and looked at first.
 The lock file tells whether a relay runs, why it is not serving, and how the last one ended: its
 first line is the pid, the second the reason why no session runs; a clean stop empties it. The
 daemon writes it; commands read it without loading the daemon.
-Source: relay-file-system.txt 1, 5.
 """
 
 from __future__ import annotations
@@ -35,16 +35,13 @@ import resource
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from relay.base import fsio, owners
+from relay.base import fsio
 from relay.base.clock import iso_time
+from relay.base.discovery import CONFIG
 from relay.base.errors import AlreadyRunning, ForeignOwner, HomeMissing, UnsafePath
 from relay.base.names import OPERATOR, check_agent_name, is_agent_name
 
-HOME_VARIABLE = "AGENT_RELAY_DIR"
-DEFAULT_HOME = "~/.agent-relay"
-
 LEDGER = "ledger.db"
-CONFIG = "config.json"
 LOCK = ".lock"
 LOG = "logs/relay.log"
 LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # only a running relay writes these
@@ -57,10 +54,12 @@ READ = ".read"
 STORE = "store/relay.acomm"
 ARCHIVES = "store/archive"
 BASE = "store/base.acomm"
+SEARCH = "search.db"  # the search index: derived, in no backup
 JOURNAL = "journal"
 CONTINUITY = "continuity"
 
 RUN = "run"
+SESSIONS = "sessions"
 
 TOP_DIRS = (
     "agents",
@@ -72,15 +71,13 @@ TOP_DIRS = (
     "logs",
     CONTINUITY,
     RUN,
+    SESSIONS,
 )
-TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
+TOP_FILES = (
+    *(LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK),
+    *(SEARCH, SEARCH + "-wal", SEARCH + "-shm"),
+)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
-
-
-def default_root(given: str | None = None) -> str:
-    """The home to use: as given, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``."""
-    chosen = given or os.environ.get(HOME_VARIABLE) or os.path.expanduser(DEFAULT_HOME)
-    return os.path.abspath(chosen)
 
 
 def tag_of(root: str) -> str:
@@ -205,7 +202,9 @@ class Home:
         check_agent_name(name)
         problems: list[OSError | UnsafePath] = []
         with self.dirs() as dirs:
-            owners.check_owner(self.root, dirs.get("agents"))
+            owner = os.fstat(dirs.get("agents")).st_uid
+            if owner != os.geteuid():
+                raise ForeignOwner(self.root, owner)
             fsio.ensure_dir(name, dirs.get("agents"))
             dirs.get("agents", name)
             for part in AGENT_DIRS:
@@ -237,7 +236,7 @@ class Home:
         try:
             repaired = ["."] if fsio.restrict(".", fsio.DIR_MODE, self._fd) else []
         except ForeignOwner as exc:
-            raise ForeignOwner(str(exc).replace(".", self.root, 1), hint=exc.hint) from exc
+            raise ForeignOwner(self.root, exc.uid) from exc
         for name, mode in modes.items():
             with contextlib.suppress(FileNotFoundError):  # SQLite removes -wal and -shm
                 if fsio.restrict(name, mode, self._fd):
@@ -273,7 +272,6 @@ class Dirs:
 
     def __init__(self, root_fd: int) -> None:
         self._root_fd = root_fd
-        self._most = most_open_dirs()
         self._open: dict[tuple[str, ...], int] = {}
 
     def get(self, *parts: str) -> int:
@@ -298,8 +296,8 @@ class Dirs:
             self._close_oldest(IN_HAND_DIRS)
             fd = fsio.open_dir(name, self.get(*parts[:-1]))
         self._open[parts] = fd
-        if len(self._open) > self._most:
-            self._close_oldest(self._most)
+        if len(self._open) > IN_HAND_DIRS:
+            self._close_oldest(most_open_dirs())
         return fd
 
     def _close_oldest(self, most: int) -> None:

@@ -2,7 +2,6 @@
 
 Rows of ``security_events``. An incident is written once, with the action taken, however often it
 is seen again. Of files refused for the same reason, the first of a minute is written, then a count.
-Source: relay-file-system.txt 5.1-5.3.
 """
 
 from __future__ import annotations

@@ -12,24 +12,31 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
 
 import structlog
 
 from relay.base import fsio
+from relay.base.text import visible
 
 LogCall = Callable[..., object]  # log(sentence, action=..., level="info", **facts)
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MIB = 1 << 20
+_OWN = frozenset(
+    {"timestamp", "level", "event", "action", "exception"}
+)  # not facts of the sentence
 TRY_AGAIN_BYTES = 64 << 10  # a rotation that failed is tried again after so many more
 
 
 class Log:
     """Called as ``log(sentence, action=..., level="info", **facts)``."""
 
-    def __init__(self, level: str, lines: _Lines) -> None:
+    def __init__(self, level: str, lines: _Lines, *, for_people: bool = False) -> None:
         self._lines = lines
+        self._render = _render_for_people if for_people else structlog.processors.JSONRenderer()
         self._set_level(level)
 
     def __call__(self, event: str, *, level: str = "info", **facts: object) -> None:
@@ -48,15 +55,40 @@ class Log:
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.add_log_level,
                 structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
+                self._render,
             ],
             wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         )
 
 
 def make_log(level: str, path: str | None, *, max_mib: int = 16, keep_files: int = 5) -> Log:
-    """A log of JSON lines, to a file or to stderr; the file is rotated, stderr is not."""
-    return Log(level, _Lines(path, max_mib * MIB, keep_files))
+    """A log of JSON lines, to a file or to stderr; the file is rotated, stderr is not.
+
+    On a terminal, stderr gets lines for people.
+    """
+    for_people = path is None and sys.stderr.isatty()
+    return Log(level, _Lines(path, max_mib * MIB, keep_files), for_people=for_people)
+
+
+def line_for_people(fields: Mapping[str, Any]) -> str:
+    """A line of the log as text: local time, the level unless it is info, the sentence, its facts.
+
+    The stack of an error follows on lines of its own.
+    """
+    at = datetime.fromisoformat(str(fields["timestamp"])).astimezone()
+    level = "" if fields["level"] == "info" else f"{fields['level']}: "
+    facts = ", ".join(
+        f"{name} {value}"
+        for name, value in fields.items()
+        if name not in _OWN and not isinstance(value, list | dict)
+    )
+    stack = f"\n{fields['exception']}" if fields.get("exception") else ""
+    line = f"{at:%Y-%m-%d %H:%M:%S}  {level}{fields['event']}{f' ({facts})' if facts else ''}"
+    return visible(f"{line}{stack}", keep="\n")
+
+
+def _render_for_people(_logger: object, _method: str, fields: Mapping[str, Any]) -> str:
+    return line_for_people(fields)
 
 
 def where(error: BaseException) -> list[str]:

@@ -6,7 +6,7 @@
 
 ``parse`` reads a file written by an agent and drops FROM, ID, SENT, ATTEMPT and CHANNEL, which only
 the relay sets. ``parse_delivered`` reads a file the relay wrote into an inbox and keeps them.
-``render`` writes either. Source: FORMATS section 1.
+``render`` writes either. See docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import MessageError
-from relay.base.names import AGENT_NAME, EVERYONE, LEAD, MESSAGE_ID, ORCHESTRATOR, is_channel_name
+from relay.base.names import (
+    AGENT_NAME,
+    EVERYONE,
+    LEAD,
+    MESSAGE_ID,
+    ORCHESTRATOR,
+    SHA256_PREFIX,
+    is_channel_name,
+    sha256_hex,
+)
 
 DEFAULT_MAX_BODY_BYTES = 1_048_576
 MAX_HEADER_LINES = 48
@@ -210,8 +218,8 @@ def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes
     lines.append(f"TO: {message.to}")
     if message.kind is not Kind.MESSAGE:
         lines.append(f"KIND: {message.kind}")
-    lines.extend(f"{name}: {value}" for name, value in message.headers.items() if name not in given)
-    lines.extend(f"ATTACHMENT: {value}" for value in message.attachments)
+    lines += [f"{name}: {value}" for name, value in message.headers.items() if name not in given]
+    lines += [f"ATTACHMENT: {value}" for value in message.attachments]
     text = "\n".join(lines)
     if text.count("\n") != len(lines) - 1 or _UNPRINTABLE.search(text):
         raise MessageError("a header value has a line break or control character in it")
@@ -437,12 +445,9 @@ def _check_headers(message: MessageFile, file: str) -> None:
             file=file,
         )
     declared = message.headers.get("CHECKSUM")
-    if declared and declared != SHA256_PREFIX + sha256_hex(message.body):
-        raise MessageError(
-            f"the body's is {SHA256_PREFIX}{sha256_hex(message.body)}, not {declared}",
-            file=file,
-            header="CHECKSUM",
-        )
+    if declared and declared != (found := SHA256_PREFIX + sha256_hex(message.body)):
+        text = f"the body's is {found}, not {declared}"
+        raise MessageError(text, file=file, header="CHECKSUM")
 
 
 def _line_of(header: str, head: bytes) -> int:

@@ -28,14 +28,13 @@ NEVER_STUCK = (START, WAIT, STOP)
 STAGES = {
     "detect": "watcher events, agent directories and scans",
     "read": "open, read and parse files",
-    "record": "insert and claim ledger rows",
+    "record": "add claimed rows to the ledger",
     "route": "validate, plan and store messages",
     "stage": "write files into inbox/.pending",
     "commit": "append events to the journal, one sync",
     "deliver": "rename files into inboxes",
-    "complete": "mark ledger rows completed",
+    "complete": "archive originals, record the batch in the ledger",
     "retry": "deferred and overdue deliveries, reminders",
-    "archive": "move originals out of the outboxes",
     "maintain": "archive rolling, checkpoints, journal segments",
 }
 

@@ -1,8 +1,7 @@
-"""Names and ids: agents, channels, messages. Pure rules, no I/O.
+"""Names, ids and checksums: of agents, channels, messages and files. Pure rules, no I/O.
 
-A message id is the whole stem of its file name, ``{timestamp_ns}-{hex}``: eight hex digits
-alone are not unique over a million messages. Source: relay-file-system.txt 3.3 and 5.3,
-FORMATS section 1.
+A message id is the whole stem of its file name, ``{timestamp_ns}-{hex}``: eight hex digits alone
+are not unique over a million messages. See docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from relay.base.errors import InvalidName
 from relay.base.text import visible
 
 ORCHESTRATOR = "__orchestrator__"
+NAME_VARIABLE = "AGENT_RELAY_NAME"  # who acts, in a process's environment
 OPERATOR = "operator"
 LEAD = "lead"
 EVERYONE = "*"
 MSG_SUFFIX = ".msg"
+SHA256_PREFIX = "sha256:"  # of a checksum in a header
 
 # Names that no agent may register. `operator` is created by `relay init` for the person at the
 # keyboard; `all` and `dm` are names of channels.
@@ -92,8 +93,8 @@ def derived_id(at_ns: int, *parts: object) -> str:
     The orchestrator's replies derive their ids from the message they answer, so that a repetition
     after a crash writes the same file.
     """
-    digest = hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape"))
-    return f"{max(at_ns, 10**9):d}-{digest.hexdigest()[:32]}"
+    digest = sha256_hex("\0".join(map(str, parts)).encode(errors="surrogateescape"))
+    return f"{max(at_ns, 10**9):d}-{digest[:32]}"
 
 
 def answer_id(at_ns: int, agent: str, about: object, what: str) -> str:
@@ -110,4 +111,36 @@ def direct_channel_name(a: str, b: str) -> str:
     name = f"{DIRECT_PREFIX}{first}/{second}"
     if len(name) <= MAX_CHANNEL_NAME_BYTES:
         return name
-    return DIRECT_PREFIX + hashlib.sha256(name.encode()).hexdigest()[:32]
+    return DIRECT_PREFIX + sha256_hex(name.encode())[:32]
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 as 64 lower-case hex digits: the checksum of ledger, headers and audits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def uuid4_of(text: str) -> str:
+    """A UUID v4 that is always the same for ``text``.
+
+    The first 16 bytes of its SHA-256 with version and variant set; a text that is a UUID v4 already
+    stays as it is. See docs/formats/msg.md.
+    """
+    if _is_uuid4(text):
+        return text.lower()
+    raw = bytearray(hashlib.sha256(text.encode()).digest()[:16])
+    raw[6] = (raw[6] & 0x0F) | 0x40
+    raw[8] = (raw[8] & 0x3F) | 0x80
+    digits = raw.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _is_uuid4(text: str) -> bool:
+    if len(text) != 36:
+        return False
+    groups = text.lower().split("-")
+    return (
+        [len(group) for group in groups] == [8, 4, 4, 4, 12]
+        and not set("".join(groups)) - set("0123456789abcdef")
+        and groups[2][0] == "4"
+        and groups[3][0] in "89ab"
+    )

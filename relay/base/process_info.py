@@ -24,6 +24,15 @@ def runs(pid: int, start_ticks: int | None) -> bool:
     return fields[0] not in ENDED and start_ticks in (None, int(fields[START_FIELD - 3]))
 
 
+def started_at(pid: int) -> int | None:
+    """When a process was started, in clock ticks after boot; None if unknown."""
+    try:
+        with open(f"{PROC}/{pid:d}/stat", "rb") as file:
+            return int(_fields(file.read())[START_FIELD - 3])
+    except (OSError, ValueError):
+        return None
+
+
 def is_stopped(pid: int) -> bool:
     """True for a process that was stopped by a signal; False if unknown."""
     try:

@@ -1,7 +1,7 @@
 """Notifications to systemd: ready, reloading, stopping, and the watchdog's keep-alive.
 
-The protocol is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it nothing is
-sent. Source: sd_notify(3).
+The protocol is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it nothing is sent.
+See sd_notify(3).
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Watcher(Protocol):
 MOST_MS = 3_600_000  # poll takes no more than 31 bits of them
 
 
-class _Bell:
+class _WakePipe:
     """A pipe that ends a poll: one byte is enough, more change nothing."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class InotifyWatcher:
     """Watches through one private descriptor of watchdog, read in the loop's own thread.
 
     watchdog's public observers hold a rename out of a watched directory for half a second;
-    its descriptor class does not. Measured: DESIGN, "Traps".
+    its descriptor class does not.
     """
 
     name = "inotify"
@@ -127,7 +127,7 @@ class InotifyWatcher:
             raise WatcherUnavailable(f"inotify gives no descriptor: {exc}") from exc
         self._fd: int = self._inotify._inotify_fd
         os.set_inheritable(self._fd, False)
-        self._bell = _Bell()
+        self._bell = _WakePipe()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(self._bell.fd, select.POLLIN)
@@ -254,7 +254,7 @@ class ScanWatcher:
     def __init__(self, interval_ms: int, why: str = "") -> None:
         self.why = why  # why inotify is not used; empty if it was configured so
         self._interval_ms = interval_ms
-        self._bell = _Bell()
+        self._bell = _WakePipe()
         self._poll = select.poll()  # select takes no descriptor above 1,023
         self._poll.register(self._bell.fd, select.POLLIN)
 

@@ -22,19 +22,17 @@ import msgspec
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError, VersionError
 from relay.journal.files import numbered_files
-from relay.journal.format import (
+from relay.journal.format import FOOTER, SEGMENT_HEADER, crc64
+from relay.journal.manifest_format import (
     CHECKSUM,
-    FOOTER,
     MAX_ETAG_BYTES,
     MAX_KEY_BYTES,
-    SEGMENT_HEADER,
     SNAPSHOT_ENTRY,
     SNAPSHOT_HEADER,
     SNAPSHOT_MAGIC,
     SNAPSHOT_VERSION,
     ManifestRecord,
     ManifestType,
-    crc64,
 )
 
 

@@ -22,27 +22,22 @@ from relay.journal.catalog import (
     snapshot_path,
 )
 from relay.journal.format import (
-    CHUNK_MAGIC,
     FOOTER,
     RECORD,
     SEGMENT_MAGIC,
-    SNAPSHOT_MAGIC,
-    ChunkHeader,
     Footer,
-    ManifestRecord,
+    HeaderCrcs,
+    Record,
     RecordFlag,
     SegmentFlag,
     SegmentHeader,
-    crc64,
-    decode_segment_header,
-)
-from relay.journal.records import (
-    HeaderCrcs,
-    Record,
     claimed_length,
+    crc64,
     decode_records,
+    decode_segment_header,
     length_without_zeros,
 )
+from relay.journal.manifest_format import CHUNK_MAGIC, SNAPSHOT_MAGIC, ChunkHeader, ManifestRecord
 from relay.journal.replay import (
     FIRST_MANIFEST_RECORD,
     MANIFEST,
@@ -213,9 +208,9 @@ class SegmentInspector:
             return 0
         claimed = int(RECORD.unpack(first)[2])
         piece = self.source.read_at(FIRST_RECORD, _PIECE_BYTES)
-        if next(decode_records(piece, claimed, HeaderCrcs()), None) or claimed_length(
-            piece, claimed
-        ) > len(piece):
+        if decode_records(piece, claimed, HeaderCrcs()) or claimed_length(piece, claimed) > len(
+            piece
+        ):
             return claimed
         return _base_behind_damage(piece, claimed)
 
@@ -271,7 +266,7 @@ def _base_behind_damage(piece: bytes, claimed: int) -> int:
         length, _, offset = RECORD.unpack_from(piece, at)[:3]
         if at + RECORD.size + length > len(piece) or offset < at:
             continue
-        if next(decode_records(piece[at : at + RECORD.size + length], offset, HeaderCrcs()), None):
+        if decode_records(piece[at : at + RECORD.size + length], offset, HeaderCrcs()):
             return int(offset) - at
     return claimed
 

@@ -27,8 +27,9 @@ from relay.base.errors import FormatError, JournalError, ObjectConflict, ObjectE
 from relay.journal import warm
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.files import FETCHED, TEMP, NewFile, SegmentCheck, pieces, remove, size_of
-from relay.journal.format import MAX_ETAG_BYTES, Field, Footer, ManifestType, Reason, crc64
+from relay.journal.format import Footer, crc64
 from relay.journal.manifest import Manifest
+from relay.journal.manifest_format import MAX_ETAG_BYTES, Field, ManifestType, Reason
 from relay.journal.objects import ObjectFacts, ObjectStore
 from relay.journal.replay import chunk_path, is_chunk_uploaded
 from relay.journal.segment import WARM, FileSource, read_records, segment_path, warm_name, warm_path

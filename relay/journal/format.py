@@ -1,23 +1,27 @@
-"""The bytes of AOF2: segments, manifest chunks, snapshots. No I/O.
+"""The bytes of a segment: header, records, footer; and finding records after damage. No I/O.
 
 All little-endian and packed. The magics are the source's integers, so a hex dump shows them
-reversed (``MGES2FOA``). Table: docs/formats/aof2.md. Source: aof2-format.txt, FORMATS section 3.
+reversed (``MGES2FOA``). Table: docs/formats/aof2.md.
+A new field anywhere in these structures is a new version of that file; the reader of the old one
+stays under its number (``decode_header_v2``).
 
-Changing it: a new field anywhere in these structures is a new version of that file; the reader of
-the old one stays under its number (``decode_header_v2``). A new manifest record type takes the
-next free id, and nothing else changes: readers skip what they do not know.
+A record is good if its logical offset fits its position and its crc is right; both are checked for
+each record, so any flipped bit is found. Functions work on a piece of a segment: ``shift`` is the
+difference between a logical offset and its position in the piece.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag
+import re
+from collections.abc import Iterable
+from enum import IntFlag
 from struct import Struct
 from typing import NamedTuple
 
 from awscrt.checksums import crc64nvme
 from isal.isal_zlib import crc32
 
-from relay.base.errors import FormatError, IntegrityError, VersionError
+from relay.base.errors import FormatError, VersionError
 
 SEGMENT_MAGIC = 0x414F46325345474D
 SEGMENT_VERSION = 2
@@ -25,22 +29,6 @@ SEGMENT_HEADER = Struct("<QIQQQ2Q")
 RECORD = Struct("<IIQQI")
 FOOTER = Struct("<5Q")
 assert (SEGMENT_HEADER.size, RECORD.size, FOOTER.size) == (52, 28, 40)
-
-CHUNK_MAGIC = 0x414F46324D4C4F47
-CHUNK_VERSION = 1
-CHUNK_HEADER = Struct("<QIIQQQQQQ")
-MANIFEST_RECORD = Struct("<HHIQQQQ")
-assert (CHUNK_HEADER.size, MANIFEST_RECORD.size) == (64, 40)
-CHUNK_CAPACITY = 256 << 10
-
-SNAPSHOT_MAGIC = 0x414F4632534E4150
-SNAPSHOT_VERSION = 3
-SNAPSHOT_HEADER = Struct("<QIIQQ")
-SNAPSHOT_ENTRY = Struct("<7QBBHIHHI184s64s")
-CHECKSUM = Struct("<Q")
-assert (SNAPSHOT_HEADER.size, SNAPSHOT_ENTRY.size) == (32, 320)
-MAX_KEY_BYTES = 184  # what a snapshot's entry has room for
-MAX_ETAG_BYTES = 64
 
 _CRC_AT = 4  # of record_crc32 in the record's header
 
@@ -60,13 +48,6 @@ class SegmentFlag(IntFlag):
     SEALED = 1
     COMPACTED = 2  # rewritten by retention
     PARTIAL = 4  # salvaged from a damaged one
-
-
-class ChunkFlag(IntFlag):
-    """The state of a manifest chunk."""
-
-    SEALED = 1
-    UPLOADED = 2  # to Tier 2
 
 
 class SegmentHeader(NamedTuple):
@@ -95,21 +76,6 @@ class Footer(NamedTuple):
         return FOOTER.pack(*self)
 
 
-class ChunkHeader(NamedTuple):
-    """The first 64 bytes of a manifest chunk."""
-
-    chunk_index: int
-    base_record: int  # ordinal of the first record in the chunk
-    tail_offset: int  # first unwritten byte, from the start of the file
-    committed_len: int  # bytes synced and safe to replay, from the start of the file
-    chunk_crc64: int  # over [64, committed_len)
-    flags: int
-
-    def encode(self) -> bytes:
-        """64 bytes."""
-        return CHUNK_HEADER.pack(CHUNK_MAGIC, CHUNK_VERSION, CHUNK_HEADER.size, *self)
-
-
 def crc64(data: bytes | memoryview, before: int = 0) -> int:
     """CRC-64/NVME; ``before`` is the crc of the preceding bytes."""
     return int(crc64nvme(data, before))
@@ -117,22 +83,16 @@ def crc64(data: bytes | memoryview, before: int = 0) -> int:
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader:
     """The header at the start of ``data``. Errors: FormatError, VersionError."""
-    fields = _head(data, path, SEGMENT_HEADER, SEGMENT_MAGIC, SEGMENT_VERSION)
+    fields = decode_head(data, path, SEGMENT_HEADER, SEGMENT_MAGIC, SEGMENT_VERSION)
     stream_id, segment_id, created, *reserved = fields[2:]
     if reserved != [0, 0]:
         raise FormatError(path, 36, "reserved fields 0", reserved)
     return SegmentHeader(stream_id, segment_id, created)
 
 
-def decode_chunk_header(data: bytes, path: str) -> ChunkHeader:
-    """The header at the start of ``data``. Errors: FormatError, VersionError."""
-    fields = _head(data, path, CHUNK_HEADER, CHUNK_MAGIC, CHUNK_VERSION)
-    if fields[2] != CHUNK_HEADER.size:
-        raise FormatError(path, 12, f"header_len {CHUNK_HEADER.size}", fields[2])
-    return ChunkHeader(*fields[3:])
-
-
-def _head(data: bytes, path: str, layout: Struct, magic: int, version: int) -> tuple[int, ...]:
+def decode_head(
+    data: bytes, path: str, layout: Struct, magic: int, version: int
+) -> tuple[int, ...]:
     """The fields of a header, after checking magic and version."""
     if len(data) < layout.size:
         raise FormatError(path, 0, f"{layout.size} bytes of header", f"{len(data)} bytes")
@@ -151,164 +111,215 @@ def encode_record(offset: int, at_ms: int, flags: int, payload: bytes) -> bytes:
     return head[:_CRC_AT] + crc.to_bytes(4, "little") + head[_CRC_AT + 4 :] + payload
 
 
-class ManifestType(IntEnum):
-    """The type of a manifest record; ids of the source document's table."""
-
-    SegmentOpened = 0
-    SealSegment = 1
-    CompressionStarted = 2
-    CompressionDone = 3
-    CompressionFailed = 4
-    UploadStarted = 5
-    UploadDone = 6
-    UploadFailed = 7
-    Tier2DeleteQueued = 8
-    Tier2Deleted = 9
-    HydrationStarted = 10
-    HydrationDone = 11
-    HydrationFailed = 12
-    LocalEvicted = 13
-    SnapshotMarker = 14
-    CustomEvent = 15
+_HEAD = Struct("<IIQ")  # payload_len, record_crc32, logical_offset
+_START = Struct("<II")  # the same header in two parts, around the crc
+_REST = Struct("<QQI")
+assert _START.size + _REST.size == RECORD.size
+_CRC_FROM = 8  # the crc covers payload_len, four zeros, and everything from here on
+_JOINED = int(RecordFlag.JOINED)
+_NOT_ZERO = re.compile(rb"[^\0]")
+_ZEROS = bytes(1 << 16)
+_BLOCK_BITS = 16
+_NO_OFFSET = 2**64 - (1 << _BLOCK_BITS)  # longer than any stream
+_FILLED_LENGTHS = 4096  # a limit for streams with many different lengths
 
 
-class Reason(IntEnum):
-    """The reason of a failed compression, upload or hydration; the source document's table."""
+class Record(NamedTuple):
+    """One record as it was appended."""
 
-    TRANSIENT = 0  # eligible for automatic retry
-    CODEC = 1  # permanent: a corrupt segment
-    AUTHENTICATION = 2  # requires operator action
-    UNAVAILABLE = 3  # bucket or network
-    MISSING = 4  # the Tier 2 object is missing: repair
-
-
-REASONS = {
-    Reason.TRANSIENT: "transient: retried",
-    Reason.CODEC: "permanent: the segment is corrupt",
-    Reason.AUTHENTICATION: "authentication: the operator must act",
-    Reason.UNAVAILABLE: "bucket or network unavailable",
-    Reason.MISSING: "the Tier 2 object is missing",
-}
-CHECKPOINT_WRITTEN = 1  # schemas of CustomEvent, each a msgpack map
-ARCHIVE_ROLLED = 2
-
-# Fields of each payload in disk order; key, etag and blob follow their lengths.
-_PAYLOADS: dict[ManifestType, tuple[Struct, tuple[str, ...]]] = {
-    ManifestType.SegmentOpened: (Struct("<QI"), ("base_offset", "epoch")),
-    ManifestType.SealSegment: (
-        Struct("<QQQQB"),
-        ("durable_bytes", "segment_crc64", "ext_id", "coordinator_watermark", "flush_failure"),
-    ),
-    ManifestType.CompressionStarted: (Struct("<I"), ("job_id",)),
-    ManifestType.CompressionDone: (Struct("<QI"), ("compressed_bytes", "dictionary_id")),
-    ManifestType.CompressionFailed: (Struct("<I"), ("reason_code",)),
-    ManifestType.UploadStarted: (Struct("<H"), ("key_len",)),
-    ManifestType.UploadDone: (Struct("<HH"), ("key_len", "etag_len")),
-    ManifestType.UploadFailed: (Struct("<HI"), ("key_len", "reason_code")),
-    ManifestType.Tier2DeleteQueued: (Struct("<H"), ("key_len",)),
-    ManifestType.Tier2Deleted: (Struct("<H"), ("key_len",)),
-    ManifestType.HydrationStarted: (Struct("<Q"), ("source_tier",)),
-    ManifestType.HydrationDone: (Struct("<Q"), ("resident_bytes",)),
-    ManifestType.HydrationFailed: (Struct("<I"), ("reason_code",)),
-    ManifestType.LocalEvicted: (Struct("<Q"), ("reclaimed_bytes",)),
-    ManifestType.SnapshotMarker: (
-        Struct("<QQQ"),
-        ("chunk_index", "chunk_offset", "snapshot_id"),
-    ),
-    ManifestType.CustomEvent: (Struct("<IH"), ("schema_id", "blob_len")),
-}
-_TEXTS = {"key_len": "key", "etag_len": "etag"}
-
-Field = int | str | bytes
-
-
-class ManifestRecord(NamedTuple):
-    """One record of the manifest. ``type``: the number, for an unknown type, too."""
-
-    type: int
-    segment_id: int
-    logical_offset: int  # base for SegmentOpened, end for SealSegment, else the segment's base
-    timestamp_ms: int
-    fields: dict[str, Field]  # of its payload, by the source document's names
-    flags: int = 0
+    offset: int  # logical, of its first byte
+    at_ms: int
+    flags: int
+    payload: bytes
 
     @property
-    def name(self) -> str:
-        """``SealSegment``; the number for an unknown type."""
-        return ManifestType(self.type).name if self.is_known else str(self.type)
-
-    @property
-    def is_known(self) -> bool:
-        """False for a type of a later version, which is skipped and counted."""
-        return self.type in _PAYLOADS
-
-    def encode(self) -> bytes:
-        """Header and payload."""
-        payload = encode_payload(self.type, self.fields)
-        head = (self.type, self.flags, len(payload), self.segment_id, self.logical_offset)
-        return MANIFEST_RECORD.pack(*head, self.timestamp_ms, crc64(payload)) + payload
+    def end(self) -> int:
+        """The offset of the next record."""
+        return self.offset + RECORD.size + len(self.payload)
 
 
-def encode_payload(kind: int, fields: dict[str, Field]) -> bytes:
-    """The payload of a manifest record. Errors: KeyError for a missing field."""
-    if kind not in _PAYLOADS:
-        return bytes(fields["payload"])  # type: ignore[arg-type] # as it was read
-    layout, names = _PAYLOADS[ManifestType(kind)]
-    tail: list[bytes] = []
-    numbers: list[int] = []
-    for name in names:
-        if name in _TEXTS:
-            tail.append(str(fields[_TEXTS[name]]).encode())
-            numbers.append(len(tail[-1]))
-        elif name == "blob_len":
-            tail.append(bytes(fields["blob"]))  # type: ignore[arg-type]
-            numbers.append(len(tail[-1]))
-        else:
-            numbers.append(int(fields[name]))
-    return layout.pack(*numbers) + b"".join(tail)
+class HeaderCrcs(dict[int, int]):
+    """The crc of a record's first eight bytes (the crc field zero), by payload length.
 
-
-def decode_manifest_record(data: bytes, at: int, end: int, path: str) -> tuple[ManifestRecord, int]:
-    """The record at ``at``, and the position after it, ``end`` at most.
-
-    Errors: FormatError for an incomplete record, IntegrityError for a wrong checksum.
+    Many records have the same length: the cache saves one of two checksums each.
     """
-    if end - at < MANIFEST_RECORD.size:
-        raise FormatError(path, at, f"{MANIFEST_RECORD.size} bytes of header", f"{end - at} bytes")
-    head = MANIFEST_RECORD.unpack_from(data, at)
-    kind, flags, length, segment_id, logical_offset, timestamp_ms, crc = head
-    begin = at + MANIFEST_RECORD.size
-    if length > end - begin:
-        raise FormatError(path, at, f"{length} bytes of payload", f"{end - begin} bytes")
-    payload = data[begin : begin + length]
-    found = crc64(payload)
-    if found != crc:
-        raise IntegrityError(path, begin, f"crc64 {crc:016x}", f"{found:016x}")
-    fields = _decode_payload(kind, payload, path, begin)
-    record = ManifestRecord(kind, segment_id, logical_offset, timestamp_ms, fields, flags)
-    return record, begin + length
+
+    def __missing__(self, length: int) -> int:
+        if len(self) >= _FILLED_LENGTHS:
+            self.clear()
+        crc = self[length] = int(crc32(length.to_bytes(8, "little")))
+        return crc
 
 
-def _decode_payload(kind: int, payload: bytes, path: str, at: int) -> dict[str, Field]:
-    if kind not in _PAYLOADS:
-        return {"payload": payload}
-    layout, names = _PAYLOADS[ManifestType(kind)]
-    if len(payload) < layout.size:
-        raise FormatError(path, at, f"{layout.size} bytes and more", f"{len(payload)} bytes")
-    fields: dict[str, Field] = {}
-    rest = layout.size
-    for name, number in zip(names, layout.unpack_from(payload), strict=True):
-        if name not in _TEXTS and name != "blob_len":
-            fields[name] = number
+def encode_records(
+    batch: Iterable[tuple[bytes, int, int]],
+    offset: int,
+    at_ms: int,
+    starts: HeaderCrcs,
+    *,
+    is_joined: bool = False,
+) -> tuple[list[bytes], list[int], int]:
+    """Encode records of (payload, flags, any value), the first at ``offset``, as ``encode_record``.
+
+    Returns pieces to be joined, three for each record; the offset of each record; and the end of
+    the last. All records are JOINED except the first, which is if ``is_joined``.
+    """
+    joined = _JOINED if is_joined else 0
+    pieces: list[bytes] = []
+    offsets: list[int] = []
+    add, pack_start, pack_rest, head_bytes = pieces.append, _START.pack, _REST.pack, RECORD.size
+    for payload, flags, _ in batch:
+        length = len(payload)
+        rest = pack_rest(offset, at_ms, flags | joined)
+        joined = _JOINED
+        add(pack_start(length, crc32(payload, crc32(rest, starts[length]))))
+        add(rest)
+        add(payload)
+        offsets.append(offset)
+        offset += head_bytes + length
+    return pieces, offsets, offset
+
+
+def scan(
+    piece: bytes | bytearray | memoryview, end: int, shift: int, starts: HeaderCrcs
+) -> tuple[int, int]:
+    """Scan the good records from the start of ``piece``: the position after them, and their count.
+
+    Records are not decoded: opening a journal scans the segment, so this takes three calls each.
+    """
+    unpack, head_bytes, size = _HEAD.unpack_from, RECORD.size, RECORD.size
+    view = memoryview(piece)
+    at = count = 0
+    last = end - size
+    while at <= last:
+        length, crc, offset = unpack(piece, at)
+        after = at + head_bytes + length
+        if after > end or offset != at + shift:
+            break
+        if crc32(view[at + _CRC_FROM : after], starts[length]) != crc:
+            break
+        at = after
+        count += 1
+    return at, count
+
+
+def decode_records(piece: bytes, shift: int, starts: HeaderCrcs) -> list[Record]:
+    """The good records from the start of ``piece``; a list, as a start reads very many."""
+    records: list[Record] = []
+    add, unpack, head_bytes, end = records.append, RECORD.unpack_from, RECORD.size, len(piece)
+    view = memoryview(piece)
+    at, last = 0, end - head_bytes
+    while at <= last:
+        length, crc, offset, at_ms, flags = unpack(piece, at)
+        after = at + head_bytes + length
+        if after > end or offset != at + shift:
+            break
+        if crc32(view[at + _CRC_FROM : after], starts[length]) != crc:
+            break
+        add(Record(offset, at_ms, flags, piece[at + head_bytes : after]))
+        at = after
+    return records
+
+
+def claimed_length(piece: bytes, shift: int) -> int:
+    """The length in the header at the start of ``piece``; 0 if it is not a record."""
+    if len(piece) < RECORD.size:
+        return 0
+    length, _, offset = _HEAD.unpack_from(piece)
+    return RECORD.size + int(length) if offset == shift else 0
+
+
+def describe_fault(piece: bytes, shift: int, starts: HeaderCrcs) -> tuple[str, str]:
+    """Expected and found, for bytes at the start of ``piece`` that are not a good record."""
+    if len(piece) < RECORD.size:
+        return f"{RECORD.size} bytes of record header", f"{len(piece)} bytes"
+    length, crc, offset = _HEAD.unpack_from(piece)
+    if offset != shift:
+        return f"logical_offset {shift}", f"{offset}"
+    if RECORD.size + length > len(piece):
+        return f"{length} bytes of payload", f"{len(piece) - RECORD.size} bytes"
+    right = crc32(piece[_CRC_FROM : RECORD.size + length], starts[length])
+    return f"crc32 {crc:08x}", f"{right:08x}"
+
+
+def begins_commit(data: bytes, at: int, after: int) -> bool:
+    """True if one of the good records of [at, after) begins a commit."""
+    while at < after:
+        length, _, _, _, flags = RECORD.unpack_from(data, at)
+        if not flags & _JOINED:
+            return True
+        at += RECORD.size + length
+    return False
+
+
+def length_without_zeros(data: bytes) -> int:
+    """The length without trailing zeros; fast for megabytes of them, too."""
+    end = len(data)
+    while data.endswith(_ZEROS, 0, end):
+        end -= len(_ZEROS)
+    return len(data[:end].rstrip(b"\0"))
+
+
+def find_record(data: bytes, start: int, shift: int, starts: HeaderCrcs, end: int = -1) -> int:
+    """The position of the first good record from ``start`` on; -1 if there is none.
+
+    ``end``: only zeros follow, if known. A record may begin at any position. The upper bytes of
+    its expected offset are the same for 64 KiB, so they are searched for, and the rest is compared
+    where they occur.
+    """
+    if end < 0:
+        end = length_without_zeros(data)  # the crc or the offset of a record is not zero
+    at = start
+    end = min(end, _NO_OFFSET - shift)
+    while at < end:
+        block = (at + shift) >> _BLOCK_BITS
+        until = min(end, ((block + 1) << _BLOCK_BITS) - shift)
+        at = _find_in_block(data, at, until, shift, block, starts)
+        if at < until:
+            return at
+    return -1
+
+
+def find_any_record(data: bytes, least: int, starts: HeaderCrcs) -> tuple[int, int] | None:
+    """Position and offset of the first good record with any offset from ``least`` on, for a
+    segment that is not in the manifest. Slow: it tries each position."""
+    view = memoryview(data)
+    for at in range(length_without_zeros(data) - RECORD.size + 1):
+        length, crc, offset = _HEAD.unpack_from(data, at)
+        after = at + RECORD.size + length
+        if after > len(data) or offset < least + at:
             continue
-        piece = payload[rest : rest + number]
-        if len(piece) < number:
-            raise FormatError(path, at + rest, f"{number} bytes", f"{len(piece)} bytes")
-        rest += number
-        if name == "blob_len":
-            fields["blob"] = piece
-        else:
-            fields[_TEXTS[name]] = piece.decode(errors="replace")
-    if rest != len(payload):
-        raise FormatError(path, at, f"{rest} bytes of payload", f"{len(payload)} bytes")
-    return fields
+        if crc32(view[at + _CRC_FROM : after], starts[length]) == crc:
+            return at, offset
+    return None
+
+
+def _find_in_block(
+    data: bytes, at: int, until: int, shift: int, block: int, starts: HeaderCrcs
+) -> int:
+    """The first good record in [at, until); ``until`` if there is none."""
+    upper = block.to_bytes(6, "little")
+    while True:
+        hit = data.find(upper, at + 10, until + 16)
+        at = hit - 10
+        if hit < 0 or at >= until:
+            return until
+        if _is_record(data, at, shift, starts):
+            return at
+        at = _after_zeros(data, at) if block == 0 else at + 1
+
+
+def _after_zeros(data: bytes, at: int) -> int:
+    """The next position whose eight bytes of offset are not all zero."""
+    something = _NOT_ZERO.search(data, at + _CRC_FROM + 1)
+    return max(at + 1, something.start() - 15) if something else len(data)
+
+
+def _is_record(data: bytes, at: int, shift: int, starts: HeaderCrcs) -> bool:
+    if len(data) - at < RECORD.size:
+        return False
+    length, crc, offset = _HEAD.unpack_from(data, at)
+    after = at + RECORD.size + length
+    if offset != at + shift or after > len(data):
+        return False
+    return bool(crc32(memoryview(data)[at + _CRC_FROM : after], starts[length]) == crc)

@@ -24,15 +24,9 @@ from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import IntegrityError, JournalFailed, RelayError
 from relay.journal.catalog import SegmentEntry
-from relay.journal.format import (
-    CHECKPOINT_WRITTEN,
-    FOOTER,
-    RECORD,
-    ManifestType,
-    RecordFlag,
-)
+from relay.journal.format import FOOTER, RECORD, HeaderCrcs, Record, RecordFlag, encode_records
 from relay.journal.manifest import Manifest
-from relay.journal.records import HeaderCrcs, Record, encode_records
+from relay.journal.manifest_format import CHECKPOINT_WRITTEN, ManifestType
 from relay.journal.recover import Recovery
 from relay.journal.replay import read_manifest
 from relay.journal.segment import (
@@ -65,6 +59,7 @@ class Append(NamedTuple):
     ext_id: int = 0  # message id; the highest is in the segment's footer
 
 
+_GAP = int(RecordFlag.GAP)  # combining plain numbers is ten times as fast
 _EXT_ID = itemgetter(2)  # of an Append; faster than attribute access
 
 
@@ -109,7 +104,7 @@ class _Gaps:
     def drop(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records without those that mark a gap, which is reported."""
         for record in records:
-            if record.flags & RecordFlag.GAP:
+            if record.flags & _GAP:
                 self.report(record.offset, record.end, "salvaged")
             else:
                 yield record

@@ -32,7 +32,8 @@ from relay.journal.catalog import (
     snapshot_path,
     write_snapshot,
 )
-from relay.journal.format import (
+from relay.journal.format import crc64
+from relay.journal.manifest_format import (
     CHUNK_CAPACITY,
     MAX_ETAG_BYTES,
     MAX_KEY_BYTES,
@@ -41,7 +42,6 @@ from relay.journal.format import (
     Field,
     ManifestRecord,
     ManifestType,
-    crc64,
 )
 from relay.journal.replay import (
     FIRST_MANIFEST_RECORD,

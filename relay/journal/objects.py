@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from relay.base import fsio
 from relay.base.errors import ObjectConflict, ObjectError, ObjectMissing, RelayError
 from relay.journal.files import PIECE_BYTES, NewFile, pieces, remove, size_of
-from relay.journal.format import Reason, crc64
+from relay.journal.format import crc64
+from relay.journal.manifest_format import Reason
 
 if TYPE_CHECKING:
     import obstore
@@ -198,7 +199,8 @@ class S3Objects:
             import obstore
         except ImportError:
             raise RelayError(
-                f"{url}: obstore is not installed", hint="pip install agent-relay[s3]"
+                f"{url}: obstore is not installed",
+                hint="`pip install '.[s3]'` in the source of agent-relay",
             ) from None
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         self.url = url.rstrip("/")

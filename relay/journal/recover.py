@@ -38,25 +38,23 @@ from relay.journal.format import (
     RECORD,
     SEGMENT_HEADER,
     Footer,
-    ManifestRecord,
+    HeaderCrcs,
     RecordFlag,
     SegmentFlag,
     SegmentHeader,
-    crc64,
-    decode_segment_header,
-    encode_record,
-)
-from relay.journal.records import (
-    HeaderCrcs,
     begins_commit,
     claimed_length,
+    crc64,
     decode_records,
+    decode_segment_header,
     describe_fault,
+    encode_record,
     find_any_record,
     find_record,
     length_without_zeros,
     scan,
 )
+from relay.journal.manifest_format import ManifestRecord
 from relay.journal.segment import (
     FIRST_RECORD,
     UNSYNCED,
@@ -467,7 +465,7 @@ class Recovery:
             first := os.pread(fd, RECORD.size, FIRST_RECORD), offset := _offset_in(first)
         )
         piece = os.pread(fd, claimed, FIRST_RECORD)
-        if next(decode_records(piece, offset, HeaderCrcs()), None) is None:
+        if not decode_records(piece, offset, HeaderCrcs()):
             rest = os.pread(fd, os.fstat(fd).st_size, FIRST_RECORD)
             if (placed := find_any_record(rest, end, HeaderCrcs())) is None:
                 return end

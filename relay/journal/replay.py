@@ -24,7 +24,8 @@ from relay.journal.catalog import (
     snapshot_path,
 )
 from relay.journal.files import numbered_files
-from relay.journal.format import (
+from relay.journal.format import crc64
+from relay.journal.manifest_format import (
     CHECKPOINT_WRITTEN,
     CHUNK_CAPACITY,
     CHUNK_HEADER,
@@ -33,7 +34,6 @@ from relay.journal.format import (
     ChunkHeader,
     ManifestRecord,
     ManifestType,
-    crc64,
     decode_chunk_header,
     decode_manifest_record,
 )

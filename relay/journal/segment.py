@@ -25,23 +25,19 @@ from relay.journal.format import (
     FOOTER,
     RECORD,
     SEGMENT_HEADER,
-    Field,
     Footer,
-    ManifestRecord,
-    ManifestType,
-    SegmentFlag,
-    SegmentHeader,
-    crc64,
-)
-from relay.journal.manifest import Manifest
-from relay.journal.records import (
     HeaderCrcs,
     Record,
+    SegmentFlag,
+    SegmentHeader,
     claimed_length,
+    crc64,
     decode_records,
     describe_fault,
     find_record,
 )
+from relay.journal.manifest import Manifest
+from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
 from relay.journal.replay import read_manifest
 
 SEGMENTS = "segments"
@@ -143,11 +139,10 @@ def read_records(
     at, length = start, _FIRST_PIECE
     while at < end:
         piece = source.read_at(FIRST_RECORD + at - base, min(length, end - at))
-        before = at
-        for record in decode_records(piece, at, starts):
-            yield record
-            at = record.end
-        if at > before:
+        records = decode_records(piece, at, starts)
+        if records:
+            yield from records
+            at = records[-1].end
             length = min(4 * length, _PIECE_BYTES)
         elif length < (claimed := min(claimed_length(piece, at), end - at)):
             length = claimed

@@ -30,8 +30,8 @@ from relay.base.errors import (
 from relay.journal import plan
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.copies import LocalCopies, RemoteCopies
-from relay.journal.format import ManifestType, Reason
 from relay.journal.manifest import Manifest
+from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.objects import ObjectStore, open_objects
 from relay.journal.plan import JobKind, JobResult, PlanInputs, TierJob, TierPolicy
 from relay.journal.segment import FileSource, SegmentSource

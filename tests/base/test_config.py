@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from relay.base import config as config_module
 from relay.base.config import (
     Config,
     DetectionSettings,
@@ -84,9 +82,8 @@ def test_the_defaults_are_the_source_documents() -> None:
 
 @pytest.mark.parametrize("section", ["", *SECTIONS])
 def test_a_key_that_is_none_is_named(section: str) -> None:
-    assert "`settle_msec`" in refused(with_value(section, "settle_msec", 1))
-    if section:
-        assert f"$.{section}" in refused(with_value(section, "settle_msec", 1))
+    text = refused(with_value(section, "settle_msec", 1))
+    assert f"setting {key(section, 'settle_msec')} does not exist" in text
 
 
 @pytest.mark.parametrize(("section", "name"), SETTINGS)
@@ -166,15 +163,6 @@ def test_the_wal_is_alarming_before_it_is_full() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"lead": "\xff"}', b"null", b'"x"', b"{}x"])
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     refused(data)
-
-
-def test_every_setting_has_a_reason_beside_it() -> None:
-    source = Path(config_module.__file__).read_text().splitlines()
-    for section, name in SETTINGS:
-        at = next(n for n, line in enumerate(source) if line.startswith(f"    {name}: "))
-        beside = "  # " in source[at]
-        above = source[at - 1].strip().startswith("#")
-        assert beside or above, f"{key(section, name)} has no reason"
 
 
 @pytest.mark.shows("ready 1.6")

@@ -11,8 +11,9 @@ import pytest
 
 from relay.base import fsio
 from relay.base.config import Config, decode, encode
+from relay.base.discovery import HOME_VARIABLE, default_root
 from relay.base.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
-from relay.base.home import HOME_VARIABLE, MAX_OPEN_DIRS, Dirs, Home, default_root
+from relay.base.home import MAX_OPEN_DIRS, Dirs, Home
 
 TREE = [
     "agents",
@@ -29,6 +30,7 @@ TREE = [
     "journal",
     "logs",
     "run",
+    "sessions",
     "store",
     "tmp",
 ]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from relay.base import fsio, logs
@@ -118,3 +123,29 @@ def test_killed_in_the_middle_of_a_rotation_nothing_is_lost(tmp_path: Path) -> N
     assert numbers(path) == [10]
     assert numbers(tmp_path / "relay.log.1")[0] == 0
     assert {p.name for p in tmp_path.iterdir()} == {"relay.log", "relay.log.1", "relay.log.2"}
+
+
+def test_a_terminal_gets_sentences(tmp_path: Path) -> None:
+    """A file and a pipe get JSON."""
+    code = (
+        "from relay.base.logs import make_log\n"
+        "log = make_log('info', None)\n"
+        "log('Ready', action='ready', epoch=3, first_ids=['1-a'])\n"
+        "log('bob is \\x1b[31mslow', level='warning')\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: log('It failed', level='error', exc_info=True)\n"
+    )
+    command = [sys.executable, "-c", code]
+    env = os.environ | {"TZ": "Europe/Berlin"}
+    shown = pexpect.run(shlex.join(command), env=env).decode().splitlines()
+    assert [line[21:] for line in shown[:3]] == [
+        "Ready (epoch 3)",
+        "warning: bob is \\x1b[31mslow",
+        "error: It failed",
+    ]
+    assert shown[-1] == "ZeroDivisionError: division by zero"
+    time.strptime(shown[0][:19], "%Y-%m-%d %H:%M:%S")
+    piped = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stderr
+    assert [json.loads(line)["level"] for line in piped.splitlines()] == [
+        *("info", "warning", "error")
+    ]

@@ -9,10 +9,9 @@ import pytest
 from relay.acomm.model import MessageType, Priority
 from relay.base import message as rules
 from relay.base import names
-from relay.base.checksums import sha256_hex
 from relay.base.errors import MessageError
 from relay.base.message import Kind, MessageFile, parse
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR, sha256_hex
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import MESSAGE_TYPES
 from tests.documents import read_page, tables

@@ -1,17 +1,13 @@
-"""Checksums, time and errors: the small words that everything else is written in."""
+"""Time and errors: the small words that everything else is written in."""
 
 from __future__ import annotations
 
 import inspect
 import time
-import uuid
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.base import errors
-from relay.base.checksums import sha256_hex, uuid4_of
 from relay.base.clock import NS_PER_S, Clock, iso_date, iso_time
 from relay.base.errors import EXIT_CODES, FormatError, MessageError, RelayError, ValidationFailed
 
@@ -20,54 +16,6 @@ CLASSES = [
     for _, cls in inspect.getmembers(errors, inspect.isclass)
     if issubclass(cls, RelayError) and cls.__module__ == errors.__name__
 ]
-
-# -- checksums -----------------------------------------------------------------------------
-
-
-def test_a_checksum_is_what_sha256sum_prints() -> None:
-    assert sha256_hex(b"hi\n") == (
-        "98ea6e4f216f2fb4b69fff9b3a44842c38686ca685f3f55dc48c5d3fb1107be4"
-    )
-
-
-def test_a_text_has_always_the_same_uuid() -> None:
-    # SHA-256 of "t-1" is f23ef2f9 4b41 c0e0 ...; version and variant are set over it
-    raw = bytes.fromhex(sha256_hex(b"t-1"))[:16]
-    made = uuid.UUID(uuid4_of("t-1"))
-    assert (made.version, made.variant) == (4, uuid.RFC_4122)
-    assert made.bytes[:6] == raw[:6]
-    assert made.bytes[7] == raw[7] and made.bytes[9:] == raw[9:]
-    assert made.bytes[6] & 0x0F == raw[6] & 0x0F and made.bytes[8] & 0x3F == raw[8] & 0x3F
-
-
-@given(st.text(max_size=60))
-def test_every_text_has_a_uuid_4(text: str) -> None:
-    made = uuid4_of(text)
-    assert uuid.UUID(made).version == 4
-    assert str(uuid.UUID(made)) == made
-    assert uuid4_of(made) == made
-
-
-@given(st.uuids(version=4))
-def test_a_uuid_4_stays_as_it_is(given: uuid.UUID) -> None:
-    assert uuid4_of(str(given)) == str(given)
-    assert uuid4_of(str(given).upper()) == str(given)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "6ba7b810-9dad-11d1-80b4-00c04fd430c8",  # version 1
-        "f81d4fae-7dec-4cd0-c765-00a0c91e6bf6",  # another variant
-        "f81d4fae7dec4cd0a76500a0c91e6bf6",
-        "f81d4fae-7dec-4cd0-a765-00a0c91e6bfg",
-        "f81d4fae7-dec-4cd0-a765-00a0c91e6bf6",
-    ],
-)
-def test_what_only_looks_like_one_is_a_text(text: str) -> None:
-    assert uuid4_of(text) != text
-    assert uuid.UUID(uuid4_of(text)).version == 4
-
 
 # -- clock ---------------------------------------------------------------------------------
 

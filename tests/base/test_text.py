@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.base.text import json_line, json_visible, visible
+from relay.base.text import did_you_mean, json_line, json_visible, visible
 from relay.cli.common import print_table
 
 values = st.recursive(
@@ -57,3 +57,18 @@ def test_M18_json_has_the_escapes_that_json_has() -> None:
 def test_M18_no_cell_of_a_table_is_raw(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("A", "B"), [("x\x1b[2J", None)])
     assert capsys.readouterr().out == "A         B\nx\\x1b[2J  -\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "said"),
+    [
+        ("bbo", ["alice", "bob"], "did you mean bob?"),
+        ("BOB", ["alice", "bob"], "did you mean bob?"),
+        ("bob", ["bob"], ""),
+        ("xyz", ["alice", "bob"], ""),
+        ("bbo", [], ""),
+        ("agent1", [f"agent{number}" for number in range(10_000)], ""),  # too many to compare
+    ],
+)
+def test_the_word_that_was_meant_is_named(word: str, known: list[str], said: str) -> None:
+    assert did_you_mean(word, known) == said

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from relay.base import fsio
-from relay.journal.format import Field, ManifestRecord, ManifestType
+from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
 from relay.journal.replay import chunk_indexes, chunk_path, decode_chunk, load_chunk
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "aof2"

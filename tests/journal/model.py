@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from relay.journal.format import RECORD
+from relay.journal.format import RECORD, Record
 from relay.journal.journal import Append, Journal
-from relay.journal.records import Record
 
 
 class Model:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.journal.catalog import Catalog, Failure, Residency, SegmentEntry
-from relay.journal.format import ManifestRecord, ManifestType, Reason
+from relay.journal.manifest_format import ManifestRecord, ManifestType, Reason
 from tests.journal.manifest_support import any_record, opened, said, sealed
 
 BOTH = [opened(0), sealed(0)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relay.base.errors import FormatError, IntegrityError, VersionError
 from relay.cli.aof import manifest_row, snapshot_row
-from relay.journal import format as bytes_of
+from relay.journal import manifest_format
 from relay.journal.catalog import (
     CatalogSnapshot,
     Residency,
@@ -19,7 +19,8 @@ from relay.journal.catalog import (
     decode_snapshot,
     encode_snapshot,
 )
-from relay.journal.format import ManifestRecord, ManifestType, crc64, decode_manifest_record
+from relay.journal.format import crc64
+from relay.journal.manifest_format import ManifestRecord, ManifestType, decode_manifest_record
 from relay.journal.replay import FIRST_MANIFEST_RECORD, decode_chunk, salvage_chunk
 from tests.journal.manifest_support import (
     FIXTURES,
@@ -134,7 +135,7 @@ def test_a_flipped_payload_byte_is_an_integrity_error(
     record: ManifestRecord, data: st.DataObject
 ) -> None:
     whole = bytearray(record.encode())
-    head = bytes_of.MANIFEST_RECORD.size
+    head = manifest_format.MANIFEST_RECORD.size
     if len(whole) == head:
         return
     at = data.draw(st.integers(head, len(whole) - 1))

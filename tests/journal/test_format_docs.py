@@ -9,24 +9,26 @@ from struct import Struct
 import pytest
 
 from relay.journal import format as bytes_of
-from relay.journal import manifest
+from relay.journal import manifest, manifest_format
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.format import (
-    CHUNK_HEADER,
     FOOTER,
-    MANIFEST_RECORD,
     RECORD,
     SEGMENT_HEADER,
+    Footer,
+    RecordFlag,
+    SegmentFlag,
+    SegmentHeader,
+)
+from relay.journal.manifest_format import (
+    CHUNK_HEADER,
+    MANIFEST_RECORD,
     SNAPSHOT_ENTRY,
     SNAPSHOT_HEADER,
     ChunkFlag,
     ChunkHeader,
-    Footer,
     ManifestType,
     Reason,
-    RecordFlag,
-    SegmentFlag,
-    SegmentHeader,
 )
 from tests.documents import read_page, tables
 
@@ -89,8 +91,8 @@ def test_an_entry_has_the_fields_of_its_value() -> None:
     ("heading", "magic", "version"),
     [
         ("Segment header", bytes_of.SEGMENT_MAGIC, bytes_of.SEGMENT_VERSION),
-        ("Chunk header", bytes_of.CHUNK_MAGIC, bytes_of.CHUNK_VERSION),
-        ("Snapshot header", bytes_of.SNAPSHOT_MAGIC, bytes_of.SNAPSHOT_VERSION),
+        ("Chunk header", manifest_format.CHUNK_MAGIC, manifest_format.CHUNK_VERSION),
+        ("Snapshot header", manifest_format.SNAPSHOT_MAGIC, manifest_format.SNAPSHOT_VERSION),
     ],
 )
 def test_the_magics_and_versions(heading: str, magic: int, version: int) -> None:
@@ -114,7 +116,7 @@ def test_every_record_type_and_its_payload() -> None:
     rows = tables(DOCS, "Manifest record types")[0]
     assert [(int(row[0]), row[1]) for row in rows] == [(k.value, k.name) for k in ManifestType]
     for kind, row in zip(ManifestType, rows, strict=True):
-        layout, names = bytes_of._PAYLOADS[kind]
+        layout, names = manifest_format._PAYLOADS[kind]
         cells = [cell.split() for cell in row[2].split(", ")]
         numbers = [cell for cell in cells if len(cell) == 2]
         assert [name for name, _ in numbers] == list(names)
@@ -125,8 +127,8 @@ def test_every_record_type_and_its_payload() -> None:
 
 def test_the_numbers_stand_in_the_text() -> None:
     text = " ".join(DOCS.split())
-    assert f"At most {bytes_of.CHUNK_CAPACITY:,} bytes" in text
+    assert f"At most {manifest_format.CHUNK_CAPACITY:,} bytes" in text
     assert f"after {manifest.SNAPSHOT_EVERY:,} records" in text
     assert ", ".join(f"{reason.value} {reason.name}" for reason in Reason) in text
-    assert f"at most {bytes_of.MAX_KEY_BYTES} |" in DOCS
-    assert f"at most {bytes_of.MAX_ETAG_BYTES} |" in DOCS
+    assert f"at most {manifest_format.MAX_KEY_BYTES} |" in DOCS
+    assert f"at most {manifest_format.MAX_ETAG_BYTES} |" in DOCS

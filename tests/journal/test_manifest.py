@@ -18,8 +18,13 @@ from relay.base.errors import RelayError
 from relay.journal import manifest as manifests
 from relay.journal import replay as replays
 from relay.journal.catalog import Catalog, snapshot_ids
-from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
 from relay.journal.manifest import Manifest
+from relay.journal.manifest_format import (
+    ChunkFlag,
+    ManifestRecord,
+    ManifestType,
+    decode_chunk_header,
+)
 from relay.journal.replay import chunk_indexes, decode_chunk, read_manifest
 from tests.disk import hooked, kill_at_every_call
 from tests.fakes import FakeClock

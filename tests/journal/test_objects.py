@@ -12,7 +12,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import ObjectConflict, ObjectError, RelayError
-from relay.journal.format import Reason
+from relay.journal.manifest_format import Reason
 from relay.journal.objects import DirectoryObjects, ObjectStore, S3Objects, open_objects
 from tests.disk import failing
 from tests.s3_server import broken_server, objects, s3_server
@@ -168,7 +168,7 @@ def test_s3_that_is_not_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RelayError) as caught:
         open_objects("s3://bucket/prefix")
     assert str(caught.value) == "s3://bucket/prefix: obstore is not installed"
-    assert caught.value.hint == "pip install agent-relay[s3]"
+    assert caught.value.hint == "`pip install '.[s3]'` in the source of agent-relay"
 
 
 def test_a_setting_names_its_store(tmp_path: Path) -> None:

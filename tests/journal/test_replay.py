@@ -19,8 +19,13 @@ from relay.journal.catalog import (
     snapshot_ids,
     snapshot_path,
 )
-from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
 from relay.journal.manifest import Manifest
+from relay.journal.manifest_format import (
+    ChunkFlag,
+    ManifestRecord,
+    ManifestType,
+    decode_chunk_header,
+)
 from relay.journal.replay import chunk_indexes, decode_chunk, load_chunk, read_manifest
 from tests.disk import flip, hooked, kill_at_every_call
 from tests.fakes import FakeClock

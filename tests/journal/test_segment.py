@@ -16,20 +16,18 @@ from relay.journal.format import (
     FOOTER,
     RECORD,
     Footer,
-    RecordFlag,
-    SegmentFlag,
-    decode_segment_header,
-    encode_record,
-)
-from relay.journal.journal import Append, Journal, JournalReader
-from relay.journal.records import (
     HeaderCrcs,
     Record,
+    RecordFlag,
+    SegmentFlag,
     decode_records,
+    decode_segment_header,
+    encode_record,
     encode_records,
     find_record,
     scan,
 )
+from relay.journal.journal import Append, Journal, JournalReader
 from relay.journal.recover import walk
 from relay.journal.segment import (
     FIRST_RECORD,
@@ -233,7 +231,7 @@ def test_encoding_scanning_and_decoding_agree(payloads: list[bytes], base: int) 
     assert data == b"".join(encode_record(*record) for record in records)
     assert end == base + len(data)
     assert scan(data + bytes(100), len(data) + 100, base, starts) == (len(data), len(records))
-    assert list(decode_records(data, base, starts)) == records
+    assert decode_records(data, base, starts) == records
 
 
 @given(
@@ -267,4 +265,4 @@ def test_a_good_record_in_another_place_is_none() -> None:
     record = encode_record(100, 1, 0, b"payload")
     assert scan(record, len(record), 100, HeaderCrcs()) == (len(record), 1)
     assert scan(record, len(record), 99, HeaderCrcs()) == (0, 0)
-    assert list(decode_records(record, 101, HeaderCrcs())) == []
+    assert decode_records(record, 101, HeaderCrcs()) == []

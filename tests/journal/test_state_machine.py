@@ -16,4 +16,4 @@ class TestJournal(JournalMachine.TestCase):  # type: ignore[misc] # made by hypo
     """The rules of tests/journal/machine.py."""
 
 
-pytestmark = [pytest.mark.timeout(10), pytest.mark.shows("journal 1.9")]
+pytestmark = pytest.mark.shows("journal 1.9")

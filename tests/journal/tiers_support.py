@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.format import ManifestType
 from relay.journal.journal import Append, Journal
+from relay.journal.manifest_format import ManifestType
 from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
 from relay.journal.plan import TierPolicy
 from relay.journal.replay import read_manifest
