@@ -6,7 +6,7 @@
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger/schema.py.
 
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 
 -- One row for each file in an outbox, and one for each message of the orchestrator's own.
 CREATE TABLE messages (
@@ -59,6 +59,32 @@ CREATE INDEX deliveries_open ON deliveries (message_id) WHERE state IN ('held', 
 CREATE INDEX deliveries_unread ON deliveries (recipient, message_id) WHERE state = 'written';
 CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
 CREATE INDEX deliveries_dead ON deliveries (recipient, message_id) WHERE state = 'dead';
+
+-- What hooks showed to the sessions of agents, and whether it came into their context.
+CREATE TABLE offers (
+    message_id TEXT NOT NULL,
+    recipient TEXT NOT NULL,
+    offer INTEGER NOT NULL,                    -- 1 for the first of this delivery
+    session TEXT NOT NULL,                     -- claude:0089…
+    state TEXT NOT NULL CHECK (state IN ('offered', 'in_context', 'returned')),
+    after TEXT,                                -- the event of the hook that printed it
+    offered_at INTEGER NOT NULL,
+    ended_at INTEGER,                          -- in_context or returned
+    evidence TEXT,                             -- where it was seen, or why it was returned
+    PRIMARY KEY (message_id, recipient, offer)
+) WITHOUT ROWID;
+CREATE INDEX offers_open ON offers (recipient, message_id) WHERE state = 'offered';
+
+-- How idle agents were rung for messages that wait.
+CREATE TABLE rings (
+    agent TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    session TEXT NOT NULL,                     -- of the agent CLI
+    rung TEXT NOT NULL,                        -- claude-inbox, command, ...
+    messages INTEGER NOT NULL,                 -- how many waited
+    result TEXT NOT NULL,                      -- ok, or why it failed
+    PRIMARY KEY (agent, at, session)
+) WITHOUT ROWID;
 
 -- Files refused without a row of their own: the id is taken, or the name is none.
 CREATE TABLE rejections (
@@ -119,7 +145,7 @@ CREATE TABLE orchestrator_state (
 -- Intents of operations of several steps; recovery completes or rolls back each one.
 CREATE TABLE pending_operations (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    operation_type TEXT NOT NULL,              -- 'spawn' | 'release' | 'deliver'
+    operation_type TEXT NOT NULL,              -- 'spawn' | 'release' | 'notify_idle'
     payload TEXT NOT NULL,                     -- JSON
     created_at INTEGER NOT NULL,
     completed_at INTEGER
@@ -187,6 +213,19 @@ AND NEW.read_at IS NOT OLD.read_at BEGIN
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
         NEW.message_id || ' > ' || NEW.recipient, NEW.state, 'read',
         (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt);
+END;
+CREATE TRIGGER offers_added AFTER INSERT ON offers BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, NULL, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER offers_moved AFTER UPDATE OF state ON offers
+WHEN OLD.state <> NEW.state BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 
 -- Append-only. What retention removes is older than audit_kept_from, and goes with a row in

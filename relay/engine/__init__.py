@@ -33,7 +33,7 @@ from relay.engine.commstore import CommStore, Compacted
 from relay.engine.engine import Engine, StoreStats
 from relay.engine.query import QueryResult
 from relay.engine.queues import Redelivery
-from relay.engine.validation import Limits
+from relay.engine.rules import Limits
 
 __all__ = [
     "Channel",

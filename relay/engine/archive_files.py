@@ -35,8 +35,8 @@ from relay.acomm.model import (
 )
 from relay.acomm.store_file import decrypt, encrypt
 from relay.base import fsio
-from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError
+from relay.base.names import sha256_hex
 from relay.engine.query import (
     QueryResult,
     Rank,
@@ -154,7 +154,7 @@ class ArchiveFiles:
         as for ``page``.
         Errors: as ``query.find``, and as ``messages``.
         """
-        found = find(here, wanted)
+        found = list(find(here, wanted))
         total = len(found)
         last_first = wanted.order[1] is SortOrder.DESCENDING
         for note in sorted(notes, key=lambda note: note.last_at, reverse=last_first):
@@ -168,7 +168,7 @@ class ArchiveFiles:
                 for message in self.messages(note, wanted)
                 if note is not leaving or message.id not in still_here
             )
-            more = find(rolled, wanted)
+            more = list(find(rolled, wanted))
             found += more
             total += len(more)
         return page(found, wanted, total, rank)
@@ -199,6 +199,15 @@ class ArchiveFiles:
             ):
                 return found
         return None
+
+    def all_of(self, note: ArchiveInfo) -> Iterator[Archived]:
+        """Every message of an archive, with its deliveries; nothing is cached.
+
+        Errors: as ``messages``.
+        """
+        file = self._read(os.path.join(self._folder, note.name))
+        deliveries = EngineState.decode(file.engine_state).deliveries
+        return (Archived(message, deliveries.get(message.id, {})) for message in file.messages)
 
     def _find_message(self, note: ArchiveInfo, number: int) -> Archived | None:
         file = self._load(note)

@@ -17,8 +17,7 @@ A store with archive files rolls its final messages into them. ``Roller`` does a
     MessagesEvicted  a few thousand of them a step
 
 After a crash before the event is committed the file is a stray, and the messages are still live.
-Source: data-structures.txt, "RetentionPolicy"; acomm-file-format.txt, section 6;
-message-engine.txt, "Backpressure"; DESIGN, "Bounded whatever the history".
+See docs/formats/acomm.md.
 """
 
 from __future__ import annotations
@@ -49,11 +48,10 @@ from relay.base.errors import (
     StoreFull,
     ValidationFailed,
 )
-from relay.engine import ack_rules, events
+from relay.engine import events, rules
 from relay.engine.archive_files import ArchiveFiles
-from relay.engine.core import Core
-from relay.engine.state import RECORD_BYTES, variable_bytes
-from relay.engine.validation import check_number
+from relay.engine.rules import check_number
+from relay.engine.state import RECORD_BYTES, Core, variable_bytes
 
 # Scanning the open messages at every send would make sends linear in them: after a scan that met
 # n of them in vain, the next n / RESCAN_DIVISOR calls do not scan.
@@ -169,7 +167,7 @@ class Archives:
         channel = self.state.channels[message.channel_id]
         if message.id in self.state.dead or message.id in self.state.owed:
             return False
-        return not ack_rules.is_open(channel, message, deliveries, self._core.rules.by_files)
+        return not rules.is_open(channel, message, deliveries, self._core.rules.by_files)
 
     def drop(self) -> Dropped:
         """Delete archived messages and dead letters permanently; open deliveries are kept."""
@@ -215,12 +213,13 @@ class Archives:
         Errors: StoreFull, StoreCapacity.
         """
         state = self.state
-        size = variable_bytes(message.content, message.metadata)
+        most = len(message.content) + rules.MOST_METADATA_BYTES
         if (
-            state.bytes_sent + size >= self._roomy_until
+            state.bytes_sent + most >= self._roomy_until
             or len(state.messages) >= self._core.limits.active_messages
         ):
-            self._check_limits(size, message.message_type in ack_rules.ANSWERS)
+            size = variable_bytes(message.content, message.metadata)
+            self._check_limits(size, message.message_type in rules.ANSWERS)
         if channel.config.retention.kind is not RetentionKind.FOREVER:
             self.retain_in(channel, 1, len(message.content))
 

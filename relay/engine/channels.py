@@ -1,7 +1,4 @@
-"""Channels, their participants, and subscriptions to their topics.
-
-Source: data-structures.txt "Channel", "Participant", "Subscription".
-"""
+"""Channels, their participants, and subscriptions to their topics."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ from relay.base.errors import (
     StoreCapacity,
     ValidationFailed,
 )
-from relay.engine import ack_rules, events, routing, topics, validation
+from relay.engine import events, routing, rules
 from relay.engine.archives import Archives
-from relay.engine.core import Core
 from relay.engine.query import check_filter
+from relay.engine.state import Core
 
 _SETTINGS = frozenset(ChannelSettings.__struct_fields__)
 _WORDS = frozenset({"description", "tags"})
@@ -80,7 +77,7 @@ class Channels:
         return None if channel.channel_type is ChannelType.DIRECT else channel.name
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
-        """Stage 3: the recipients of a message in the channel. Source: guide, "Route"."""
+        """Stage 3: the recipients of a message in the channel."""
         return routing.route(self._state, channel, message, self._warn_of_filter)
 
     def create(
@@ -98,13 +95,13 @@ class Channels:
         Errors: ValidationFailed for an invalid name, type, owner, setting, description or tag;
         DuplicateChannel; StoreCapacity when the store has its maximum of channels.
         """
-        validation.check_channel_name(name)
-        validation.check_participant("owner", owner)
+        rules.check_channel_name(name)
+        rules.check_participant("owner", owner)
         if name in self._state.names:
             raise DuplicateChannel(f"channel {name} already exists")
-        channel_type = validation.check_member("channel_type", channel_type, ChannelType)
-        config = validation.check_config(ChannelConfig() if config is None else config)
-        description, tags = validation.check_words(description, tags)
+        channel_type = rules.check_member("channel_type", channel_type, ChannelType)
+        config = rules.check_config(ChannelConfig() if config is None else config)
+        description, tags = rules.check_words(description, tags)
         self._check_room("channels", len(self._state.channels), self._core.limits.channels)
         now = self._core.now_s()
         first = Participant(owner, ParticipantRole.OWNER, now, self._identities.get(owner))
@@ -126,8 +123,13 @@ class Channels:
 
     def get_by_name(self, name: str) -> Channel | None:
         """The channel of that name, if there is one."""
-        channel_id = self._state.names.get(validation.check_text("name", name))
+        channel_id = self._state.names.get(rules.check_text("name", name))
         return None if channel_id is None else self.get(channel_id)
+
+    def find_by_name(self, name: str) -> Channel | None:
+        """The channel of that name without its message count, if there is one."""
+        channel_id = self._state.names.get(name)
+        return None if channel_id is None else self._state.channels[channel_id]
 
     def list_all(self) -> list[Channel]:
         """Every channel, by id."""
@@ -145,12 +147,12 @@ class Channels:
         """
         channel = self.find(channel_id)
         if role is not None:
-            role = validation.check_member("role", role, ParticipantRole)
+            role = rules.check_member("role", role, ParticipantRole)
             if role is ParticipantRole.OWNER and participant != channel.owner:
                 raise ValidationFailed("role", f"{channel.owner} owns channel {channel.name}")
         if self.is_participant(channel_id, participant):
             return self.get(channel_id)
-        validation.check_participant("participant", participant)
+        rules.check_participant("participant", participant)
         most = channel.config.max_participants
         if channel.channel_type is ChannelType.DIRECT:
             most = 2
@@ -180,7 +182,7 @@ class Channels:
         if not isinstance(identities, Mapping):
             raise ValidationFailed("identities", f"{identities!r} is not a mapping of names to ids")
         for identity in identities.values():
-            validation.check_text("identity_id", identity)
+            rules.check_text("identity_id", identity)
         self._identities = dict(identities)
         other = {
             one.id: identities.get(one.id)
@@ -224,7 +226,7 @@ class Channels:
         StoreCapacity when the store has its maximum of subscriptions.
         """
         channel = self._with_topics(channel_id)
-        mode = topics.match_mode(pattern)
+        mode = rules.match_mode(pattern)
         if filter is not None:
             filter = check_filter(filter)
             sort_by, sort_order = filter.order  # a file has no filter without them
@@ -254,7 +256,7 @@ class Channels:
         if channel_id is not None:
             self.get(channel_id)
         if subscriber is not None:
-            validation.check_text("subscriber", subscriber)
+            rules.check_text("subscriber", subscriber)
         return [
             one
             for one in self._state.subscriptions.values()
@@ -267,7 +269,7 @@ class Channels:
         Repeating it changes nothing. Errors: ValidationFailed for an unknown id.
         """
         known = self._state.subscriptions.get(
-            validation.check_number("subscription_id", subscription_id)
+            rules.check_number("subscription_id", subscription_id)
         )
         if known is None:
             raise ValidationFailed(
@@ -303,7 +305,7 @@ class Channels:
         def is_wanted(message: Message) -> bool:
             return (
                 message.topic is not None
-                and topics.matches(message.topic, subscription.topic_pattern)
+                and rules.topic_matches(message.topic, subscription.topic_pattern)
                 and routing.passes_filter(subscription, message, self._warn_of_filter)
             )
 
@@ -318,7 +320,7 @@ class Channels:
             message
             for number in self._state.index.channel(channel.id)
             if (message := self._state.messages[number]).sender != participant
-            and message.message_type not in ack_rules.ANSWERS
+            and message.message_type not in rules.ANSWERS
             and participant not in self._state.deliveries.get(number, {})
             and not self._core.is_expired(message)
             and is_wanted(message)
@@ -359,9 +361,9 @@ class Channels:
         Errors: ChannelNotFound.
         """
         self.get(channel_id)
-        validation.check_text("subscriber", subscriber)
+        rules.check_text("subscriber", subscriber)
         if pattern is not None:
-            validation.check_text("topic_pattern", pattern)
+            rules.check_text("topic_pattern", pattern)
         ended = [
             s.id
             for s in self._state.subscriptions.values()
@@ -384,14 +386,14 @@ class Channels:
         channel = self.find(channel_id)
         if unknown := changes.keys() - _KNOWN:
             raise ValidationFailed("config", f"unknown setting {min(unknown)}")
-        words = validation.check_words(
+        words = rules.check_words(
             changes.pop("description", channel.description), changes.pop("tags", channel.tags)
         )
         beside = {name: changes.pop(name) for name in _SETTINGS & changes.keys()}
-        settings = validation.check_settings(
+        settings = rules.check_settings(
             msgspec.structs.replace(self.settings(channel_id), **beside)
         )
-        config = validation.check_config(msgspec.structs.replace(channel.config, **changes))
+        config = rules.check_config(msgspec.structs.replace(channel.config, **changes))
         if config.max_participants != channel.config.max_participants:
             _check_participants(channel, config)
         return self._change(channel, channel.state, config, settings, *words)
@@ -403,9 +405,9 @@ class Channels:
         it is closed.
         """
         channel = self.find(channel_id)
-        state = validation.check_member("state", state, ChannelState)
+        state = rules.check_member("state", state, ChannelState)
         if channel.state is ChannelState.CLOSED and state is not ChannelState.CLOSED:
-            raise ChannelUnavailable(f"channel {channel.name} is Closed, and that is final")
+            raise ChannelUnavailable(f"channel {channel.name} was closed, which is permanent")
         if channel.state is state:
             return self.get(channel_id)
         settings = self.settings(channel_id)

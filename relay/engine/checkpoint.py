@@ -5,7 +5,7 @@ it is written; ``FileWriter`` calls it for the library, with a timer and its cha
 
 A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
 waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
-n has been renamed into place. Source: message-engine.txt, "Persist".
+n has been renamed into place.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 from relay.engine import events, transitions
-from relay.engine.core import Warn, log_warning
 from relay.engine.engine import Engine
 from relay.engine.routing import derive_deliveries
-from relay.engine.state import State
+from relay.engine.state import State, Warn, log_warning
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
 RETRY_MOST_NS = 60_000 * NS_PER_MS

@@ -9,7 +9,6 @@
 It has an engine (``relay.engine.engine``), queues for its messages and, opened from a path, a file
 that it locks and writes. Not thread-safe: it has one owner. A timer thread flushes when the owner
 makes no further call; its snapshot is taken under the lock that each event is applied under.
-Source: message-engine.txt, data-structures.txt.
 """
 
 from __future__ import annotations
@@ -39,15 +38,14 @@ from relay.acomm.model import (
 )
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import RelayError, ValidationFailed
-from relay.engine import validation
+from relay.engine import rules
 from relay.engine.checkpoint import FileWriter, FlushPolicy, load_state, state_of
-from relay.engine.core import Warn
 from relay.engine.engine import Engine, StoreStats
 from relay.engine.messages import NewMessage
 from relay.engine.query import QueryResult
 from relay.engine.queues import Queues, Redelivery
-from relay.engine.state import State
-from relay.engine.validation import DEFAULT_LIMITS, Limits
+from relay.engine.rules import DEFAULT_LIMITS, Limits
+from relay.engine.state import State, Warn
 
 
 class Compacted(NamedTuple):
@@ -356,7 +354,7 @@ class CommStore:
         """
         metadata = None
         if timeout_s is not None:
-            metadata = {"await_ms": validation.check_timeout(timeout_s) * 1000}
+            metadata = {"await_ms": rules.check_timeout(timeout_s) * 1000}
         return self.send_message(channel_id, sender, MessageType.QUERY, content, metadata=metadata)
 
     def send_response(
@@ -405,9 +403,9 @@ class CommStore:
         """Messages that ``participant`` has not received yet, oldest first within a priority.
 
         ``channel_id`` None: of all its channels, and its system messages. Messages returned count
-        as received, unless ``peek``. A message past its TTL is not returned, and expires. A
-        filter's order applies within each priority; its offset and limit apply to the resulting
-        order.
+        as received, unless ``peek``. A message past its TTL is not returned, and expires; without
+        an order of the filter only messages up to its limit are looked at. A filter's order
+        applies within each priority; its offset and limit apply to the resulting order.
         Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
         """
         return self._queues.receive(channel_id, participant, filter, peek)

@@ -6,9 +6,8 @@
 Each recipient of a plain command or query delivered as a file owes it an answer (an obligation):
 ``completed`` or ``failed`` for a command, a response or ``failed`` for a query. ``received`` and
 ``in_progress`` restart the timer. While delivery is being retried no timer runs: retries end in an
-acknowledgment or a dead letter. Messages received from queues have no obligations. Source:
-message-engine.txt, "Receive Pipeline", "Broadcast Fan-out", "Acknowledgment Statuses"; DESIGN,
-"Attempts".
+acknowledgment or a dead letter. Messages received from queues have no obligations. See
+docs/states.md.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from relay.acomm.model import (
 )
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.names import ORCHESTRATOR
-from relay.engine import ack_rules, events
-from relay.engine.core import Core
-from relay.engine.state import Timer
-from relay.engine.validation import check_number, check_text
+from relay.engine import events, rules
+from relay.engine.rules import check_number, check_text
+from relay.engine.state import Core
+from relay.engine.tables import Timer
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
 _ALL = 2**32  # messages: more than a store holds
@@ -99,7 +98,7 @@ class Obligations:
     def add(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
         """Add obligations of recipients that now have the message, if it requires an answer."""
         known = self._state.owed.get(message.id, {})
-        retried = ack_rules.ack_pending(self._state.channels[message.channel_id], message)
+        retried = rules.ack_pending(self._state.channels[message.channel_id], message)
         due_ms = 0 if retried else now_ms + self._answer_timeout_ms(message)
         owing = tuple(
             name
@@ -128,7 +127,7 @@ class Obligations:
 
     def tracks(self, message: Message) -> bool:
         """True for messages delivered as files that require an answer."""
-        return self._core.rules.by_files and ack_rules.requires_answer(message)
+        return self._core.rules.by_files and rules.requires_answer(message)
 
     def restart(self, message: Message, recipient: str, said: str) -> None:
         """Restart the timer of an answer after ``received`` or ``in_progress``."""
@@ -138,12 +137,12 @@ class Obligations:
     def _answer_timeout_ms(self, message: Message) -> int:
         """The time for an answer: the message's, else its channel's, else its kind's."""
         channel = self._state.channels[message.channel_id]
-        asked_ms = ack_rules.requested_timeout_ms(channel, message)
+        asked_ms = rules.requested_timeout_ms(channel, message)
         if asked_ms is not None:
             return asked_ms
-        rules = self._core.rules
+        times = self._core.rules
         is_command = message.message_type is MessageType.COMMAND
-        return 1000 * (rules.command_timeout_s if is_command else rules.ack_timeout_s)
+        return 1000 * (times.command_timeout_s if is_command else times.ack_timeout_s)
 
 
 class Deliveries:
@@ -167,7 +166,7 @@ class Deliveries:
         """
         message = self._state.messages.get(message_id)
         if message is not None:
-            retried = ack_rules.ack_pending(self._state.channels[message.channel_id], message)
+            retried = rules.ack_pending(self._state.channels[message.channel_id], message)
             now_ms = self._core.now_ms() if now_ms is None else now_ms
             due_ms = now_ms + self.ack_timeout_ms(message) if retried else 0
             moved = self.move(message_id, recipients, DeliveryState.DELIVERED, due_ms, attempt)
@@ -278,7 +277,7 @@ class Deliveries:
         """
         found: list[int] = []
         pending = self._state.pending
-        for channel_id in pending.holding():
+        for channel_id in pending.waiting.channels():
             channel = self._state.channels[channel_id]
             if channel.state is ChannelState.PAUSED:
                 continue
@@ -286,7 +285,8 @@ class Deliveries:
             most = settings.max_pending if settings else None
             room = None if most is None else max(0, most - len(pending.pending[channel_id]))
             room = None if room is None or room > _ALL else room
-            found += islice(pending.in_order(channel_id, channel.config.priority_ordering), room)
+            held = pending.waiting.in_order(channel_id, channel.config.priority_ordering)
+            found += islice(held, room)
         return found
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
@@ -354,9 +354,9 @@ class Deliveries:
     def ack_timeout_ms(self, message: Message) -> int:
         """The acknowledgment timeout: the message's, else its channel's, else the default."""
         channel = self._state.channels[message.channel_id]
-        asked_ms = ack_rules.requested_timeout_ms(channel, message)
+        asked_ms = rules.requested_timeout_ms(channel, message)
         default_ms = self._core.rules.ack_timeout_s * 1000
-        return min(default_ms, ack_rules.MAX_WAIT_MS) if asked_ms is None else asked_ms
+        return min(default_ms, rules.MAX_WAIT_MS) if asked_ms is None else asked_ms
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:

@@ -10,28 +10,28 @@
 A command of a part validates, makes its events and applies each by ``Engine.apply``; a refusal is
 an error that names the field, and leaves the store unchanged. The owner of an engine delivers: a
 relay writes files and reports them, ``CommStore`` puts messages into queues. Not thread-safe: it
-has one owner. Source: message-engine.txt, data-structures.txt.
+has one owner.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import Message, MessageStatus
-from relay.base.clock import Clock
-from relay.engine import ack_rules, events
+from relay.base.clock import NS_PER_S, Clock
+from relay.engine import events, rules, transitions
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.archives import Archives
 from relay.engine.channels import Channels
-from relay.engine.core import IN_QUEUES, Core, DeliveryRules, Warn
 from relay.engine.deliveries import Deliveries, Obligations
 from relay.engine.messages import Messages
 from relay.engine.retries import Retries
-from relay.engine.state import State
-from relay.engine.validation import DEFAULT_LIMITS, Limits
+from relay.engine.rules import DEFAULT_LIMITS, Limits
+from relay.engine.state import IN_QUEUES, Core, DeliveryRules, State, Warn, log_warning
 
 
 class StoreStats(NamedTuple):
@@ -70,13 +70,14 @@ class Engine:
         door: Callable[[events.Event], None] | None = None,
         keeps_events: bool = False,
     ) -> None:
-        core = Core(clock, state, limits, rules, warn, door, keeps_events=keeps_events)
-        self._core = core
         self.clock = clock
-        self.state = core.state
+        self.state = state or State(clock.now_ns() // NS_PER_S)
         self.limits = limits
         self.rules = rules
-        self.warn = core.warn
+        self.warn = warn or log_warning
+        door = door or partial(transitions.apply, self.state)
+        core = Core(clock, self.state, limits, rules, self.warn, door, keeps_events=keeps_events)
+        self._core = core
         self.archives = Archives(core, archive_files)
         self.channels = Channels(core, self.archives)
         self.messages = Messages(core, self.channels, self.archives)
@@ -120,7 +121,7 @@ class Engine:
         state = self.state
         pending = sum(
             message.id not in state.pending.held
-            and ack_rules.is_pending(
+            and rules.is_pending(
                 state.channels[message.channel_id],
                 message,
                 state.deliveries.get(message.id, {}).values(),

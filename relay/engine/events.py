@@ -183,6 +183,34 @@ class LateRead(_Event, frozen=True):
     at: int
 
 
+class OfferChanged(_Event, frozen=True):
+    """A hook showed a delivered message to an agent's session, or what became of that is known.
+
+    The store does not change.
+    """
+
+    message_id: str  # the relay's
+    recipient: str
+    session: str  # as claude:0089…
+    offer: int  # the n-th of this delivery; 0: the last one to this session
+    became: str  # offered, in_context or returned
+    detail: str  # the hook after which it was shown, the evidence, or why it was returned
+    at_ns: int  # Unix nanoseconds, by the hook's clock
+    at: int
+
+
+class AgentRung(_Event, frozen=True):
+    """An idle agent was rung for messages that wait. The store does not change."""
+
+    recipient: str
+    session: str
+    rung: str  # the way: claude-inbox, command, ...
+    messages: int
+    result: str
+    at_ns: int
+    at: int
+
+
 class DeliveryTimed(_Event, frozen=True):
     """A delivery's timer expired: it waits for another attempt, or is attempted again."""
 
@@ -309,6 +337,8 @@ Event = (
     | FileRefused
     | MessageReceived
     | LateRead
+    | OfferChanged
+    | AgentRung
     | DeliveryTimed
     | DeadLettered
     | DeadLetterReplayed
@@ -382,15 +412,16 @@ class EventCodec:
 
     def decode(self, payload: bytes, offset: int, path: str = "") -> EventRecord:
         """Decode a record. Errors: FormatError, VersionError with its offset; SealedStore."""
-        path = path or self._path
         try:
             frame = self._decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise FormatError(path, offset, "an event of version 1", exc) from exc
+            raise FormatError(path or self._path, offset, "an event of version 1", exc) from exc
         if frame.v != VERSION:
-            raise VersionError(path, offset, f"events of version {VERSION}", frame.v)
+            expected = f"events of version {VERSION}"
+            raise VersionError(path or self._path, offset, expected, frame.v)
         if frame.sealed is None:
             return frame
+        path = path or self._path
         return EventCodec().decode(self.decrypt(frame.sealed, offset, path), offset, path)
 
     def decrypt(self, sealed: bytes, offset: int, path: str = "") -> bytes:

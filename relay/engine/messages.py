@@ -1,11 +1,10 @@
-"""Messages: accepting them (validate, number, route, store), queries and threads.
-
-Source: message-engine.txt, "Send Pipeline", "Receive Pipeline"; data-structures.txt, "Message".
-"""
+"""Messages: accepting them (validate, number, route, store), queries and threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -21,15 +20,16 @@ from relay.acomm.model import (
     Priority,
     read_only_copy,
 )
-from relay.base.checksums import uuid4_of
 from relay.base.errors import ValidationFailed
-from relay.engine import ack_rules, events, validation
+from relay.base.names import uuid4_of
+from relay.engine import events, rules
 from relay.engine.archives import Archives
 from relay.engine.channels import Channels
-from relay.engine.core import Core
 from relay.engine.query import QueryResult, check_filter, select
-from relay.engine.validation import check_number, check_text
+from relay.engine.rules import check_number, check_text
+from relay.engine.state import Core
 
+_UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 _INCOMPLETE = frozenset(DeliveryState) - {
     DeliveryState.DELIVERED,
     DeliveryState.RECEIVED,
@@ -71,6 +71,8 @@ class Messages:
     ) -> Message:
         """Stages 1 to 4: store the message and its recipients, without delivering it.
 
+        Returns the store's own message: a caller does not change its metadata.
+
         ``recipients`` replaces the route, for answers, which go only to the original's sender;
         ``also`` adds recipients; ``origin`` is only recorded in the event.
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
@@ -88,14 +90,14 @@ class Messages:
             routed = tuple(dict.fromkeys((*routed, *also)))
         held = (
             channel_id in self._state.pending.pending
-            and message.message_type not in ack_rules.ANSWERS
+            and message.message_type not in rules.ANSWERS
             and bool(routed)
             and self._is_pending_full(channel_id)
         )
         self._core.apply(events.MessageSent(message, routed, held, origin))
         if self._archives.is_near_full and not was_near_full:
             self._core.warn(self._archives.capacity_warning())
-        return read_only_copy(message)
+        return message
 
     def route(self, channel: Channel, sender: str, new: NewMessage) -> tuple[str, ...]:
         """The recipients that a valid message would have in the channel."""
@@ -104,7 +106,7 @@ class Messages:
             new.message_type,
             sender,
             channel.id,
-            validation.content_bytes(new.content),
+            rules.content_bytes(new.content),
             new.topic,
             new.correlation_id,
             new.priority,
@@ -116,18 +118,16 @@ class Messages:
 
     def _build(self, channel: Channel, sender: str, new: NewMessage) -> Message:
         """Stages 1 and 2: validate the message, and give it a number and a time."""
-        body = validation.content_bytes(new.content)
+        body = rules.content_bytes(new.content)
         message_type, priority = new.message_type, new.priority
         is_participant = self._channels.is_participant(channel.id, sender)
-        validation.check_message(
-            channel, is_participant, sender, message_type, body, new.topic, new.ttl
-        )
+        rules.check_message(channel, is_participant, sender, message_type, body, new.topic, new.ttl)
         if type(priority) is not Priority or type(message_type) is not MessageType:
-            message_type = validation.check_member("message_type", message_type, MessageType)
-            priority = validation.check_member("priority", priority, Priority)
-        validation.check_metadata(new.metadata)
+            message_type = rules.check_member("message_type", message_type, MessageType)
+            priority = rules.check_member("priority", priority, Priority)
+        rules.check_metadata(new.metadata)
         if new.signature is not None:
-            validation.check_signature(new.signature)
+            rules.check_signature(new.signature)
         metadata = None if new.metadata is None else dict(new.metadata)  # the caller keeps its own
         return Message(
             self._state.next_message,
@@ -156,11 +156,11 @@ class Messages:
         metadata: Metadata | None,
     ) -> str | None:
         """The given correlation id, checked; a new one for a message that must be answered."""
-        if message_type in ack_rules.ANSWERS or correlation_id is not None:
-            asked = self._answerable(message_type, correlation_id)
+        if message_type in rules.ANSWERS or correlation_id is not None:
+            asked = self._answerable(message_type, correlation_id)  # one is enough: lazily
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
-            validation.check_correlation(message_type, correlation_id, thread)
-        if correlation_id is None and ack_rules.requires_ack(channel, message_type, metadata):
+            _check_correlation(message_type, correlation_id, thread)
+        if correlation_id is None and rules.requires_ack(channel, message_type, metadata):
             key = (metadata or {}).get("relay_id", self._state.next_message)
             return uuid4_of(str(key))  # its answer must find it
         return correlation_id
@@ -168,12 +168,14 @@ class Messages:
     def _check_names(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
         """The names without duplicates; those of non-participants are checked for validity."""
         members = self._state.members[channel_id]
-        if isinstance(names, str) or not isinstance(names, Iterable):
+        if not isinstance(names, tuple) and (
+            isinstance(names, str) or not isinstance(names, Iterable)
+        ):
             raise ValidationFailed(field, f"expected a list of participants, got {names!r}")
         names = tuple(names)
         for name in names:
             if not isinstance(name, str) or name not in members:
-                validation.check_participant(field, name)
+                rules.check_participant(field, name)
         return tuple(dict.fromkeys(names))
 
     def _is_pending_full(self, channel_id: int) -> bool:
@@ -182,11 +184,15 @@ class Messages:
         pending = self._state.pending
         return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
 
-    def _answerable(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
+    def _answerable(
+        self, message_type: MessageType, correlation_id: str | None
+    ) -> Iterable[Message]:
         """Messages that an answer may refer to; empty for other types."""
-        if message_type not in ack_rules.ANSWERS or not isinstance(correlation_id, str):
-            return []
-        return self.thread_in_store(correlation_id) or self.thread(correlation_id)
+        if message_type not in rules.ANSWERS or not isinstance(correlation_id, str):
+            return ()
+        here = self._in_thread(correlation_id)
+        first = next(here, None)
+        return self.thread(correlation_id) if first is None else chain((first,), here)
 
     def answered_by(
         self, channel_id: int, message_type: MessageType, correlation_id: object
@@ -232,7 +238,7 @@ class Messages:
         An Acknowledgment never expects one, whatever the delivery mode of its channel.
         """
         channel = self._state.channels[message.channel_id]
-        return ack_rules.requires_ack(channel, message.message_type, message.metadata)
+        return rules.requires_ack(channel, message.message_type, message.metadata)
 
     def rank(self, message: Message) -> int:
         """The message's priority, or normal if its channel does not use priorities."""
@@ -245,17 +251,24 @@ class Messages:
         archived = self._state.archive.get(message_id) if known is None else None
         return known if archived is None else read_only_copy(archived)
 
-    def incomplete(self) -> dict[str, int]:
-        """Relay id -> number of each message with an undelivered, owing or dead recipient."""
-        return {
-            relay_id: number
-            for relay_id, number in self._state.relay_ids.items()
-            if number in self._state.owed
-            or any(
-                delivery.state in _INCOMPLETE or delivery.due_ms
-                for delivery in self._state.deliveries.get(number, {}).values()
-            )
+    def incomplete(self, among: Iterable[int] | None = None) -> dict[str, int]:
+        """Relay id -> number of each message with an undelivered, owing or dead recipient.
+
+        ``among``: the numbers to check, if not all.
+        """
+        state = self._state
+        known = state.deliveries
+        if among is not None:
+            known = {number: known.get(number, {}) for number in among}
+        numbers = {
+            number
+            for number, deliveries in known.items()
+            for one in deliveries.values()
+            if one.state in _INCOMPLETE or one.due_ms
         }
+        numbers |= state.owed.keys() if among is None else state.owed.keys() & known.keys()
+        found = map(self.find_kept, sorted(numbers))
+        return {m.relay_id: m.id for m in found if m is not None and m.relay_id is not None}
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
         """The recipients of a message, also of an archived one."""
@@ -310,13 +323,42 @@ class Messages:
 
     def thread_in_store(self, correlation_id: str) -> list[Message]:
         """The messages of a thread that are still in the store, oldest first."""
-        state = self._state
-        live = [state.messages[n] for n in state.index.thread(correlation_id)]
-        archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
-        dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
-        found = sorted([*archived, *live, *dead], key=lambda message: message.id)
+        found = sorted(self._in_thread(correlation_id), key=lambda message: message.id)
         return [read_only_copy(message) for message in found]
+
+    def _in_thread(self, correlation_id: str) -> Iterator[Message]:
+        """The messages of a thread that are still in the store, lazily."""
+        state = self._state
+        for index, messages in (
+            (state.archive_index, state.archive),
+            (state.index, state.messages),
+            (state.dead_index, state.dead_letters),
+        ):
+            for number in index.thread(correlation_id):
+                yield messages[number]
 
 
 def _handed_out(result: QueryResult) -> QueryResult:
     return result._replace(messages=[read_only_copy(message) for message in result.messages])
+
+
+def _check_correlation(
+    message_type: MessageType,
+    correlation_id: str | None,
+    thread: Iterable[tuple[MessageType, bool]],
+) -> None:
+    """The correlation id's form, and that an answer answers something.
+
+    ``thread``: type and "expects an acknowledgment" of each message that has this id.
+    """
+    if correlation_id is not None and not (
+        isinstance(correlation_id, str) and _UUID4.fullmatch(correlation_id)
+    ):
+        raise ValidationFailed("correlation_id", f"{correlation_id!r} is not a valid UUID v4")
+    if message_type is MessageType.RESPONSE:
+        if not any(kind is MessageType.QUERY for kind, _ in thread):
+            raise ValidationFailed("correlation_id", "a Response must answer an existing Query")
+    elif message_type is MessageType.ACKNOWLEDGMENT and not any(owes for _, owes in thread):
+        raise ValidationFailed(
+            "correlation_id", "an Acknowledgment must answer a message that expects one"
+        )

@@ -1,16 +1,13 @@
-"""Queries: filters, content patterns, the index in memory, pages.
+"""Queries: filters, content patterns, pages.
 
 Indexes narrow the candidates, predicates decide, and the content pattern comes last. Patterns are
-RE2's: matching takes time linear in the content, so no pattern can block the engine. Source:
-message-engine.txt, "Receive Pipeline"; data-structures.txt, "MessageFilter", "Index Structures".
+RE2's: matching takes time linear in the content, so no pattern can block the engine.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import re2
 
@@ -24,12 +21,14 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import ValidationFailed
-from relay.engine import topics, validation
+from relay.engine import rules
 
 _SHOWN_PATTERN = 150  # characters of a pattern in an error
 _RE2 = re2.Options()
 _RE2.never_capture = True  # capturing groups makes RE2 slow on long texts
 _RE2.log_errors = False
+# A pattern without these is a plain text, and matches no replaced invalid byte.
+_NOT_PLAIN = frozenset("\\^$.|?*+()[]{}\ufffd")
 
 Rank = Callable[[Message], int]  # the group of a message: its priority, where that is heeded
 
@@ -49,7 +48,7 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
     """
     if not isinstance(wanted, MessageFilter):
         raise ValidationFailed("filter", f"expected a MessageFilter, got {wanted!r}")
-    values = validation.fields_of(wanted)
+    values = rules.fields_of(wanted)
     numbers = [(name, values[name]) for name in ("limit", "offset", "after", "before")]
     numbers += [("channel_ids", number) for number in values["channel_ids"] or ()]
     for name, number in numbers:
@@ -57,9 +56,9 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
             raise ValidationFailed(name, f"{number} is not a number from 0 to {2**64 - 1}")
     for name in ("sender", "correlation_id", "topic_pattern", "content_pattern"):
         if values[name] is not None:
-            validation.check_text(name, values[name])
+            rules.check_text(name, values[name])
     if wanted.topic_pattern is not None:
-        topics.match_mode(wanted.topic_pattern)
+        rules.match_mode(wanted.topic_pattern)
     if wanted.content_pattern is not None:
         compile_pattern(wanted.content_pattern)
     return MessageFilter(**values)
@@ -85,7 +84,7 @@ def make_predicate(wanted: MessageFilter) -> Callable[[Message], bool]:
             and (wanted.correlation_id is None or message.correlation_id == wanted.correlation_id)
             and (
                 pattern is None
-                or (message.topic is not None and topics.matches(message.topic, pattern))
+                or (message.topic is not None and rules.topic_matches(message.topic, pattern))
             )
             and (wanted.include_archived or message.status is not MessageStatus.ARCHIVED)
         )
@@ -93,14 +92,14 @@ def make_predicate(wanted: MessageFilter) -> Callable[[Message], bool]:
     return matches
 
 
-def compile_pattern(pattern: str) -> re2._Regexp[str]:
-    """The compiled content pattern.
+def compile_pattern(pattern: str) -> re2._Regexp[bytes]:
+    """The compiled content pattern, for UTF-8: the binding is slower on texts.
 
     Errors: ValidationFailed for an invalid pattern, for what RE2 does not support (look-around,
     back references), and for one that is too large.
     """
     try:
-        return re2.compile(pattern, _RE2)
+        return re2.compile(pattern.encode(), _RE2)
     except (re2.error, UnicodeEncodeError) as exc:
         reason = exc.args[0].decode(errors="replace") if isinstance(exc, re2.error) else str(exc)
         shown = pattern if len(pattern) <= _SHOWN_PATTERN else pattern[:_SHOWN_PATTERN] + "…"
@@ -108,17 +107,26 @@ def compile_pattern(pattern: str) -> re2._Regexp[str]:
         raise ValidationFailed("content_pattern", text, len(pattern)) from exc
 
 
-def find(messages: Iterable[Message], wanted: MessageFilter) -> list[Message]:
-    """The matching ones of ``messages``, in their order, before limit and offset.
+def find(messages: Iterable[Message], wanted: MessageFilter) -> Iterator[Message]:
+    """The matching ones of ``messages``, in their order, before limit and offset; lazily.
 
     ``wanted`` must be valid (``check_filter``). Errors: ValidationFailed for an invalid content
     pattern, which a file of another writer may hold.
     """
-    found = list(filter(make_predicate(wanted), messages))
-    if wanted.content_pattern is not None:
-        search = compile_pattern(wanted.content_pattern).search
-        found = [m for m in found if search(m.content.decode(errors="replace"))]
-    return found
+    found = filter(make_predicate(wanted), messages)
+    pattern = wanted.content_pattern
+    if pattern is None:
+        return found
+    search = compile_pattern(pattern).search
+    if _NOT_PLAIN.isdisjoint(pattern):
+        text = pattern.encode()
+        return (m for m in found if text in m.content)
+    return (m for m in found if search(_valid_utf8(m.content)))
+
+
+def _valid_utf8(content: bytes) -> bytes:
+    """The content; each invalid byte, which a file of another writer may hold, is replaced."""
+    return content if content.isascii() else content.decode(errors="replace").encode()
 
 
 def select(
@@ -128,7 +136,7 @@ def select(
 
     ``rank``: of ``page``. Errors: those of ``find``.
     """
-    found = find(messages, wanted)
+    found = list(find(messages, wanted))
     return page(found, wanted, len(found), rank)
 
 
@@ -162,154 +170,6 @@ _SORT_KEYS: dict[SortField, Callable[[Message], tuple[object, ...]]] = {
     SortField.SENDER: lambda m: (m.sender, m.id),
     SortField.MESSAGE_TYPE: lambda m: (m.message_type, m.id),
 }
-
-
-CHUNK_BITS = 12
-CHUNK = 1 << CHUNK_BITS
-T = TypeVar("T", int, tuple[int, int])
-
-
-class MessageIndex:
-    """Ids of messages by channel, sender, topic, thread and time; ids ascending."""
-
-    def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._new = list(messages)  # not in a chunk yet
-        self._chunks: dict[int, _Chunk] = {}
-
-    def add(self, message: Message) -> None:
-        """Add a message."""
-        self._new.append(message)
-        if len(self._new) >= CHUNK:  # a little now and then, not everything when first asked
-            self._distribute()
-
-    def remove(self, messages: Iterable[Message]) -> None:
-        """Remove messages."""
-        self._distribute()
-        for message in messages:
-            number = message.id >> CHUNK_BITS
-            chunk = self._chunks[number]
-            chunk.removed.add(message.id)
-            if len(chunk.removed) == chunk.added:
-                del self._chunks[number]
-
-    def channel(self, channel_id: int) -> Iterator[int]:
-        """Ids of the messages in this channel, produced lazily."""
-        for chunk in self._settled():
-            yield from chunk.without_removed(chunk.channel.get(channel_id))
-
-    def thread(self, correlation_id: str) -> list[int]:
-        """Ids of the messages with this correlation id."""
-        return [
-            n
-            for chunk in self._settled()
-            for n in chunk.without_removed(chunk.thread.get(correlation_id))
-        ]
-
-    def candidates(self, wanted: MessageFilter) -> Iterator[int]:
-        """Ids that include every match: the shortest index list of each chunk."""
-        for chunk in self._settled():
-            yield from chunk.without_removed(chunk.candidates(wanted))
-
-    def _settled(self) -> Iterator[_Chunk]:
-        self._distribute()
-        for number in sorted(self._chunks):
-            chunk = self._chunks[number]
-            chunk.index_new()
-            yield chunk
-
-    def _distribute(self) -> None:
-        if not self._new:
-            return
-        for message in self._new:
-            number = message.id >> CHUNK_BITS
-            chunk = self._chunks.get(number)
-            if chunk is None:
-                chunk = self._chunks[number] = _Chunk()
-            chunk.add(message)
-        self._new = []
-
-
-class _Chunk:
-    """The index of up to 4,096 neighbours."""
-
-    __slots__ = ("added", "channel", "new", "removed", "sender", "thread", "time", "topic")
-
-    def __init__(self) -> None:
-        self.channel: dict[int, list[int]] = {}
-        self.sender: dict[str, list[int]] = {}
-        self.topic: dict[str, list[int]] = {}
-        self.thread: dict[str, list[int]] = {}
-        self.time: list[tuple[int, int]] = []  # (created_at, id)
-        self.new: list[Message] = []  # not indexed yet
-        self.removed: set[int] = set()  # removed, but still in the lists
-        self.added = 0  # messages ever added, including removed ones
-
-    def add(self, message: Message) -> None:
-        if message.id in self.removed:  # added again, and still in the lists unchanged
-            self.removed.discard(message.id)
-            return
-        self.new.append(message)
-        self.added += 1
-
-    def without_removed(self, ids: Sequence[int] | None) -> Iterable[int]:
-        """Those of ``ids`` that were not removed."""
-        if not ids or not self.removed:
-            return ids or ()
-        gone = self.removed
-        return [number for number in ids if number not in gone]
-
-    def candidates(self, wanted: MessageFilter) -> Sequence[int]:
-        lists: list[Sequence[int]] = []
-        if wanted.sender is not None:
-            lists.append(self.sender.get(wanted.sender, ()))
-        if wanted.correlation_id is not None:
-            lists.append(self.thread.get(wanted.correlation_id, ()))
-        if wanted.topic_pattern is not None and not set(wanted.topic_pattern) & {"*", "#"}:
-            lists.append(self.topic.get(wanted.topic_pattern, ()))
-        if wanted.channel_ids is not None and len(wanted.channel_ids) == 1:
-            lists.append(self.channel.get(wanted.channel_ids[0], ()))
-        if wanted.after is not None or wanted.before is not None or not lists:
-            first, end = self._time_bounds(wanted)
-            if not lists or end - first < min(map(len, lists)):
-                return [number for _, number in self.time[first:end]]
-        return min(lists, key=len)
-
-    def _time_bounds(self, wanted: MessageFilter) -> tuple[int, int]:
-        first, end = 0, len(self.time)
-        if wanted.after is not None:
-            first = bisect_right(self.time, (wanted.after, 1 << 64))
-        if wanted.before is not None:
-            end = bisect_left(self.time, (wanted.before, 0))
-        return first, max(first, end)
-
-    def index_new(self) -> None:
-        """Index the new messages, a column at a time."""
-        if not self.new:
-            return
-        new = sorted(self.new, key=attrgetter("id"))
-        self.new = []
-        numbers = [message.id for message in new]
-        _put(self.channel, [message.channel_id for message in new], numbers)
-        _put(self.sender, [message.sender for message in new], numbers)
-        _put(self.topic, [message.topic for message in new], numbers)
-        _put(self.thread, [message.correlation_id for message in new], numbers)
-        for entry in sorted((message.created_at, message.id) for message in new):
-            _append(self.time, entry)
-
-
-def _put(index: dict[Any, list[int]], keys: Iterable[object], numbers: list[int]) -> None:
-    """Add each number under the key at its position; None is not a key."""
-    for key, number in zip(keys, numbers, strict=True):
-        if key is not None:
-            _append(index.setdefault(key, []), number)
-
-
-def _append(ordered: list[T], entry: T) -> None:
-    """Insert in order; nearly always at the end, unless the clock was set back."""
-    if ordered and ordered[-1] > entry:
-        insort(ordered, entry)
-    else:
-        ordered.append(entry)
 
 
 def is_index_query(wanted: MessageFilter) -> bool:
@@ -348,7 +208,12 @@ def index_lookups(
             lambda one: (
                 None
                 if one.topic is None
-                else [i for t, ids in one.topic.items() if topics.matches(t, pattern) for i in ids]
+                else [
+                    i
+                    for t, ids in one.topic.items()
+                    if rules.topic_matches(t, pattern)
+                    for i in ids
+                ]
             )
         )
 

@@ -2,13 +2,14 @@
 
 ``CommStore`` adds them to an engine: what is accepted is put into its recipients' queues at once,
 retries put it there again, and dead letters are announced on a topic of the engine's own channel.
-Source: message-engine.txt, "Receive Pipeline", "Broadcast Fan-out", "Acknowledgment Flow".
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
 from typing import NamedTuple
 
 from relay.acomm.model import (
@@ -28,14 +29,15 @@ from relay.base.errors import (
     StoreFull,
     ValidationFailed,
 )
-from relay.engine import ack_rules
+from relay.engine import rules
 from relay.engine.checkpoint import FileWriter
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from relay.engine.query import check_filter, find, sort
 from relay.engine.retries import DEAD_LETTER_TOPIC, OverdueDelivery, RetryDecision, dead_letter_text
-from relay.engine.validation import check_member, check_number, check_text
+from relay.engine.rules import check_member, check_number, check_text
+from relay.engine.tables import Lanes
 
 ACK_STATUSES = ("received", "in_progress", "completed", "failed")
 CAPACITY_TOPIC = f"{SYSTEM}.store.capacity"
@@ -75,7 +77,7 @@ class Queues:
         if type(kind) is not MessageType:
             kind = check_member("message_type", kind, MessageType)
         is_routed = recipients is None and not also
-        if is_routed and kind in ack_rules.ANSWERS:
+        if is_routed and kind in rules.ANSWERS:
             messages = self._engine.messages
             originals = messages.answered_by(channel_id, kind, new.correlation_id)
             return self._answer(channel_id, sender, new, originals)
@@ -124,7 +126,7 @@ class Queues:
             metadata = answer.metadata or {}
             said = "completed" if is_response else str(metadata.get("ack_status", "received"))
             for one in originals:
-                ends = ack_rules.ends_obligation(one, said, is_response)
+                ends = rules.ends_obligation(one, said, is_response)
                 self._engine.deliveries.record_answer(one, sender, said, ends=ends)
                 self.resume()
         self._writer.flush_if_immediate(channel_id)
@@ -186,7 +188,7 @@ class Queues:
     ) -> list[Message]:
         """Messages not received yet. Arguments and errors: as ``CommStore.receive_messages``."""
         check_text("participant", participant)
-        channels, rank = self._engine.channels, self._engine.messages.rank
+        channels = self._engine.channels
         if channel_id is not None:
             channel = channels.find(channel_id)
             if not channels.is_participant(channel_id, participant):
@@ -195,44 +197,58 @@ class Queues:
                 )
         if filter is not None:
             filter = check_filter(filter)
-        waiting = [
-            message
-            for number in self._state.queues.get(participant, ())
-            if (message := self._state.messages.get(number)) is not None
-            and (
-                self._is_visible_to(message, participant)
-                if channel_id is None
-                else channel_id == message.channel_id
-            )
-        ]
-        fresh = [message for message in waiting if not self._expire(message, participant)]
-        # the message id, not the clock
-        fresh.sort(key=lambda message: (rank(message), message.id))
-        if filter is not None:
-            fresh = find(fresh, filter)
-            if filter.sort_by is not None or filter.sort_order is not None:
-                sort(fresh, filter, rank)
+        expired: list[Message] = []
+        waiting = self._without_expired(self._waiting(channel_id, participant), expired)
+        if filter is None:
+            fresh = list(waiting)
+        elif filter.sort_by is None and filter.sort_order is None:
+            end = filter.offset + filter.limit
+            fresh = list(islice(find(waiting, filter), filter.offset, end))
+        else:
+            fresh = list(find(waiting, filter))
+            sort(fresh, filter, self._engine.messages.rank)
             fresh = fresh[filter.offset : filter.offset + filter.limit]
+        for message in expired:
+            self._end(message.id, [participant], DeliveryState.EXPIRED)
         if not peek:
             for message in fresh:
                 self._engine.deliveries.receive(message.id, participant)
                 self.resume()
         return [read_only_copy(self._state.messages[message.id]) for message in fresh]
 
-    def _is_visible_to(self, message: Message, participant: str) -> bool:
-        """True unless ``participant`` has left the channel; the system channel needs no joining."""
-        channel_id = message.channel_id
-        return (
-            self._engine.channels.is_participant(channel_id, participant)
-            or self._state.channels[channel_id].name == SYSTEM
-        )
+    def _waiting(self, channel_id: int | None, participant: str) -> Iterator[Message]:
+        """The messages in the queue of ``participant``, by priority and id; lazily.
 
-    def _expire(self, message: Message, participant: str) -> bool:
-        """True when the message's TTL has passed; its delivery then expires."""
-        if not self._engine.is_expired(message):
-            return False
-        self._end(message.id, [participant], DeliveryState.EXPIRED)
-        return True
+        Those of a channel that it has left are not included; the system channel needs no joining.
+        """
+        state, messages = self._state, self._state.messages
+        queue = state.queues.get(participant, Lanes())
+
+        def of_channel(number: int) -> Iterator[Message]:
+            heeds_priority = state.channels[number].config.priority_ordering
+            return (messages[found] for found in queue.in_order(number, heeds_priority))
+
+        if channel_id is not None:
+            return of_channel(channel_id)
+        rank = self._engine.messages.rank
+        visible = [
+            of_channel(number)
+            for number in queue.channels()
+            if self._engine.channels.is_participant(number, participant)
+            or state.channels[number].name == SYSTEM
+        ]
+        # the message id, not the clock
+        return merge(*visible, key=lambda message: (rank(message), message.id))
+
+    def _without_expired(
+        self, messages: Iterator[Message], expired: list[Message]
+    ) -> Iterator[Message]:
+        """The messages whose TTL has not passed; the others are added to ``expired``."""
+        for message in messages:
+            if self._engine.is_expired(message):
+                expired.append(message)
+            else:
+                yield message
 
     def _end(self, message_id: int, recipients: Iterable[str], state: DeliveryState) -> None:
         """End deliveries; that may make room for held messages."""
@@ -310,19 +326,14 @@ class Queues:
 
         Those that expect an acknowledgment stay: their senders are notified when it is overdue.
         """
-        for number in list(self._state.queues.get(participant, ())):
-            message = self._state.messages.get(number)
-            if (
-                message is not None
-                and message.channel_id == channel.id
-                and not ack_rules.ack_pending(channel, message)
-            ):
-                self._end(number, [participant], DeliveryState.BOUNCED)
+        for message in list(self._waiting(channel.id, participant)):
+            if not rules.ack_pending(channel, message):
+                self._end(message.id, [participant], DeliveryState.BOUNCED)
 
     def deliver_replay(self, message_id: int) -> None:
         """Make the first attempt of a dead letter's replay."""
         for recipient, one in self._state.deliveries.get(message_id, {}).items():
-            if ack_rules.is_replayed(one):
+            if rules.is_replayed(one):
                 self._engine.deliveries.deliver(message_id, [recipient], one.attempt + 1)
 
     def tick(self, now_ns: int | None) -> list[Redelivery]:

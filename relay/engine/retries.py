@@ -1,13 +1,12 @@
 """Retries, dead letters and the exactly-once set.
 
-Separately for each recipient, by the schedule of the guide (base 1 s, 3 retries):
+Separately for each recipient, by this schedule (base 1 s, 3 retries):
 
     delivered -- ack_timeout --> waits 1 s --> again -- ack_timeout --> waits 2 s --> again
               -- ack_timeout --> waits 4 s --> again -- ack_timeout --> dead
 
 The guide's numbered steps give one retry less than its table; the table, which agrees with
 ``max_retries``, is implemented. Only at-least-once delivery has timers and retries.
-Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from relay.acomm.model import (
 )
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
-from relay.engine import ack_rules, events
-from relay.engine.ack_rules import MAX_WAIT_MS
-from relay.engine.core import Core
+from relay.engine import events, rules
 from relay.engine.deliveries import SYSTEM, Deliveries, Obligations
-from relay.engine.state import Timer
-from relay.engine.validation import check_number
+from relay.engine.rules import MAX_WAIT_MS, check_number
+from relay.engine.state import Core
+from relay.engine.tables import Timer
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
 NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
@@ -168,7 +166,7 @@ class Retries:
         channel = self._state.channels[message.channel_id]
         is_waiting = delivery.state is DeliveryState.WAITING
         fields = (channel, message.message_type, message.metadata)
-        if not is_waiting and not ack_rules.is_retried(*fields):
+        if not is_waiting and not rules.is_retried(*fields):
             # from an earlier store, or its channel's delivery mode was lowered since
             self._deliveries.set_timer(
                 message_id, recipient, msgspec.structs.replace(delivery, due_ms=0)

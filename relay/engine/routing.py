@@ -10,7 +10,7 @@ them from status and channel:
     Failed                    bounced
     DeadLetter                dead
 
-Source: message-engine.txt, "Route"; FORMATS section 2, last sentence, and section 4.
+See docs/formats/acomm.md, docs/formats/ledger.md.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from relay.acomm.model import (
     Subscription,
 )
 from relay.base.errors import ValidationFailed
-from relay.engine.ack_rules import ANSWERS
 from relay.engine.query import find
+from relay.engine.rules import ANSWERS
 from relay.engine.state import State
 
 OnInvalidFilter = Callable[[Subscription], object]
@@ -63,7 +63,7 @@ def passes_filter(
     if subscription.filter is None:
         return True
     try:
-        return bool(find([message], subscription.filter))
+        return any(find([message], subscription.filter))
     except ValidationFailed:
         on_invalid(subscription)
         return False

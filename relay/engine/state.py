@@ -1,16 +1,16 @@
-"""The state of a store: its tables, each by its lookup key.
+"""The state of a store: its tables, each by its lookup key; and the core that holds it.
 
 ``transitions`` changes it; here it is loaded from a file and copied into a snapshot. Values are
-immutable and replaced, so ``snapshot`` copies pointers and any thread may read the result.
-Source: data-structures.txt, "CommStore"; message-engine.txt, "Channel Pressure".
+immutable and replaced, so ``snapshot`` copies pointers and any thread may read the result. The
+parts of an engine share a ``Core``, and change the state by its ``apply``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, merge
+import logging
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -33,111 +33,15 @@ from relay.acomm.model import (
     MessageStatus,
     Metadata,
     Obligation,
-    Priority,
     RetentionKind,
     StoreFile,
     Subscription,
 )
-from relay.engine import ack_rules
-from relay.engine.query import MessageIndex
-from relay.engine.topics import TopicTrie
-
-
-class PendingMessages:
-    """Message ids: pending ones by channel, held ones by channel and priority."""
-
-    def __init__(self) -> None:
-        self.pending: dict[int, dict[int, None]] = {}  # only of channels that have a limit
-        self.held: dict[int, None] = {}  # every held message, in the order of acceptance
-        self._waiting: dict[int, tuple[dict[int, None], ...]] = {}  # channel -> by priority
-
-    def hold(self, message: Message) -> None:
-        """Hold a message, after those of its priority."""
-        self.held[message.id] = None
-        waiting = self._waiting.setdefault(message.channel_id, tuple({} for _ in Priority))
-        waiting[message.priority][message.id] = None
-
-    def release(self, message: Message) -> None:
-        """Stop holding a message."""
-        if message.id in self.held:
-            del self.held[message.id]
-            del self._waiting[message.channel_id][message.priority][message.id]
-
-    def holds_any(self, channel_id: int) -> bool:
-        """True when a channel has held messages."""
-        return any(self._waiting.get(channel_id, ()))
-
-    def holding(self) -> list[int]:
-        """The ids of channels with held messages."""
-        return sorted(c for c, waiting in self._waiting.items() if any(waiting))
-
-    def in_order(self, channel_id: int, heeds_priority: bool) -> Iterator[int]:
-        """The held messages of a channel, in the order of their release."""
-        waiting = self._waiting[channel_id]
-        if heeds_priority:
-            for one in waiting:
-                yield from one
-        else:
-            yield from merge(*waiting)
-
-
-MANY_TIMERS = 4096  # above this, timers left behind are removed
-Timer = tuple[int, int, str]  # due (Unix ms), message id, recipient
-
-
-class Timers:
-    """When deliveries, or answers, are due.
-
-    One that has changed leaves its timer behind: ``find`` looks up what is so now, and a timer with
-    another time is skipped.
-    """
-
-    def __init__(self, find: Callable[[int, str], Delivery | Obligation | None]) -> None:
-        self._find = find
-        self._heap: list[Timer] = []
-        self._most = MANY_TIMERS
-
-    def __len__(self) -> int:
-        """The number of timers, with those left behind."""
-        return len(self._heap)
-
-    def _is_current(self, timer: Timer) -> bool:
-        due_ms, message_id, recipient = timer
-        one = self._find(message_id, recipient)
-        return one is not None and one.due_ms == due_ms
-
-    def current(self) -> Iterator[Timer]:
-        """The timers that were not left behind, in any order."""
-        return filter(self._is_current, self._heap)
-
-    def load(self, timers: Iterable[Timer]) -> None:
-        """Replace all timers."""
-        self._heap = list(timers)
-        heapify(self._heap)
-
-    def add(self, due_ms: int, message_id: int, recipient: str) -> None:
-        """Add a timer."""
-        heappush(self._heap, (due_ms, message_id, recipient))
-        if len(self._heap) > self._most:  # those left behind would stay until they are due
-            self.load(self.current())
-            self._most = max(MANY_TIMERS, 2 * len(self._heap))
-
-    def next_ms(self) -> int | None:
-        """When the next one is due."""
-        while self._heap and not self._is_current(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def pop_due(self, now_ms: int) -> Timer | None:
-        """Remove and return the next timer that is due by now."""
-        next_ms = self.next_ms()
-        return None if next_ms is None or next_ms > now_ms else heappop(self._heap)
-
-    def restore(self, timers: Iterable[Timer]) -> None:
-        """Put back timers that were removed."""
-        for timer in timers:
-            heappush(self._heap, timer)
-
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.engine import rules
+from relay.engine.events import Event
+from relay.engine.rules import Limits
+from relay.engine.tables import Lanes, MessageIndex, PendingMessages, Timers, TopicTrie
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
@@ -182,7 +86,7 @@ class State:
         self.pending = PendingMessages()
         self.retained: dict[int, None] = {}  # channels with a retention other than Forever
         self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
-        self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
+        self.queues: dict[str, Lanes] = {}  # participant -> live messages not received
         self.relay_ids: dict[str, int] = {}
         self.index = MessageIndex()
         self.subscriptions: dict[int, Subscription] = {}
@@ -320,16 +224,20 @@ class State:
         """Store changed deliveries, and update queues and timers."""
         # a new dict, never a change of the old one: a snapshot may hold that
         self.deliveries[message_id] = known | moved
+        message = self.messages.get(message_id)
         for recipient, delivery in moved.items():
             if delivery.due_ms:
                 self.timers.add(delivery.due_ms, message_id, recipient)
+            if message is None:
+                continue
             if delivery.queued:
-                self.queues.setdefault(recipient, {})[message_id] = None
-            elif recipient in self.queues:
-                self.queues[recipient].pop(message_id, None)
+                if recipient not in self.queues:
+                    self.queues[recipient] = Lanes()
+                self.queues[recipient].add(message)
+            elif recipient in known and known[recipient].queued:
+                self.queues[recipient].remove(message)
         limited = self.pending
         if limited.held or limited.pending:
-            message = self.messages.get(message_id)
             if message is not None:
                 # acknowledging a held message does not release it for other recipients
                 everybody = self.deliveries[message_id].values()
@@ -390,7 +298,7 @@ class State:
         if numbers is None:
             return
         deliveries = self.deliveries.get(message.id, {}).values()
-        if message.id not in self.pending.held and ack_rules.is_pending(
+        if message.id not in self.pending.held and rules.is_pending(
             self.channels[message.channel_id], message, deliveries, self.owed.get(message.id, {})
         ):
             numbers[message.id] = None
@@ -439,16 +347,25 @@ class State:
             self._note_relay_id(message)
 
     def load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
-        """Like ``_set_deliveries`` for all messages at once, when a store is opened."""
+        """Like ``set_deliveries`` for all messages at once, when a store is opened."""
         self.deliveries = deliveries
-        timers: list[Timer] = []
+        queued: dict[str, list[Message]] = {}
         for message_id, records in deliveries.items():
+            message = self.messages.get(message_id)
             for recipient, delivery in records.items():
-                if delivery.due_ms:
-                    timers.append((delivery.due_ms, message_id, recipient))
-                if delivery.queued:
-                    self.queues.setdefault(recipient, {})[message_id] = None
-        self.timers.load(timers)
+                if delivery.queued and message is not None:
+                    queued.setdefault(recipient, []).append(message)
+        self.queues = {recipient: Lanes(messages) for recipient, messages in queued.items()}
+        self.load_timers()
+
+    def load_timers(self) -> None:
+        """Set the timers of all deliveries."""
+        self.timers.load(
+            (one.due_ms, message_id, recipient)
+            for message_id, known in self.deliveries.items()
+            for recipient, one in known.items()
+            if one.due_ms
+        )
 
     def add_archived(self, message: Message) -> None:
         self.archive[message.id] = message
@@ -474,17 +391,90 @@ class State:
                 self.kept[message.channel_id] -= self._weight(message)
             self.pending.release(message)
             self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
+            for recipient, delivery in self.deliveries.get(message.id, {}).items():
+                if delivery.queued:
+                    self.queues[recipient].remove(message)
         return gone
 
     def forget(self, message: Message) -> None:
         """Remove everything kept of a message that is deleted."""
         self.record_bytes -= record_bytes(message)
         self.owed.pop(message.id, None)
-        for recipient, delivery in self.deliveries.pop(message.id, {}).items():
-            if delivery.queued:
-                self.queues[recipient].pop(message.id, None)
+        for recipient in self.deliveries.pop(message.id, {}):
             if self.duplicates:
                 self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
         relay_id = message.relay_id
         if relay_id is not None and self.relay_ids.get(relay_id) == message.id:
             del self.relay_ids[relay_id]
+
+
+Warn = Callable[[str], object]
+log_warning = logging.getLogger("relay.engine").warning
+
+
+class DeliveryRules(NamedTuple):
+    """The way messages reach recipients, and the times for acknowledgments and answers.
+
+    ``by_files``: the owner writes a message to its recipient's inbox, and reports that. A written
+    file no longer needs the store, and the recipient of a plain command or query owes an answer.
+    Else recipients receive their messages from queues.
+    """
+
+    by_files: bool = False
+    ack_timeout_s: int = 60  # unless set by the message or the channel
+    command_timeout_s: int = 1800  # the same for the answer owed to a command
+    dead_letter_after_s: int = 86_400  # what is not acknowledged within a day is a dead letter
+
+
+IN_QUEUES = DeliveryRules()
+
+
+class Core:
+    """The state, the way to change it, time, limits and rules: shared by the parts of an engine.
+
+    A part decides what a command does; it changes the store only by ``apply``. Not thread-safe:
+    one owner.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        state: State,
+        limits: Limits,
+        rules: DeliveryRules,
+        warn: Warn,
+        door: Callable[[Event], None],
+        *,
+        keeps_events: bool = False,
+    ) -> None:
+        self.clock = clock
+        self.state = state
+        self.limits = limits
+        self.rules = rules
+        self.warn = warn
+        self._door = door
+        # events for the owner's journal; None without one
+        self.fresh_events: list[Event] | None = [] if keeps_events else None
+
+    def apply(self, event: Event) -> None:
+        """Change the store as the event says, and keep the event for the journal, if any."""
+        self._door(event)
+        if self.fresh_events is not None:
+            self.fresh_events.append(event)
+
+    def now_ns(self) -> int:
+        """The time by the owner's clock, Unix nanoseconds."""
+        return self.clock.now_ns()
+
+    def now_ms(self) -> int:
+        """The same in milliseconds."""
+        return self.clock.now_ns() // NS_PER_MS
+
+    def now_s(self) -> int:
+        """The same in seconds."""
+        return self.clock.now_ns() // NS_PER_S
+
+    def is_expired(self, message: Message) -> bool:
+        """True when the TTL of the message has passed, counted from when it was accepted."""
+        ttl = message.ttl
+        return ttl is not None and self.now_ns() >= (message.created_at + ttl) * NS_PER_S

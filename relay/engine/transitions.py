@@ -1,7 +1,7 @@
 """The effect of each event on the state of a store; ``apply`` is the only code that changes one.
 
 Applying the same events to the same start gives the same state; nothing here reads the clock or
-makes decisions. Source: data-structures.txt, "CommStore".
+makes decisions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relay.acomm.model import (
     Obligation,
     with_status,
 )
-from relay.engine import ack_rules, events
+from relay.engine import events, rules
 from relay.engine.state import State, record_bytes
 
 # What a delivery's state means for its message, once every delivery is at least there.
@@ -47,11 +47,8 @@ def replay(state: State, event: events.Event, sequence: int) -> None:
 
     Errors: LookupError, ValueError for an event that does not fit the state; it counts, too.
     """
-    state.sequence = sequence
-    try:
-        apply(state, event)
-    finally:
-        state.sequence = sequence + 1
+    state.sequence = sequence + 1
+    _APPLY[type(event)](state, event)
 
 
 def _channel_created(state: State, event: events.ChannelCreated) -> None:
@@ -84,7 +81,7 @@ def _release_replays(state: State, channel_id: int, at: int) -> None:
         held = {
             recipient: msgspec.structs.replace(one, due_ms=at * 1000)
             for recipient, one in known.items()
-            if ack_rules.is_replayed(one) and not one.due_ms
+            if rules.is_replayed(one) and not one.due_ms
         }
         if held:
             state.set_deliveries(message_id, known, held)
@@ -183,13 +180,11 @@ def _deliveries_moved(state: State, event: events.DeliveriesMoved) -> None:
     if known is None:
         return
     queued = event.state is DeliveryState.DELIVERED
-    moved = {
-        recipient: Delivery(
-            event.state, event.attempt or before.attempt, event.due_ms, queued, before.spent
-        )
-        for recipient in event.recipients
-        for before in (known[recipient],)
-    }
+    moved: dict[str, Delivery] = {}
+    for recipient in event.recipients:
+        before = known[recipient]
+        attempt = event.attempt or before.attempt
+        moved[recipient] = Delivery(event.state, attempt, event.due_ms, queued, before.spent)
     state.set_deliveries(event.message_id, known, moved)
     if event.state is DeliveryState.ACKNOWLEDGED and event.message_id in state.dead:
         _revive_acknowledged(state, event.message_id, event.recipients)
@@ -223,12 +218,20 @@ def _late_read(state: State, event: events.LateRead) -> None:
     """Only for the record; the delivery's state does not change."""
 
 
+def _for_the_record(state: State, event: events.OfferChanged | events.AgentRung) -> None:
+    """Only for the record; the store does not change."""
+
+
 def _message_received(state: State, event: events.MessageReceived) -> None:
     known = state.deliveries.get(event.message_id, {})
     before = known.get(event.participant, _SENT)
     waits = before.state is DeliveryState.WAITING  # keeps waiting for its next attempt
-    after = msgspec.structs.replace(
-        before, state=before.state if waits else DeliveryState.RECEIVED, queued=False
+    after = Delivery(
+        before.state if waits else DeliveryState.RECEIVED,
+        before.attempt,
+        before.due_ms,
+        False,
+        before.spent,
     )
     state.set_deliveries(event.message_id, known, {event.participant: after})
     state.modified_at = event.at
@@ -354,13 +357,19 @@ def _time_lost(state: State, event: events.TimeLost) -> None:
     def later(due_ms: int) -> int:
         return max(1, due_ms + by_ms) if due_ms else 0
 
-    for message_id, known in state.deliveries.items():
-        if any(one.due_ms for one in known.values()):
-            state.deliveries[message_id] = {
-                recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
-                for recipient, one in known.items()
-            }
-    state.load_deliveries(state.deliveries)
+    timed = {
+        message_id
+        for message_id, known in state.deliveries.items()
+        for one in known.values()
+        if one.due_ms
+    }
+    for message_id in timed:
+        state.deliveries[message_id] = {
+            recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
+            for recipient, one in state.deliveries[message_id].items()
+        }
+    if timed:
+        state.load_timers()
     state.load_owed(
         {
             message_id: {
@@ -428,17 +437,14 @@ def _set_status(state: State, message_id: int, at: int) -> None:
     """Update the message's status from its deliveries."""
     state.modified_at = at
     message = state.messages.get(message_id)
-    states = {delivery.state for delivery in state.deliveries[message_id].values()}
+    # once all have acknowledged it, a recipient added later does not change the status
+    if message is None or message.status is MessageStatus.ACKNOWLEDGED:
+        return
+    states = [delivery.state for delivery in state.deliveries[message_id].values()]
     status = _STATUS_OF.get(min(states))
     if status is MessageStatus.ACKNOWLEDGED and DeliveryState.DEAD in states:
         status = MessageStatus.DELIVERED  # an acknowledgment is missing
-    if (
-        message is not None
-        and status is not None
-        and status is not message.status
-        # all had acknowledged it: a recipient added later does not change the status
-        and message.status is not MessageStatus.ACKNOWLEDGED
-    ):
+    if status is not None and status is not message.status:
         state.messages[message_id] = with_status(message, status, at)
 
 
@@ -458,6 +464,8 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.FileRefused: _file_refused,
     events.MessageReceived: _message_received,
     events.LateRead: _late_read,
+    events.OfferChanged: _for_the_record,
+    events.AgentRung: _for_the_record,
     events.DeliveryTimed: _delivery_timed,
     events.DeadLettered: _dead_lettered,
     events.DeadLetterReplayed: _dead_letter_replayed,

@@ -4,8 +4,8 @@
     attachments/{2 hex}/{sha256}.bad   other content, or not a regular file: set aside
 
 Senders store files there before they refer to them; a message is accepted once the relay has
-verified the SHA-256 of each. Attachments that no message refers to for a while are removed.
-Source: relay-file-system.txt 3.4, FORMATS 1, header ATTACHMENT.
+verified the SHA-256 of each. Attachments that no message refers to for a while are removed. See
+docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX
 from relay.base.config import LimitSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind
+from relay.base.names import SHA256_PREFIX
 from relay.ledger import Ledger
 
 FOLDER = "attachments"

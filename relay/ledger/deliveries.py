@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
 
-class WrittenDelivery(NamedTuple):
+from relay.ledger.file import as_json
+
+
+class WrittenDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A delivery whose file is in the inbox, in the order of the INSERT below."""
 
     message_id: str
@@ -90,6 +94,29 @@ class DeliveryRow(NamedTuple):
 
 
 _COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error"
+_WRITTEN = (  # one statement for the rows of a batch
+    "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
+    "obligation, due_at) "
+    "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), 'written', "
+    + ", ".join(f"json_extract(value, '$[{column}]')" for column in range(2, 7))
+    + " FROM json_each(?) WHERE true ON CONFLICT (message_id, recipient) DO UPDATE SET "
+    "state = 'written', attempt = excluded.attempt, staged_at = excluded.staged_at, "
+    "written_at = excluded.written_at, due_at = excluded.due_at, last_error = NULL, "
+    "obligation = coalesce(excluded.obligation, obligation) "
+    "WHERE state IN ('staged', 'held') "
+    "OR (state IN ('written', 'read', 'dead') AND excluded.attempt > attempt)"
+)
+
+_READ = (
+    "UPDATE deliveries SET state = CASE state WHEN 'written' THEN 'read' ELSE state END, "
+    "read_at = CASE state WHEN 'acked' THEN coalesce(read_at, :now) ELSE :now END, read_how = how "
+    "FROM (SELECT json_extract(value, '$[0]') AS id_, json_extract(value, '$[1]') AS name, "
+    "json_extract(value, '$[2]') AS last, json_extract(value, '$[3]') AS how "
+    "FROM json_each(:taken)) "
+    "WHERE message_id = id_ AND recipient = name AND attempt <= last AND (state = 'written' "
+    "OR (state = 'acked' AND read_how IS NULL) "
+    "OR (state IN ('dead', 'expired', 'bounced') AND coalesce(read_at, 0) < written_at))"
+)
 
 
 class DeliveryTable:
@@ -109,20 +136,9 @@ class DeliveryTable:
             deliveries,
         )
 
-    def mark_written(self, deliveries: Iterable[WrittenDelivery]) -> None:
+    def mark_written(self, deliveries: Sequence[WrittenDelivery]) -> None:
         """Record files placed in inboxes, by a first or a later attempt."""
-        self._db.executemany(
-            "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
-            "obligation, due_at) "
-            "VALUES (?, ?, 'written', ?, ?, ?, ?, ?) ON CONFLICT (message_id, recipient) "
-            "DO UPDATE SET "
-            "state = 'written', attempt = excluded.attempt, staged_at = excluded.staged_at, "
-            "written_at = excluded.written_at, due_at = excluded.due_at, last_error = NULL, "
-            "obligation = coalesce(excluded.obligation, obligation) "
-            "WHERE state IN ('staged', 'held') "
-            "OR (state IN ('written', 'read', 'dead') AND excluded.attempt > attempt)",
-            deliveries,
-        )
+        self._db.execute(_WRITTEN, (as_json(deliveries),))
 
     def restore(self, deliveries: Iterable[DeliveryFacts]) -> None:
         """Add or update rows that are missing, or older than what the journal has."""
@@ -191,16 +207,8 @@ class DeliveryTable:
 
         A delivery that was given up, or acknowledged before, keeps its state.
         """
-        self._db.executemany(
-            "UPDATE deliveries SET state = CASE state WHEN 'written' THEN 'read' ELSE state END, "
-            "read_at = CASE state WHEN 'acked' THEN coalesce(read_at, ?) ELSE ? END, read_how = ? "
-            "WHERE message_id = ? AND recipient = ? AND attempt <= ? AND (state = 'written' "
-            "OR (state = 'acked' AND read_how IS NULL) "
-            "OR (state IN ('dead', 'expired', 'bounced') AND coalesce(read_at, 0) < written_at))",
-            [
-                (now_ns, now_ns, one.how, *one[:3])
-                for one in (ReadDelivery(*each) for each in taken)
-            ],
+        self._db.execute(
+            _READ, {"now": now_ns, "taken": as_json([ReadDelivery(*one) for one in taken])}
         )
 
     def acknowledge(

@@ -34,7 +34,6 @@ _PRAGMAS = _PRAGMAS_OF_A_TABLE | frozenset(
 # Errors of the statement, not of the file
 _OF_THE_STATEMENT = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
 _WRITES = (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY)
-_STEPS = 100_000  # of SQLite's machine, about a millisecond: then Python handles signals
 _SHOWN = 60  # characters of a statement in an error
 _SEVERAL = "expected one statement, got several"
 _NAMES_HINT = "`relay ledger tables` lists the tables and columns"
@@ -56,13 +55,7 @@ def open_for_queries(path: str) -> Iterator[Connection]:
         db.row_factory = None
         db.text_factory = lambda data: data.decode(errors="replace")
         db.set_authorizer(_authorize)
-        db.set_progress_handler(lambda: 0, _STEPS)  # Python raises KeyboardInterrupt in it
-        try:
-            yield db
-        except LedgerError as exc:
-            if _code(exc) == sqlite3.SQLITE_INTERRUPT:
-                raise KeyboardInterrupt from None
-            raise
+        yield db
 
 
 def run_query(db: Connection, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:

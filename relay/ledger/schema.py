@@ -16,7 +16,7 @@ from relay.base import fsio
 from relay.base.errors import VersionError
 from relay.ledger import file as ledger_file
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 WAL_KEPT_BYTES = 4 << 20  # SQLite checkpoints after 1,000 pages: a longer WAL is held by a reader
 
 PRAGMAS = f"""
@@ -117,7 +117,45 @@ AND NEW.read_at IS NOT OLD.read_at BEGIN
 END;
 """
 
-STEPS = {1: _TO_2, 2: _TO_3}  # from this version to the next
+_TO_4 = """
+CREATE TABLE offers (
+    message_id TEXT NOT NULL,
+    recipient TEXT NOT NULL,
+    offer INTEGER NOT NULL,
+    session TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('offered', 'in_context', 'returned')),
+    after TEXT,
+    offered_at INTEGER NOT NULL,
+    ended_at INTEGER,
+    evidence TEXT,
+    PRIMARY KEY (message_id, recipient, offer)
+) WITHOUT ROWID;
+CREATE INDEX offers_open ON offers (recipient, message_id) WHERE state = 'offered';
+CREATE TABLE rings (
+    agent TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    session TEXT NOT NULL,
+    rung TEXT NOT NULL,
+    messages INTEGER NOT NULL,
+    result TEXT NOT NULL,
+    PRIMARY KEY (agent, at, session)
+) WITHOUT ROWID;
+CREATE TRIGGER offers_added AFTER INSERT ON offers BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, NULL, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER offers_moved AFTER UPDATE OF state ON offers
+WHEN OLD.state <> NEW.state BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+"""
+
+STEPS = {1: _TO_2, 2: _TO_3, 3: _TO_4}  # from this version to the next
 
 
 def schema_sql() -> str:

@@ -19,9 +19,9 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.engine.commstore import CommStore
-from relay.engine.core import DeliveryRules
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
+from relay.engine.state import DeliveryRules
 from tests.fakes import FakeClock
 
 NOW_S = 1_769_851_800

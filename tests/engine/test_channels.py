@@ -163,7 +163,7 @@ def test_closed_is_final(store: CommStore, clock: FakeClock, state: ChannelState
     store.set_channel_state(channel.id, ChannelState.CLOSED)
     for one in (store, reopened(store, clock)):
         before = one.snapshot()
-        with pytest.raises(ChannelUnavailable, match="channel c is Closed, and that is final"):
+        with pytest.raises(ChannelUnavailable, match="channel c was closed, which is permanent"):
             one.set_channel_state(channel.id, state)
         assert one.snapshot() == before
 

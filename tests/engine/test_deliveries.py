@@ -219,6 +219,33 @@ def test_the_ttl_passes_for_who_has_not_received(store: CommStore, clock: FakeCl
     }
 
 
+def test_with_a_limit_the_ttl_of_later_messages_is_not_looked_at(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = group(store)
+    numbers = [send(store, channel, "lead", content=text, ttl=10).id for text in ("a", "c")]
+    send(store, channel, "lead", content="b", priority=Priority.HIGH)
+    clock.advance(10)
+    assert texts(store, filter=MessageFilter(limit=1)) == ["b"]
+    assert standing(store, numbers[0]) == {"worker": DeliveryState.DELIVERED}
+    assert texts(store, filter=MessageFilter(limit=1)) == []
+    assert [standing(store, one) for one in numbers] == [{"worker": DeliveryState.EXPIRED}] * 2
+
+
+def test_a_message_delivered_again_keeps_its_place(store: CommStore, clock: FakeClock) -> None:
+    channel = group(store, delivery=AT_LEAST_ONCE, ack_timeout=1)
+    first = send(store, channel, "lead", content="first").id
+    assert texts(store) == ["first"]
+    clock.advance(1)
+    store.tick()
+    send(store, channel, "lead", content="second")
+    clock.advance(1)
+    while not any(again.message.id == first for again in store.tick()):
+        clock.advance(1)
+    assert texts(store, filter=MessageFilter(limit=1)) == ["first"]
+    assert texts(store, channel.id) == ["second"]
+
+
 def test_what_was_accepted_and_not_delivered_is_not_received(store: CommStore) -> None:
     channel = group(store)
     number = accept(store, channel.id, "lead", MessageType.TEXT, "hi").id

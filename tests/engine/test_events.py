@@ -34,9 +34,9 @@ from relay.acomm.model import (
 from relay.base.errors import CommError, FormatError
 from relay.engine import events
 from relay.engine.commstore import CommStore
-from relay.engine.core import IN_QUEUES
 from relay.engine.events import Event
-from relay.engine.topics import match_mode
+from relay.engine.rules import match_mode
+from relay.engine.state import IN_QUEUES
 from tests.engine.support import BY_FILES, NOW_S, UUID, accept, channel_of, new_store, send
 from tests.fakes import FakeClock
 
@@ -243,8 +243,10 @@ def on_messages(drawn: Drawn) -> list[Operation]:
 
 
 def on_deliveries(drawn: Drawn) -> list[Operation]:
-    """Staged, made, received, moved; and a file that was refused."""
+    """Staged, made, received, moved; and what is only for the record."""
     number, refused = drawn.number, events.FileRefused("", ORIGIN, "why", "", False, False, NOW_S)
+    offered = events.OfferChanged("1-a", "a", "claude:1", 1, "offered", "Stop", NOW_S, NOW_S)
+    rung = events.AgentRung("a", "claude:1", "command", 2, "ok", NOW_S, NOW_S)
     return [
         lambda store: store.engine.deliveries.move(number, ["a", "b"], drawn.state),
         lambda store: store.engine.deliveries.deliver(number, store.recipients(number)),
@@ -253,7 +255,7 @@ def on_deliveries(drawn: Drawn) -> list[Operation]:
         ),
         lambda store: [store.receive_messages(None, one) for one in "abcd"],
         lambda store: take_all(store),
-        lambda store: store.engine.apply(refused),
+        lambda store: [store.engine.apply(one) for one in (refused, offered, rung)],
     ]
 
 
@@ -289,7 +291,7 @@ STEPS = st.lists(operations(), min_size=12, max_size=30)
 def test_the_sequences_do_what_they_are_for() -> None:
     kinds: dict[str, int] = {}
 
-    @settings(max_examples=300)
+    @settings(max_examples=400)
     @given(STEPS)
     def count(steps: list[Operation]) -> None:
         for event in played(steps)[1]:

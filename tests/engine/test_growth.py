@@ -16,7 +16,8 @@ from relay.engine import transitions
 from relay.engine.commstore import CommStore
 from relay.engine.events import DuplicatesForgotten, Event
 from relay.engine.retries import FORGET_PER_MS
-from relay.engine.state import MANY_TIMERS, State
+from relay.engine.state import State
+from relay.engine.tables import MANY_TIMERS
 from tests.engine.support import EXACTLY_ONCE, channel_of, reopened, send
 from tests.fakes import FakeClock
 

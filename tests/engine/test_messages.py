@@ -16,8 +16,8 @@ from relay.acomm.model import (
     ParticipantRole,
     Priority,
 )
-from relay.base.checksums import uuid4_of
 from relay.base.errors import ChannelNotFound
+from relay.base.names import uuid4_of
 from relay.engine.commstore import CommStore
 from tests.engine.support import (
     AT_LEAST_ONCE,

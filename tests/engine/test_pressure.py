@@ -13,8 +13,8 @@ from relay.engine import transitions
 from relay.engine.commstore import CommStore
 from relay.engine.events import Event
 from relay.engine.queues import CAPACITY_TOPIC
+from relay.engine.rules import Limits
 from relay.engine.state import State
-from relay.engine.validation import Limits
 from tests.engine.support import channel_of, receive, reopened, send, standing
 from tests.fakes import FakeClock
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from relay.acomm.model import ChannelType, MatchMode
 from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
-from relay.engine.topics import TopicTrie, check_topic, match_mode, matches
+from relay.engine.rules import check_topic, match_mode, topic_matches
+from relay.engine.tables import TopicTrie
 from tests.engine.support import channel_of, send
 
 pytestmark = pytest.mark.shows("engine 2.10")
 
-# message-engine.txt, "Matching Examples", as it stands there.
+# The examples of matching that the engine was specified with.
 GUIDE = """
 build.frontend.complete	build.frontend.complete	Yes	Exact match
 build.frontend.complete	build.*.complete	Yes	* matches frontend
@@ -30,7 +31,7 @@ ROWS = [line.split("\t") for line in GUIDE.strip().splitlines()]
 
 @pytest.mark.parametrize(("topic", "pattern", "answer", "reason"), ROWS)
 def test_the_guides_table(topic: str, pattern: str, answer: str, reason: str) -> None:
-    assert matches(topic, pattern) is (answer == "Yes"), reason
+    assert topic_matches(topic, pattern) is (answer == "Yes"), reason
     check_topic(topic)
     match_mode(pattern)
 
@@ -57,7 +58,7 @@ def test_the_guides_table(topic: str, pattern: str, answer: str, reason: str) ->
     ],
 )
 def test_the_edges_of_the_rule(topic: str, pattern: str, answer: bool) -> None:
-    assert matches(topic, pattern) is answer
+    assert topic_matches(topic, pattern) is answer
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ def test_a_wildcard_is_a_whole_segment_and_text_inside_of_one(
     trie.add(pattern, 1)
     for other in (topic, "build.axb", "build.a", "build.xa.c", "x.axb.y"):
         expected = other == topic
-        assert matches(other, pattern) is expected
-        assert matches(other, pattern) is by_the_guides_algorithm(other, pattern)
+        assert topic_matches(other, pattern) is expected
+        assert topic_matches(other, pattern) is by_the_guides_algorithm(other, pattern)
         assert list(trie.match(other)) == [1] * expected
 
 
@@ -92,7 +93,7 @@ def test_what_would_match_nothing_or_more_than_it_says_is_no_pattern(pattern: st
 
 
 def by_the_guides_algorithm(topic: str, pattern: str) -> bool:
-    """message-engine.txt, "Algorithm", word for word."""
+    """The algorithm that the engine was specified with, step by step."""
     topic_segments = topic.split(".")
     pattern_segments = pattern.split(".")
     if pattern.endswith("#"):
@@ -120,7 +121,7 @@ SEGMENTS = st.lists(st.sampled_from(["a", "b", "*"]), max_size=4)
 def test_it_is_the_guides_algorithm(topic: list[str], pattern: list[str], multi: bool) -> None:
     whole = [*pattern, "#"] if multi or not pattern else pattern
     name, wanted = ".".join(topic), ".".join(whole)
-    assert matches(name, wanted) is by_the_guides_algorithm(name, wanted)
+    assert topic_matches(name, wanted) is by_the_guides_algorithm(name, wanted)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from relay.base.errors import (
     NotParticipant,
     ValidationFailed,
 )
-from relay.engine import validation
+from relay.engine import rules
 from relay.engine.commstore import CommStore
 from tests.engine.support import (
     AT_LEAST_ONCE,
@@ -254,7 +254,7 @@ def answer(store: CommStore, kind: MessageType, correlation: str | None) -> Mess
 
 
 @pytest.mark.shows("engine 1.4")
-@pytest.mark.parametrize("asked", sorted(set(MessageType) - validation.ANSWERS))
+@pytest.mark.parametrize("asked", sorted(set(MessageType) - rules.ANSWERS))
 def test_a_response_answers_a_query(store: CommStore, asked: MessageType) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b")
     send(store, group, "a", asked, correlation_id=UUID)

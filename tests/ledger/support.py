@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from relay.ledger import FileFacts, Ledger
 
 NOW = 1_769_851_800_000_000_000
@@ -32,14 +34,21 @@ def facts(number: int, agent: str = "alice", **changes: Any) -> FileFacts:
         "bob",
         NOW + number,
     )
-    return found._replace(**changes)
+    return replace(found, **changes)
+
+
+def add(ledger: Ledger, *numbers: int) -> list[str]:
+    """Rows for these, claimed; their ids."""
+    ledger.add([facts(number) for number in numbers])
+    return [message_id(number) for number in numbers]
 
 
 def record(ledger: Ledger, *numbers: int) -> list[str]:
     """Rows for these, pending; their ids."""
     with ledger.transaction():
-        ledger.add([facts(number) for number in numbers])
-    return [message_id(number) for number in numbers]
+        ids = add(ledger, *numbers)
+        ledger.reset(ids)
+    return ids
 
 
 def stage(ledger: Ledger, message: str, *recipients: str) -> None:

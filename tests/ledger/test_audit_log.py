@@ -14,6 +14,7 @@ from relay.ledger import HeldDelivery, Ledger, WrittenDelivery, open_readonly
 from tests.ledger.support import (
     NOW,
     Look,
+    add,
     facts,
     message_id,
     plan,
@@ -34,29 +35,28 @@ def trail(look: Look) -> list[tuple[str, str | None, str, str | None]]:
 
 def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, look: Look) -> None:
     ledger.set_state("writer", "daemon 3", NOW)
-    one, two = record(ledger, 1, 2)
-    ledger.claim([one, two])
+    one, two, three = add(ledger, 1, 2, 3)
     ledger.postpone(one, "disk full")
     ledger.claim([one])
     ledger.complete([one], NOW)
-    ledger.archive([(one, None)])
+    ledger.archive([(one, None), (three, None)], NOW)
     ledger.fail([(two, "why")], NOW)
     who = "daemon 3"
     assert trail(look) == [
-        (one, None, "pending", who),
-        (two, None, "pending", who),
-        (one, "pending", "processing", who),
-        (two, "pending", "processing", who),
+        (one, None, "processing", who),
+        (two, None, "processing", who),
+        (three, None, "processing", who),
         (one, "processing", "pending", who),
         (one, "pending", "processing", who),
         (one, "processing", "completed", who),
         (one, "completed", "archived", who),
+        (three, "processing", "archived", who),
         (two, "processing", "failed", who),
     ]
 
 
 def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
-    (one,) = record(ledger, 1)
+    (one,) = add(ledger, 1)
     stage(ledger, one, "bob")
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
@@ -80,7 +80,7 @@ def test_a_change_by_hand_is_logged_as_well(ledger: Ledger, look: Look) -> None:
 
 def test_the_time_of_a_change_is_the_machines(ledger: Ledger, look: Look) -> None:
     before = look.one("SELECT CAST((julianday('now') - 2440587.5) * 86400 AS INTEGER)")
-    record(ledger, 1)
+    add(ledger, 1)
     at_s = look.one("SELECT at / 1000000000 FROM audit_log")
     assert before <= at_s + 1 and at_s <= before + 5
 
@@ -106,7 +106,7 @@ def test_what_is_rolled_back_was_never_there(ledger: Ledger, look: Look) -> None
 def test_nothing_in_it_is_changed_or_removed(
     ledger: Ledger, look: Look, table: str, change: str
 ) -> None:
-    record(ledger, 1)
+    add(ledger, 1)
     ledger.agents.add_security_event(
         "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
     )
@@ -122,7 +122,7 @@ def test_nothing_in_it_is_changed_or_removed(
 def test_what_retention_lets_go_of_is_older_than_it_says(
     ledger: Ledger, look: Look, table: str
 ) -> None:
-    record(ledger, 1)
+    add(ledger, 1)
     ledger.agents.add_security_event("hard_link", "alice", "x", "why", NOW)
     (at,) = look.all(f"SELECT at FROM {table}")[0]
     ledger.set_state("audit_kept_from", str(at), NOW)
@@ -206,7 +206,7 @@ QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     "rows by id": (lambda db: db.rows([message_id(1)]), "sqlite_autoindex_messages_1"),
     "claim": (lambda db: db.claim([message_id(1)]), "sqlite_autoindex_messages_1"),
     "complete": (lambda db: db.complete([message_id(1)], NOW), "sqlite_autoindex_messages_1"),
-    "archive": (lambda db: db.archive([(message_id(1), None)]), "sqlite_autoindex_messages_1"),
+    "archive": (lambda db: db.archive([(message_id(1), None)], NOW), "sqlite_autoindex_messages_1"),
     "fail": (lambda db: db.fail([(message_id(1), "x")], NOW), "sqlite_autoindex_messages_1"),
     "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
     "read": (lambda db: db.deliveries.mark_read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
@@ -244,10 +244,12 @@ def test_with_statistics_of_a_long_history_it_still_is(ledger: Ledger, name: str
     ids = record(ledger, *range(2000))
     with ledger.transaction():
         ledger.deliveries.add_undelivered([(one, "bob", "staged", NOW, None, None) for one in ids])
-        ledger.deliveries.mark_written(WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:])
+        ledger.deliveries.mark_written(
+            [WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:]]
+        )
         ledger.deliveries.mark_read([(one, "bob", 1) for one in ids[20:]], NOW)
         ledger.claim(ids[10:])
         ledger.complete(ids[10:], NOW)
-        ledger.archive([(one, None) for one in ids[10:]])
+        ledger.archive([(one, None) for one in ids[10:]], NOW)
     ledger._db.execute("ANALYZE")
     check_plan(ledger, name)

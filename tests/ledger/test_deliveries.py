@@ -206,7 +206,7 @@ def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
     for message in (one, two, three):
         stage(ledger, message, "bob", "carol")
     standing = [(one, "bob"), (two, "bob"), (two, "carol")]
-    ledger.deliveries.mark_written(WrittenDelivery(*key, 1, NOW, NOW) for key in standing)
+    ledger.deliveries.mark_written([WrittenDelivery(*key, 1, NOW, NOW) for key in standing])
     ledger.deliveries.mark_read([(two, "bob", 1)], NOW)
     assert ledger.deliveries.unread("bob") == {one: NOW}
     assert ledger.deliveries.unread("carol") == {two: NOW}

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
 from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly, schema_sql
@@ -18,7 +19,7 @@ from tests.ledger.support import Look, facts, record
 
 pytestmark = pytest.mark.shows("ready 1.2")
 
-# The source document's statements, section 2.1; comments and table constraints left out.
+# The statements that the ledger was specified with; comments and table constraints left out.
 DOCUMENT = """
 CREATE TABLE messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -356,7 +357,7 @@ def test_columns_of_an_insert_are_in_the_order_of_the_facts(
     record(ledger, 7)
     reader = open_readonly(ledger_path)
     row = reader.execute("SELECT * FROM messages").fetchone()
-    assert {name: row[name] for name in facts(7)._fields} == facts(7)._asdict()
+    assert {name: row[name] for name in asdict(facts(7))} == asdict(facts(7))
     assert (row["direction"], row["status"], row["retry_count"]) == ("outbox", "pending", 0)
     reader.close()
 

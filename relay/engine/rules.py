@@ -1,15 +1,25 @@
-"""Validation of messages, channels and settings, and the limits of a store.
+"""Rules of the engine: valid values, limits, topics, and what is acknowledged, retried or pending.
 
-Pure functions; each error is a ValidationFailed that names the field, or a NotParticipant or
-ChannelUnavailable that names the channel. Source: message-engine.txt, "Validate", "Backpressure";
-data-structures.txt, "Validation Rules"; acomm-file-format.txt, "Size Limits".
+Pure functions. An invalid value is a ValidationFailed that names the field, or a NotParticipant or
+ChannelUnavailable that names the channel.
+
+In the patterns that match topics ``*`` and ``#`` are whole segments; ``#`` is only allowed last and
+matches any number of segments; a leading ``*`` is allowed. Inside a segment, from the second on,
+both are text, as topics may have them.
+
+Messages for which ``requires_ack`` is true may be acknowledged. Only with at-least-once delivery
+(``is_retried``) does the engine wait for the acknowledgment and deliver again until it arrives. A
+message is pending while a recipient has not been delivered to, has not received it, is being
+retried, or has not reacted to a command or query of a relay (``relay.engine.deliveries``). Answers
+are never pending. See docs/formats/acomm.md, docs/decisions/0024-engine-library.md.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -22,29 +32,35 @@ from relay.acomm.model import (
     ChannelSettings,
     ChannelState,
     ChannelType,
+    Delivery,
+    DeliveryMode,
+    DeliveryState,
+    MatchMode,
+    Message,
+    MessageStatus,
     MessageType,
     Metadata,
+    Obligation,
     Retention,
     RetentionKind,
 )
 from relay.acomm.sections import MAX_CHANNELS, MAX_MESSAGES, MAX_SUBSCRIPTIONS
 from relay.base.errors import ChannelUnavailable, NotParticipant, ValidationFailed
 from relay.base.names import is_channel_name
-from relay.engine import topics
-from relay.engine.ack_rules import ANSWERS
 
 MAX_CONTENT_BYTES = 1_048_576
 MAX_METADATA_ENTRIES = 64
 MAX_METADATA_KEY = 128  # characters
 MAX_METADATA_BYTES = 4096  # of one text
+MOST_METADATA_BYTES = MAX_METADATA_ENTRIES * (4 * MAX_METADATA_KEY + MAX_METADATA_BYTES)
 MAX_DESCRIPTION = 1024  # characters
 MAX_TAGS = 100
 MAX_TAG_BYTES = 64
 PARTICIPANT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 _MOST = 2**32 - 1  # what a file has room for
 MAX_SIGNATURE_BYTES = 64  # Ed25519
 Member = TypeVar("Member", bound=IntEnum)
+_struct_fields = cache(msgspec.structs.fields)  # it evaluates every annotation
 _CONFIG_NUMBERS = {
     "max_message_size": (1, MAX_CONTENT_BYTES),
     "max_participants": (1, _MOST),
@@ -109,7 +125,7 @@ def fields_of(values: msgspec.Struct) -> dict[str, Any]:
     Errors: ValidationFailed for the first that is of another type.
     """
     found = {}
-    for field in msgspec.structs.fields(type(values)):
+    for field in _struct_fields(type(values)):
         value = getattr(values, field.name)
         try:
             found[field.name] = msgspec.convert(value, field.type)
@@ -132,9 +148,10 @@ def check_settings(settings: ChannelSettings) -> ChannelSettings:
 
 def check_words(description: object, tags: object) -> tuple[str | None, tuple[str, ...]]:
     """A channel's description and tags: 1,024 characters; 100 tags of 64 bytes."""
-    if description is not None and len(check_text("description", description)) > MAX_DESCRIPTION:
-        length = len(str(description))
-        raise ValidationFailed("description", f"at most {MAX_DESCRIPTION} characters", length)
+    if description is not None:
+        length = len(text_bytes("description", description).decode())
+        if length > MAX_DESCRIPTION:
+            raise ValidationFailed("description", f"at most {MAX_DESCRIPTION} characters", length)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ValidationFailed("tags", f"expected a list of tags, got {tags!r}")
     found = tuple(check_text("tags", tag) for tag in tags)
@@ -147,21 +164,26 @@ def check_words(description: object, tags: object) -> tuple[str | None, tuple[st
     return str(description) if description else None, found
 
 
-def check_text(field: str, value: object) -> str:
+def check_text(field: str, value: str) -> str:
     """The text itself, if UTF-8 can encode it."""
+    text_bytes(field, value)
+    return value
+
+
+def text_bytes(field: str, value: object) -> bytes:
+    """The text as UTF-8. Errors: ValidationFailed if it is not a text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise ValidationFailed(field, f"expected a string, got {value!r}")
     try:
-        value.encode()
+        return value.encode()
     except UnicodeEncodeError:
         raise ValidationFailed(field, "an unpaired surrogate is not valid text") from None
-    return value
 
 
 def content_bytes(content: str | bytes) -> bytes:
     """Content as the store keeps it: UTF-8. Errors: ValidationFailed if it is not valid UTF-8."""
     if not isinstance(content, bytes):
-        return check_text("content", content).encode()
+        return text_bytes("content", content)
     try:
         content.decode()
     except UnicodeDecodeError as exc:
@@ -214,7 +236,8 @@ def check_message(
     ttl: int | None,
 ) -> None:
     """Sender, channel, content, topic and ttl of one message."""
-    check_participant("sender", sender)
+    if not is_participant:
+        check_participant("sender", sender)
     _check_channel(channel, is_participant, sender, message_type)
     limit = min(channel.config.max_message_size, MAX_CONTENT_BYTES)
     if not content:
@@ -226,7 +249,7 @@ def check_message(
             len(content),
         )
     if topic is not None:
-        topics.check_topic(topic)
+        check_topic(topic)
     elif channel.channel_type is ChannelType.PUB_SUB and message_type not in ANSWERS:
         raise ValidationFailed("topic", f"channel {channel.name} needs a TOPIC")
     if ttl is not None and type(ttl) is not int:
@@ -277,32 +300,10 @@ def _check_channel(
         )
 
 
-def check_correlation(
-    message_type: MessageType,
-    correlation_id: str | None,
-    thread: Iterable[tuple[MessageType, bool]],
-) -> None:
-    """The correlation id's form, and that an answer answers something.
-
-    ``thread``: type and "expects an acknowledgment" of each message that has this id.
-    """
-    if correlation_id is not None and not (
-        isinstance(correlation_id, str) and UUID4.fullmatch(correlation_id)
-    ):
-        raise ValidationFailed("correlation_id", f"{correlation_id!r} is not a valid UUID v4")
-    if message_type is MessageType.RESPONSE:
-        if not any(kind is MessageType.QUERY for kind, _ in thread):
-            raise ValidationFailed("correlation_id", "a Response must answer an existing Query")
-    elif message_type is MessageType.ACKNOWLEDGMENT and not any(owes for _, owes in thread):
-        raise ValidationFailed(
-            "correlation_id", "an Acknowledgment must answer a message that expects one"
-        )
-
-
 class Limits(NamedTuple):
     """The limits of a store. Only a test has a reason to narrow those of the file."""
 
-    active_messages: int = 100_000  # not archived, in memory; the guide's threshold
+    active_messages: int = 100_000  # not archived, in memory
     messages: int = MAX_MESSAGES  # with dead letters and archived ones
     channels: int = MAX_CHANNELS
     subscriptions: int = MAX_SUBSCRIPTIONS
@@ -313,3 +314,163 @@ class Limits(NamedTuple):
 
 
 DEFAULT_LIMITS = Limits()
+
+
+# -- topics ----------------------------------------------------------------------------
+
+MAX_TOPIC_BYTES = 256
+TOPIC = re.compile(r"[a-zA-Z0-9_-]+(?:\.[a-zA-Z0-9_*#-]+)*")
+_FIRST = re.compile(r"[a-zA-Z0-9_-]+|\*")  # segment of a pattern
+_SEGMENT = re.compile(r"[a-zA-Z0-9_*#-]+")
+MULTI = "#"
+ANY = "*"
+
+
+def check_topic(topic: str) -> None:
+    """Errors: ValidationFailed when a message cannot carry this topic."""
+    if not isinstance(topic, str):
+        raise ValidationFailed("topic", f"expected a string, got {topic!r}")
+    if not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
+        raise ValidationFailed(
+            "topic",
+            f"{topic!r} is not a valid topic; expected one like build.front.ok, "
+            f"at most {MAX_TOPIC_BYTES} bytes",
+            len(topic.encode(errors="replace")),
+        )
+
+
+def match_mode(pattern: str) -> MatchMode:
+    """The match mode of a pattern.
+
+    Errors: ValidationFailed for an empty segment; for ``*`` or ``#`` beside other text in the
+    first segment, where no topic has them; for ``#`` as a segment anywhere but last, or at the
+    end of a longer one, which other readers take for the end of a prefix.
+    """
+    if not isinstance(pattern, str):
+        raise ValidationFailed("topic_pattern", f"expected a string, got {pattern!r}")
+    segments = pattern.split(".")
+    is_multi = segments[-1] == MULTI
+    first, *rest = (segments[:-1] if is_multi else segments) or [ANY]
+    if (
+        len(pattern) > MAX_TOPIC_BYTES
+        or not _FIRST.fullmatch(first)
+        or not all(_SEGMENT.fullmatch(one) and one != MULTI for one in rest)
+        or (pattern.endswith(MULTI) and not is_multi)
+    ):
+        raise ValidationFailed(
+            "topic_pattern",
+            f"{pattern!r}: segments between dots are letters, digits, _ and -, or *; "
+            f"# may only be the last segment; at most {MAX_TOPIC_BYTES} bytes",
+            len(pattern.encode(errors="replace")),
+        )
+    if is_multi:
+        return MatchMode.MULTI_LEVEL
+    return MatchMode.WILDCARD if ANY in pattern else MatchMode.EXACT
+
+
+def topic_matches(topic: str, pattern: str) -> bool:
+    """True when ``pattern``, which must be valid (``match_mode``), matches ``topic``."""
+    wanted = pattern.split(".")
+    given = topic.split(".")
+    if wanted[-1] == MULTI:
+        wanted.pop()
+        given = given[: len(wanted)]
+    return len(given) == len(wanted) and all(
+        want in (ANY, have) for want, have in zip(wanted, given, strict=True)
+    )
+
+
+# -- acknowledgments -------------------------------------------------------------------
+
+ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
+REQUESTS = frozenset({MessageType.COMMAND, MessageType.QUERY})
+_NOBODY: Mapping[str, Obligation] = {}
+_NOT_WRITTEN = frozenset({DeliveryState.SENT, DeliveryState.STAGED, DeliveryState.WAITING})
+MAX_WAIT_MS = 2**53  # longer than any wait; twice that from now still fits the file's field
+_UNDERWAY = _NOT_WRITTEN | {DeliveryState.DELIVERED}
+
+
+def requires_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
+    """True when recipients are expected to acknowledge such a message."""
+    return message_type in REQUESTS or is_retried(channel, message_type, metadata)
+
+
+def is_retried(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
+    """True when such a message is delivered again until it is acknowledged.
+
+    Its channel, its ``delivery``, or a time that its sender waits for the answer asks for that.
+    """
+    if message_type is MessageType.ACKNOWLEDGMENT:
+        return False
+    asked = metadata or {}
+    return (
+        channel.config.delivery is not DeliveryMode.AT_MOST_ONCE
+        or asked.get("delivery", "at-most-once") != "at-most-once"
+        or "await_ms" in asked
+    )
+
+
+def requested_timeout_ms(channel: Channel, message: Message) -> int | None:
+    """The time for an answer that the message asks for, else its channel; None: neither does."""
+    asked_ms = (message.metadata or {}).get("await_ms")
+    if isinstance(asked_ms, int) and asked_ms > 0:
+        return min(asked_ms, MAX_WAIT_MS)
+    asked_s = channel.config.ack_timeout
+    return min(asked_s * 1000, MAX_WAIT_MS) if asked_s else None
+
+
+def ack_pending(channel: Channel, message: Message) -> bool:
+    """True while acknowledgments of the message are outstanding."""
+    return message.status is not MessageStatus.ACKNOWLEDGED and is_retried(
+        channel, message.message_type, message.metadata
+    )
+
+
+def requires_answer(message: Message) -> bool:
+    """True for a plain command or query, whose recipients owe the sender an answer in a relay.
+
+    Control messages to the orchestrator (a spawn, a join) are Commands of another kind.
+    """
+    return message.message_type in REQUESTS and "kind" not in (message.metadata or {})
+
+
+def ends_obligation(message: Message, said: str, is_response: bool) -> bool:
+    """True when such an answer ends the obligation; a query needs a response."""
+    is_query = message.message_type is MessageType.QUERY
+    return is_response or said == "failed" or (said == "completed" and not is_query)
+
+
+def is_open(
+    channel: Channel,
+    message: Message,
+    deliveries: Iterable[Delivery],
+    written_is_taken: bool = False,
+) -> bool:
+    """True while a delivery is undelivered, not received, or owes its acknowledgment.
+
+    ``written_is_taken``: a file in an inbox no longer needs the store, unless it owes one.
+    """
+    if ack_pending(channel, message):
+        return any(
+            one.state in _UNDERWAY or one.state is DeliveryState.RECEIVED for one in deliveries
+        )
+    before = _NOT_WRITTEN if written_is_taken else _UNDERWAY
+    return any(one.state in before for one in deliveries)
+
+
+def is_replayed(delivery: Delivery) -> bool:
+    """True between the replay of a dead letter and its first attempt."""
+    return delivery.state is DeliveryState.WAITING and 0 < delivery.spent == delivery.attempt
+
+
+def is_pending(
+    channel: Channel,
+    message: Message,
+    deliveries: Iterable[Delivery],
+    owed: Mapping[str, Obligation] = _NOBODY,
+) -> bool:
+    """True for a message that counts against its channel's ``max_pending``."""
+    if message.message_type in ANSWERS:
+        return False
+    is_silent = any(not one.said for one in owed.values())
+    return is_silent or is_open(channel, message, deliveries)
