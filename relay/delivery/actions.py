@@ -3,7 +3,6 @@
 Each ACTION is done completely, or refused with nothing changed and one line with the reason;
 repeating it changes nothing. Permissions: an agent for itself; the owner of a channel for that
 channel; the operator and the lead for everything. Fields: docs/formats/msg.md.
-Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
 """
 
 from __future__ import annotations
@@ -26,18 +25,29 @@ from relay.agents.status import RETIRE, REVIVE, parse_status_command
 from relay.base.clock import Clock
 from relay.base.errors import Refused
 from relay.base.incidents import Incident, IncidentKind
-from relay.base.message import DELIVERY_MODES, DIGITS
+from relay.base.message import DELIVERY_MODES, DIGITS, parse_duration_ms
 from relay.base.names import (
     DIRECT_PREFIX,
     EVERYONE_CHANNEL,
+    MSG_SUFFIX,
     OPERATOR,
     ORCHESTRATOR,
     is_agent_name,
     is_channel_name,
+    message_id_of,
 )
+from relay.base.text import plural
 from relay.delivery.filters import filter_of, where
-from relay.delivery.values import PUBLIC_KEY, ControlReply, Effects, KeyRegistration, Pack, Prune
-from relay.engine import topics
+from relay.delivery.values import (
+    PUBLIC_KEY,
+    ControlReply,
+    Effects,
+    IdleRequest,
+    KeyRegistration,
+    Pack,
+    Prune,
+)
+from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
 
@@ -56,9 +66,9 @@ STATES = {
 # Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 NO_KEY = "none"
+IDLE_WITHIN = "24h"  # a request to be told when an agent is idle is given up
 REGISTER_KEY = "agent.key"
 JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
-JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
@@ -151,7 +161,9 @@ def _create(command: ControlCommand, store: Engine) -> str:
     same = (known.channel_type, known.owner) == (trial.channel_type, owner)
     if settings:
         same = same and _shape(known, store) == _shape(trial, trials)
-    if not same or known.state is ChannelState.CLOSED:
+    if known.state is ChannelState.CLOSED:
+        raise Refused(f"channel {name} was closed, which is permanent: choose another name")
+    if not same:
         raise Refused(
             f"channel {name} already exists: {known.channel_type.label}, "
             f"{known.state.label}, its owner is {known.owner}"
@@ -198,9 +210,9 @@ def _unsubscribe(command: ControlCommand, store: Engine) -> str:
     agent = _agent(command, channel)
     pattern = command.fields.get("PATTERN") or None
     if pattern is not None:
-        topics.match_mode(pattern)  # refuse an invalid pattern
+        rules.match_mode(pattern)  # refuse an invalid pattern
     ended = store.channels.unsubscribe(channel.id, agent, pattern)
-    return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
+    return f"{plural(ended, 'subscription')} of {agent} to {channel.name} ended"
 
 
 def _configure(command: ControlCommand, store: Engine) -> str:
@@ -349,7 +361,7 @@ def _purge(command: ControlCommand, store: Engine) -> str:
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
     gone = store.retries.purge(int(age))
-    return f"{gone} dead letter{'s' * (gone != 1)} discarded"
+    return f"{plural(gone, 'dead letter')} discarded"
 
 
 def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:
@@ -412,12 +424,25 @@ def _set_agent_status(command: ControlCommand, store: Engine) -> ControlReply:
     return ControlReply(True, text, Effects(status_change=change))
 
 
+def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
+    """The request to be told when an agent is idle; the caller checks that it has a session."""
+    name, message_id = command.fields["NAME"], command.fields.get("ID", "")
+    _check_agent("NAME", name)
+    if message_id and message_id_of(message_id + MSG_SUFFIX) is None:
+        raise Refused(f"ID {message_id[:70]!r} is not a message id")
+    try:
+        within_ms = parse_duration_ms(command.fields.get("WITHIN", IDLE_WITHIN))
+    except ValueError as exc:
+        raise Refused(f"WITHIN: {exc}") from exc
+    return ControlReply(None, effects=Effects(idle=IdleRequest(name, message_id, within_ms)))
+
+
 # -- retention -------------------------------------------------------------------------------
 
 
 def _prune(command: ControlCommand, store: Engine) -> ControlReply:
     _require_privileged(command)
-    return _started(command, Prune())
+    return ControlReply(None, effects=Effects(job=Prune()))
 
 
 def _pack(command: ControlCommand, store: Engine) -> ControlReply:
@@ -425,11 +450,7 @@ def _pack(command: ControlCommand, store: Engine) -> ControlReply:
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):
         raise Refused(f"BEFORE: expected a day such as 2026-01-31, got {before[:60]!r}")
-    return _started(command, Pack(before))
-
-
-def _started(command: ControlCommand, job: Prune | Pack) -> ControlReply:
-    return ControlReply(True, JOB_ACCEPTED.format(command.action), Effects(job=job))
+    return ControlReply(None, effects=Effects(job=Pack(before)))
 
 
 def _require_privileged(command: ControlCommand) -> None:
@@ -460,6 +481,7 @@ ACTIONS = {
     REGISTER_KEY: Action(_register_key, ("NAME", "KEY")),
     RETIRE: Action(_set_agent_status, ("NAME",), ("REASON",)),
     REVIVE: Action(_set_agent_status, ("NAME",)),
+    "agent.notify_idle": Action(_notify_idle, ("NAME",), ("ID", "WITHIN")),
     "dead.replay": Action(_replay, ("ID",)),
     "dead.discard": Action(_discard, ("ID",)),
     "dead.purge": Action(_purge, ("OLDER_THAN",)),

@@ -3,9 +3,15 @@
 In memory, except a saved state, which is written at once under the id of its message: the events
 become durable with the commit of their batch. A message that is in the
 store already is not stored again, so applying a plan after a crash repeats nothing.
+
+The relay's own messages are stored when every file of their plan is staged: a plan that a full disk
+postpones leaves none, for at its retry there may be no reason for them. Only the reply to a command
+is stored with it, which tells the retry that the command was carried out.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -77,13 +83,13 @@ class StoreWriter:
             return self._apply(refuse_fault(plan.inbound, exc, self._log))
 
     def _apply(self, plan: Plan) -> Applied:
-        """Store the message, the effect of an answer, and every reply; carry out a command."""
+        """Store the message and the effect of an answer; carry out a command, store its reply."""
         stored: Message | None = None
         files, deferred = plan.files, list[Deferral]()
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
-            files = tuple([OutgoingFile(one.message_id, stored.id, *one[2:]) for one in files])
+            files = tuple([replace(one, number=stored.id) for one in files])
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
         duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None
@@ -91,24 +97,25 @@ class StoreWriter:
             due = channel_full_until(stored, plan.inbound.seen_at)
             deferred = [_deferral(file, name, due) for file in files for name in file.recipients]
             files = ()
-        messages, effects = plan.messages, plan.effects
+        own, effects = list[OutgoingFile | None](), plan.effects
         if plan.command is not None and not plan.command.is_done and stored is not None:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
-            effects = given.effects._replace(may_repeat=effects.may_repeat)
+            effects = replace(given.effects, may_repeat=effects.may_repeat)
             deferred += self._sticky_copies()
             self._store.deliveries.deliver(stored.id, [ORCHESTRATOR])
             if self._view.expects_ack(stored):
                 state = DeliveryState.ACKNOWLEDGED
                 self._store.deliveries.move(stored.id, [ORCHESTRATOR], state)
-            messages = (*_reply_of(plan.subject, given), *messages)
-        own = [self._store_message(one, plan.subject, stored) for one in messages]
+            own = [self._own_file(one, stored) for one in _reply_of(plan.subject, given)]
+            own = [*self.store_messages([one for one in own if one is not None])]
+        own += [self._own_file(one, stored) for one in plan.messages]
         files = (*files, *(one for one in own if one is not None))
         return Applied(plan, files, tuple(deferred), duty, effects)
 
     def _accept(self, draft: Draft, sender: str, origin: Origin | None = None) -> Message:
         """Store a message; its channel is created or joined if necessary."""
         store, route = self._store, draft.route
-        channel = store.channels.get_by_name(route.channel)
+        channel = store.channels.find_by_name(route.channel)
         if channel is None:
             owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
             channel = store.channels.create(route.channel, route.channel_type, owner)
@@ -143,38 +150,54 @@ class StoreWriter:
             if copied is not None and copied.relay_id is not None
         ]
 
-    def _store_message(
-        self, one: SystemMessage, subject: Subject, stored: Message | None
-    ) -> OutgoingFile | None:
-        """Store a message of the relay's own, once; None if its channel accepts none.
+    def _own_file(self, one: SystemMessage, stored: Message | None) -> OutgoingFile | None:
+        """The file of a message of the relay's own; None if the store has it, for no recipient.
 
         Its time is when it was first stored, possibly a day after the event it describes.
         """
         message_id, message = one.message_id, one.message
-        kept = self._view.find(message_id)
+        kept, draft, recipients = self._view.find(message_id), None, one.recipients
         if kept is None:
             is_answer = one.is_answer and stored is not None and self._view.expects_ack(stored)
-            draft = _own_draft(
-                one, max(one.at_ns, self._clock.now_ns()), stored if is_answer else None
-            )
-            try:
-                kept = self._accept(draft, ORCHESTRATOR)
-            except (StoreFull, StoreCapacity):
-                raise
-            except CommError:
-                if draft.message.topic is None:
-                    raise
-                return None  # paused or closed: no notices wanted
-        at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
-        message = message._replace(body=kept.content)
+            at = max(one.at_ns, self._clock.now_ns())
+            draft = _own_draft(one, at, stored if is_answer else None)
+        else:
+            at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
+            message = message._replace(body=kept.content)
+            known = self._view.recipients(kept.id)
+            recipients = tuple([name for name in recipients if name in known])
+            if not recipients:
+                return None
         facts = system_message_row(message_id, message.body, str(message.kind), message.to, at)
-        label = self._view.channel_label(kept)
+        label = SYSTEM if "TOPIC" in message.headers else None
         data = render_delivered(message, message_id, ORCHESTRATOR, at, facts.checksum or "", label)
-        known = self._view.recipients(kept.id)
-        recipients = tuple([name for name in one.recipients if name in known])
-        if not recipients:
-            return None
-        return OutgoingFile(message_id, kept.id, data, recipients, system=facts)
+        number = kept.id if kept else 0
+        return OutgoingFile(message_id, number, data, recipients, system=facts, draft=draft)
+
+    def store_messages(self, files: Sequence[OutgoingFile]) -> tuple[OutgoingFile, ...]:
+        """Store the relay's own messages among these, each once; returns the files to deliver.
+
+        Files that no agent gets are left out, and those whose channel accepts none.
+        Errors: CommError.
+        """
+        found: list[OutgoingFile] = []
+        for file in files:
+            if file.draft is not None:
+                try:
+                    kept = self._view.find(file.message_id) or self._accept(
+                        file.draft, ORCHESTRATOR
+                    )
+                except (StoreFull, StoreCapacity):
+                    raise
+                except CommError:
+                    if file.draft.message.topic is None:
+                        raise
+                    continue  # paused or closed: no notices wanted
+                if not file.recipients:
+                    continue
+                file = replace(file, number=kept.id, draft=None)
+            found.append(file)
+        return tuple(found)
 
 
 def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:

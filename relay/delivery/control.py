@@ -2,7 +2,7 @@
 
 Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. A ``command`` is executed
 by ``relay.delivery.actions``, ``continuity`` by ``relay.delivery.saved_state``; ``spawn`` and
-``release`` by the supervisor, once they are accepted. Source: relay-file-system.txt 4.1, FORMATS 1.
+``release`` by the supervisor, once they are accepted. See docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
+from relay.base.text import plural
 from relay.delivery import actions, saved_state
 from relay.delivery.filters import filter_of, where
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import ControlReply, Effects, Subject
-from relay.engine import topics
+from relay.engine import rules
 from relay.engine.engine import Engine
+from relay.reach.session import NO_SESSION, live_session
 
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 MAX_NOTE = 500  # characters of a status that the agents table keeps
@@ -60,10 +62,21 @@ class Orchestrator:
             note = message.content.decode()[:MAX_NOTE]
             return ControlReply(None, effects=Effects(status_note=note))
         reply = handle(message, sender, self._store, lead)
+        idle = reply.effects.idle
+        if idle is not None and (why := self._no_session(idle.name)):
+            return ControlReply(False, why)
         change = reply.effects.status_change
         if change is None or self._exists(change):
             return reply
         return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
+
+    def _no_session(self, name: str) -> str:
+        """The reason why it is not known when an agent is idle; empty if it is known."""
+        if name not in self._roster.agents:
+            return f"there is no agent {name}: `relay agents` lists them"
+        if live_session(self._states.home.root, name) is None:
+            return NO_SESSION.format(name)
+        return ""
 
     def _exists(self, change: StatusChange) -> bool:
         """True if the status may change; an agent without a mailbox may be retired.
@@ -153,7 +166,7 @@ def _change_channel(
         store.channels.leave(channel.id, sender)
         return ControlReply(True, f"you are no longer a member of {name}")
     ended = store.channels.unsubscribe(channel.id, sender, pattern or None)
-    return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
+    return ControlReply(True, f"{plural(ended, 'subscription')} to {name} ended")
 
 
 def _subscribe(
@@ -170,7 +183,7 @@ def _subscribe(
         )
     made = channel is None
     if channel is None:
-        topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
+        rules.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
         channel = store.channels.create(name, ChannelType.PUB_SUB, sender)
     store.channels.subscribe(channel.id, sender, pattern, wanted)
     also = f"created the channel {name}; " if made else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 
 from relay.agents.roster import Roster
@@ -16,7 +17,7 @@ from relay.base import directory_guard
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import DetectionSettings
 from relay.base.errors import FormatError, UnsafePath
-from relay.base.home import READ, Home
+from relay.base.home import AGENT_DIRS, META, READ, Home
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.logs import LogCall
 from relay.base.names import MSG_SUFFIX, message_id_of
@@ -25,8 +26,14 @@ from relay.delivery.downtime import Deadlines
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
 from relay.delivery.reads import GRACE_NS, ReadDetector
+from relay.delivery.reports import ReportReader
 from relay.delivery.view import StoreView
 from relay.ledger import Ledger
+from relay.reach.report import SUFFIX
+
+Folders = tuple[tuple[int, int], ...]  # inode and ctime of each
+_PARTS = ("", *AGENT_DIRS, META)
+RACY_NS = 2 * NS_PER_S  # far more than a tick of the clock that the kernel sets file times by
 
 
 class EventSource:
@@ -40,6 +47,7 @@ class EventSource:
         view: StoreView,
         detection: DetectionSettings,
         reads: ReadDetector,
+        reports: ReportReader,
         deadlines: Deadlines,
         intake: Intake,
         roster: Roster,
@@ -53,6 +61,7 @@ class EventSource:
         self._view = view
         self._detection = detection
         self._reads = reads
+        self._reports = reports
         self._deadlines = deadlines
         self._intake = intake
         self._roster = roster
@@ -64,6 +73,7 @@ class EventSource:
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
+        self._empty: dict[str, Folders] = {}  # agents with nothing to be found, as scanned last
         self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
         self._known_strays: dict[
             str, set[str]
@@ -77,10 +87,18 @@ class EventSource:
         recheck = self._recheck_ns is not None and now >= self._recheck_ns
         if wake.agents_changed or scan or recheck:
             appeared = self._refresh_agents(complete=scan or recheck)
+            self._empty = {
+                one: self._empty[one] for one in self._empty.keys() & self._roster.agents
+            }
         for touched in wake.touched:
-            if touched.agent in self._roster.agents:
+            if touched.agent not in self._roster.agents:
+                continue
+            if touched.file_name.endswith(SUFFIX):
+                self._reports.add(touched.agent, touched.file_name)
+            else:
                 self._intake.add(touched.agent, touched.file_name, renamed=touched.renamed)
-        self._reads.on_removed(wake.left)
+        if wake.left:
+            self._reads.on_removed(wake.left)
         if scan:
             self._ledger.check_file()
             self._deadlines.record_alive()
@@ -137,11 +155,18 @@ class EventSource:
         """Scan outboxes for files inotify missed, and inboxes for unseen reads."""
         for agent in sorted(agents):
             try:
+                before = self._folders_of(agent)
+                if before and self._empty.get(agent) == before:
+                    continue
+                self._empty.pop(agent, None)
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
-                    self._record_incidents(directory_guard.agent_incidents(dirs, agent))
-                    self._intake.scan(dirs, agent)
+                    found = directory_guard.agent_incidents(dirs, agent)
+                    self._record_incidents(found)
+                    is_waiting = self._intake.scan(dirs, agent, self._reports.add)
                     others = self._reads.scan(dirs, agent)
                 self._record_incidents(self._strays(agent, others), again=True)
+                if before and not (found or is_waiting or others):
+                    self._empty[agent] = before
             except FileNotFoundError:  # it was just removed; see the next refresh
                 self._repair(agent)
                 continue
@@ -156,6 +181,26 @@ class EventSource:
         for agent in self._statuses.retired:
             if agent not in self._roster.agents:
                 self._reads.return_unread(agent)
+
+    def _folders_of(self, agent: str) -> Folders:
+        """The identities and times of an agent's directories; empty if one has just changed.
+
+        Every new, removed or renamed file, and every change of a mode, changes such a time, but
+        not within one tick of the kernel's clock.
+        """
+        folders: list[tuple[int, int]] = []
+        latest = time.time_ns() - RACY_NS  # the kernel's clock, as the times of files
+        for part in _PARTS:
+            try:
+                status = os.stat(self._home.path("agents", agent, part), follow_symlinks=False)
+            except OSError:
+                if part == META:
+                    continue
+                return ()
+            if status.st_ctime_ns > latest:
+                return ()
+            folders.append((status.st_ino, status.st_ctime_ns))
+        return tuple(folders)
 
     def _repair(self, agent: str) -> None:
         """Create a missing inbox again after a while, since no watch reports its removal."""

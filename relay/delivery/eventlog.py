@@ -4,8 +4,8 @@
     with the journal        everything else, in order
 
 An event is applied in memory first and kept; ``commit`` writes the kept events with one sync and
-returns when they are durable. Before that they have no effect outside the process.
-Source: DESIGN, "How a message flows", step 8.
+returns when they are durable. Before that they have no effect outside the process. See
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events, transitions
 from relay.engine.engine import Engine
 from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
-from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
+from relay.journal.format import RECORD, Record, RecordFlag
 from relay.journal.journal import Append, Journal
-from relay.journal.records import Record
+from relay.journal.manifest_format import ARCHIVE_ROLLED
 
 STREAM_ID = 1  # a home has one store, and one stream
 LINGER_MS = 20  # events without a waiting batch share the sync of the next
@@ -184,16 +184,18 @@ def replay(
     skipped. Errors: FormatError, VersionError, SealedStore.
     """
     unfit = 0
+    decode, apply, state = codec.decode, transitions.replay, store.state
     for record in records:
-        frame = codec.decode(record.payload, record.offset)
+        frame = decode(record.payload, record.offset)
         heard(frame, record.offset)
-        if frame.event is None or frame.seq is None or frame.seq < store.state.sequence:
+        event, sequence = frame.event, frame.seq
+        if event is None or sequence is None or sequence < state.sequence:
             continue
-        if frame.seq > store.state.sequence:
-            missing = frame.seq - store.state.sequence
+        if sequence > state.sequence:
+            missing = sequence - state.sequence
             warn(f"{missing} events before offset {record.offset} of the journal are missing")
         try:
-            transitions.replay(store.state, frame.event, frame.seq)
+            apply(state, event, sequence)
         except (LookupError, ValueError):
             unfit += 1
     if unfit:

@@ -1,19 +1,21 @@
 """Execution of plans, the only writer of the pipeline: a batch is stored, staged, committed.
 
-    store     the engine takes the message, commands are carried out, replies are stored
-    stage     every file complete in inbox/.pending
+    store     the engine takes the message, commands are carried out
+    stage     every file complete in inbox/.pending; then the relay's own messages are stored
     commit    the events in the journal, one sync: from here on recovery finishes the work
     deliver   renamed into the inboxes
-    complete  deliveries and completed rows in the ledger, one transaction (``record``)
+    complete  originals renamed into the archive; deliveries and archived rows in the ledger
 
-The ledger is never ahead of the journal. If killed before the archiving, the next start finds a
-completed row whose file is in the outbox, and archives it. Source: DESIGN, "How a message flows".
+The ledger is never ahead of the journal, and recovery restores what it lacks. See
+docs/architecture.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState
 from relay.agents import run_files
@@ -33,9 +35,11 @@ from relay.delivery.values import (
     EndedDelivery,
     Inbound,
     Job,
+    OutboxFile,
     OutgoingFile,
     Plan,
     Reminder,
+    Subject,
     open_obligation,
 )
 from relay.delivery.view import StoreView
@@ -62,7 +66,8 @@ class ExecutionResult(NamedTuple):
 
     executed: list[Applied]
     postponed: list[Postponed]
-    jobs: list[Job]  # requested by commands, also of postponed plans: these are not run again
+    jobs: list[tuple[Subject, Job]]  # of commands, also of postponed ones: these are not run again
+    replaced: list[OutboxFile]  # files put in the place of others while these were processed
 
     def is_done(self, plan: Plan) -> bool:
         """True unless the plan was postponed."""
@@ -101,26 +106,21 @@ class PlanExecutor:
 
         Each plan is stored before the next one is made: it may answer a message of this batch.
         Plans that the store or the disk does not accept now are returned; of those, at most events
-        in the store are done.
+        in the store are done, which leave nothing to be delivered but the reply to a command.
         """
-        result = ExecutionResult([], [], [])
+        result = ExecutionResult([], [], [], [])
         batch: list[Applied] = []
         deliveries = 0
         for plan in plans:
             try:
                 one = self._store_writer.apply(plan)
-            except TRANSIENT_ERRORS as exc:
-                result.postponed.append(Postponed(plan, exc))
-                continue
-            except CommError as exc:
-                if plan.inbound is not None:
-                    raise
-                result.postponed.append(Postponed(plan, exc))
+            except (*TRANSIENT_ERRORS, CommError) as exc:
+                result.postponed.append(_postponed(plan, exc))
                 continue
             batch.append(one)
             deliveries += one.deliveries
             if one.effects.job is not None:
-                result.jobs.append(one.effects.job)
+                result.jobs.append((plan.subject, one.effects.job))
             if deliveries >= self._batch_deliveries:
                 self._execute_batch(dirs, batch, result)
                 self._metrics.begin("route")
@@ -135,15 +135,15 @@ class PlanExecutor:
         for one in batch:
             try:
                 done.append(self._stage(dirs, one))
-            except DiskFull as exc:
-                result.postponed.append(Postponed(one.plan, exc))
+            except (DiskFull, CommError) as exc:
+                result.postponed.append(_postponed(one.plan, exc))
         staged_at = self._clock.now_ns()
         begin("commit")
         self._commit(done, staged_at)
         begin("deliver")
         done, written = self._deliver(dirs, done, staged_at)
         begin("complete")
-        self._ledger_writer.record(done, written)
+        result.replaced.extend(self._ledger_writer.record(dirs, done, written))
         result.executed.extend(done)
         self._count(done, written)
         if done:
@@ -152,7 +152,10 @@ class PlanExecutor:
     # -- stage -------------------------------------------------------------------------
 
     def _stage(self, dirs: Dirs, one: Applied) -> Applied:
-        """Stage every file of a plan. Errors: DiskFull; then nothing of it is staged."""
+        """Stage every file of a plan, then store the relay's own messages among them.
+
+        Errors: DiskFull, CommError; then nothing of it is staged.
+        """
         for request in one.effects.requests:
             try:
                 if request.spec is not None:
@@ -161,35 +164,38 @@ class PlanExecutor:
                 raise DiskFull(f"run/ cannot be written: {exc}") from exc
         files = tuple([self._without_delivered(file, one.plan) for file in one.files])
         undelivered: dict[tuple[str, str], str] = {}
-        for number, file in enumerate(files):
-            try:
+        staged: list[OutgoingFile] = []
+        try:
+            for file in files:
                 failed = file_ops.stage(dirs, file.message_id, file.data, file.recipients)
-            except DiskFull:
-                for earlier in files[:number]:
-                    file_ops.unstage(dirs, earlier.message_id, earlier.recipients)
-                raise
-            for recipient, reason in failed.items():
-                undelivered[file.message_id, recipient] = reason
+                staged.append(file)
+                for recipient, reason in failed.items():
+                    undelivered[file.message_id, recipient] = reason
+            files = self._store_writer.store_messages(files)
+        except (DiskFull, CommError):
+            _unstage(dirs, staged)
+            raise
+        if len(files) < len(staged):
+            kept = {file.message_id for file in files}
+            _unstage(dirs, [file for file in staged if file.message_id not in kept])
+            undelivered = {key: why for key, why in undelivered.items() if key[0] in kept}
         if undelivered or files != one.files:
-            return one._replace(files=files, undelivered=undelivered)
+            return replace(one, files=files, undelivered=undelivered)
         return one
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
         """A file without the recipients that got it before a crash."""
-        if file.attempt:
+        if file.attempt or (plan.draft is not None and file.system is None):  # stored just now
             return file
         known = self._view.deliveries(file.number)
         left = tuple(
             [
                 name
                 for name in file.recipients
-                if (one := known.get(name)) is None
-                or one.state is DeliveryState.SENT
-                # its answer was in the same batch
-                or (one.state is DeliveryState.ACKNOWLEDGED and plan.draft is not None)
+                if (one := known.get(name)) is None or one.state is DeliveryState.SENT
             ]
         )
-        return file if len(left) == len(file.recipients) else file._replace(recipients=left)
+        return file if len(left) == len(file.recipients) else replace(file, recipients=left)
 
     # -- commit ------------------------------------------------------------------------
 
@@ -261,7 +267,7 @@ class PlanExecutor:
             if one.plan.command is not None:
                 message_id, now = one.plan.message_id, self._clock.now_ns()
                 written.append(WrittenDelivery(message_id, ORCHESTRATOR, 1, staged_at, now))
-            done.append(one if failed is one.undelivered else one._replace(undelivered=failed))
+            done.append(one if failed is one.undelivered else replace(one, undelivered=failed))
         return done, written
 
     def _deliver_file(
@@ -330,6 +336,18 @@ class PlanExecutor:
                 recipients=[name for file in one.files for name in file.recipients],
                 held=[recipient for _, recipient in one.undelivered],
             )
+
+
+def _postponed(plan: Plan, cause: Exception) -> Postponed:
+    """Postpone a plan; raises the cause if it is a file's, and not transient."""
+    if plan.inbound is not None and not isinstance(cause, TRANSIENT_ERRORS):
+        raise cause
+    return Postponed(plan, cause)
+
+
+def _unstage(dirs: Dirs, files: Iterable[OutgoingFile]) -> None:
+    for file in files:
+        file_ops.unstage(dirs, file.message_id, file.recipients)
 
 
 def _refusal(plan: Plan, inbound: Inbound, answers: list[str], now: int) -> events.FileRefused:

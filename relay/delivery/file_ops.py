@@ -6,8 +6,7 @@
 
 Every operation may be repeated. The name in the inbox is the message id, so a second delivery
 cannot add a second file. A message is read again from its original, wherever that is now, if it is
-unchanged; otherwise it is reconstructed from the store.
-Source: DESIGN, "How a message flows", steps 7, 9 and 11.
+unchanged; otherwise it is reconstructed from the store. See docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import os
 from collections.abc import Iterable
 
 from relay.acomm.model import Message, Priority
+from relay.agents.requests import redact
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import iso_date, iso_time
 from relay.base.errors import FormatError, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, Dirs
@@ -33,8 +32,7 @@ from relay.base.message import (
     parse,
     render,
 )
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.base.redaction import redact
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
 from relay.delivery import router
 from relay.delivery.values import OUTBOX, OutboxFile, is_same
 from relay.delivery.view import StoreView
@@ -96,8 +94,11 @@ def stage(dirs: Dirs, message_id: str, data: bytes, recipients: Iterable[str]) -
 
 
 def _create(dirs: Dirs, recipient: str, name: str, data: bytes) -> None:
-    dirs.get("agents", recipient)  # an agent that was removed is not made again
-    pending = dirs.ensure("agents", recipient, "inbox", PENDING)
+    try:
+        pending = dirs.get("agents", recipient, "inbox", PENDING)
+    except FileNotFoundError:
+        dirs.get("agents", recipient)  # an agent that was removed is not made again
+        pending = dirs.ensure("agents", recipient, "inbox", PENDING)
     try:
         fsio.create(name, data, pending)
     except FileExistsError:  # staged before a crash, never committed

@@ -1,7 +1,7 @@
 """Subscription filters as text: `sender=ci priority=0,1 type=Command match=REGEX`.
 
 Each term narrows what the pattern matches; all must hold. ``match`` comes last and extends to the
-end of the line. Source: data-structures.txt, "Subscription", "MessageFilter".
+end of the line.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ is still being written, for up to ``malformed_after_s``.
 
 Files in ``outbox/.pending`` were never renamed into the outbox. Untouched (neither written nor
 renamed) for ``pending_warn_s``: a warning. Untouched for ``orphan_after_s``: a ``*.msg`` is refused
-and kept in ``rejected/``, since its writer may only have been interrupted; others are removed.
-Source: relay-file-system.txt 2.2, 2.3, 6.1; FORMATS 1.
+and kept in ``rejected/``, since its writer may only have been interrupted; others are removed. See
+docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
+from relay.agents.requests import redact
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
 from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
-from relay.base.names import MSG_SUFFIX, shown
-from relay.base.redaction import redact
+from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, sha256_hex, shown
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
 from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
 from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, outbox_file_of
+from relay.reach.report import SUFFIX
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
@@ -98,14 +100,22 @@ class Intake:
         found_ns = self._clock.monotonic_ns() - waited_ns
         self._queue.defer(Hint(agent, file_name, True, True, due_ns, found_ns=found_ns))
 
-    def scan(self, dirs: Dirs, agent: str) -> None:
-        """List an agent's outbox and its ``.pending``."""
+    def scan(
+        self, dirs: Dirs, agent: str, on_report: Callable[[str, str], object] | None = None
+    ) -> bool:
+        """List an agent's outbox and its ``.pending``; False if nothing waits there.
+
+        ``on_report`` gets the agent and the name of each report.
+        """
         outbox = dirs.get("agents", agent, "outbox")
         names = sorted(os.listdir(outbox))
         for name in names:
             self.add(agent, name, renamed=False)
+            if on_report is not None and name.endswith(SUFFIX):
+                on_report(agent, name)
         self._quota.check(agent, outbox, names)
-        self._pending_files.scan(dirs, agent)
+        is_pending = self._pending_files.scan(dirs, agent)
+        return is_pending or any(name.endswith((MSG_SUFFIX, SUFFIX)) for name in names)
 
     def pop_new_alerts(self) -> list[Incident]:
         """Limits exceeded since the last call, each to be reported once."""
@@ -122,17 +132,11 @@ class Intake:
         ]
         return begun + self._quota.pop_new_alerts()
 
-    def read_batch(self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()) -> list[Inbound]:
-        """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped.
-
-        A file ``in_hand`` is being processed already, and is skipped.
-        """
+    def read_batch(self, dirs: Dirs, limit: int) -> list[Inbound]:
+        """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped."""
         batch: list[Inbound] = []
         settling: set[str] = set()  # agents that are still writing one
         for hint in self._queue.pop_batch(limit):
-            if hint.key in in_hand:
-                self._queue.unpop(hint)
-                continue
             if hint.agent in settling:
                 self._queue.requeue(hint)
                 continue
@@ -141,7 +145,7 @@ class Intake:
             except FileNotFoundError:
                 continue  # taken back by its writer, or its agent is gone
             except (OSError, UnsafePath) as exc:  # the outbox is broken, or no descriptor is left
-                read = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
+                read = replace(hint, due_ns=self._clock.monotonic_ns() + NS_PER_S)
                 self._log(
                     f"Cannot look at a file, trying again in 1 s: {exc}",
                     action="read_failed",
@@ -152,7 +156,7 @@ class Intake:
             if isinstance(read, Inbound):
                 batch.append(read)
                 continue
-            later = read._replace(counted=True, settling=False)
+            later = replace(read, counted=True, settling=False)
             known_ns = self._clock.monotonic_ns() - hint.found_ns
             if read.settling and known_ns < self._malformed_ns:
                 self._queue.block_agent(later)
@@ -161,7 +165,7 @@ class Intake:
                 self._queue.defer(later)
         self._rescan(dirs)
         batch = sort_within_agents(batch, lambda one: one.file.agent, _rank)
-        left = self._pending_files.pop_overdue(dirs, limit - len(batch), self._max_file, in_hand)
+        left = self._pending_files.pop_overdue(dirs, limit - len(batch), self._max_file)
         return batch + [self._refuse_pending(found, data) for found, data in left]
 
     def _refuse_pending(self, found: OutboxFile, data: bytes) -> Inbound:
@@ -188,35 +192,45 @@ class Intake:
         agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
-            data, status = fsio.read_regular(name, outbox, self._max_file, narrow=hint.renamed)
+            fd, status = fsio.open_regular(name, outbox, narrow=hint.renamed)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
-            kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
+            kind = incident_kind(exc)
             found, reason = outbox_file_of(agent, name, status), shown(str(exc))
             incident = Incident(kind, agent, found.path, reason)
             return Inbound(found, None, reason, incidents=(incident,))
-        found = outbox_file_of(agent, name, status)
-        now = self._clock.monotonic_ns()
+        try:
+            data, status = fsio.read_open(fd, status.st_size, self._max_file)
+            is_whole = len(data) == status.st_size or status.st_size > self._max_file
+            if hint.renamed and is_whole:
+                return self._parse(outbox_file_of(agent, name, status), data)
+            return self._examine(dirs, hint, fd, status, data if is_whole else None)
+        finally:
+            os.close(fd)
+
+    def _examine(
+        self, dirs: Dirs, hint: Hint, fd: int, status: os.stat_result, data: bytes | None
+    ) -> Inbound | Hint:
+        """Take a file found by a scan if it is complete; ``data`` None: it grew while read."""
+        agent, name, now = hint.agent, hint.file_name, self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
-        if hint.seen != seen:
-            hint = hint._replace(seen=seen, seen_at_ns=now)
-        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
-        again = hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS), settling=True)
-        changing = len(data) != found.size and found.size <= self._max_file
-        is_moving = changing or still_ns < self._settle_ns
-        if hint.renamed and not changing:
-            return self._parse(found, data)
+        seen_at_ns = hint.seen_at_ns if hint.seen == seen else now
+        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - seen_at_ns)
+        is_moving = data is None or still_ns < self._settle_ns
         was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
-        if changing or (is_moving and not was_renamed) or _is_pending(dirs, agent, name):
-            return again
-        inbound = self._parse(found, data)
-        if inbound.message is None and (is_moving or still_ns < self._malformed_ns):
-            return again._replace(settling=is_moving)
-        # Only now its mode is narrowed: that changes its ctime, which would look like a rename.
-        data, status = fsio.read_regular(name, outbox, self._max_file)
-        if seen != (status.st_size, status.st_mtime_ns):
-            return again
-        return self._parse(outbox_file_of(agent, name, status), data)
+        settling = True
+        if (
+            data is not None
+            and (was_renamed or not is_moving)
+            and not _is_pending(dirs, agent, name)
+        ):
+            inbound = self._parse(outbox_file_of(agent, name, status), data)
+            is_growing = is_moving or still_ns < self._malformed_ns
+            if inbound.message is not None or not is_growing:
+                return _narrowed(inbound, fd, status)
+            settling = is_moving
+        due_ns = now + max(self._settle_ns, NS_PER_MS)
+        return replace(hint, due_ns=due_ns, seen=seen, seen_at_ns=seen_at_ns, settling=settling)
 
     def _parse(self, found: OutboxFile, data: bytes) -> Inbound:
         """Parse file content; the reason names each violated rule."""
@@ -240,7 +254,7 @@ class Intake:
 
     def _classify(self, found: OutboxFile, data: bytes) -> tuple[str, MessageFile | None]:
         """(the reason why it is invalid, None) or ("", the message)."""
-        if found.message_id is None:
+        if not found.message_id:
             return (
                 f"{shown(found.file_name)} is not a valid message name: expected "
                 "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
@@ -256,10 +270,24 @@ class Intake:
             return str(exc), None
 
 
+def incident_kind(exc: UnsafePath) -> IncidentKind:
+    """The kind of incident that a file in an outbox is, by why it cannot be opened."""
+    return _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
+
+
 def _rank(inbound: Inbound) -> tuple[int, str]:
     """Sort key of one agent's files: priority, then name."""
     priority = 2 if inbound.message is None else inbound.message.priority
     return priority, inbound.file.file_name
+
+
+def _narrowed(inbound: Inbound, fd: int, status: os.stat_result) -> Inbound:
+    """The file with mode 600: set only now, as it changes the ctime, like a rename does."""
+    if stat.S_IMODE(status.st_mode) == fsio.FILE_MODE:
+        return inbound
+    os.fchmod(fd, fsio.FILE_MODE)
+    file = replace(inbound.file, ctime_ns=os.fstat(fd).st_ctime_ns)
+    return replace(inbound, file=file)
 
 
 def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
@@ -297,14 +325,16 @@ class PendingFiles:
         """True while messages wait to be refused."""
         return bool(self._over)
 
-    def scan(self, dirs: Dirs, agent: str) -> None:
-        """List an agent's ``.pending``. Errors: OSError, UnsafePath."""
+    def scan(self, dirs: Dirs, agent: str) -> bool:
+        """List an agent's ``.pending``; False if it is empty. Errors: OSError, UnsafePath."""
         pending = dirs.ensure("agents", agent, *IN_PENDING)
         now = self._clock.now_ns()
         warned = self._warned.pop(agent, set())
         still: set[tuple[str, int]] = set()
         found = 0
+        is_empty = True
         for name, status in _files(pending):
+            is_empty = False
             age_ns = now - untouched_since(status, now)
             if age_ns > self._over_ns and not name.endswith(MSG_SUFFIX):
                 self._remove(agent, name, pending)
@@ -318,9 +348,10 @@ class PendingFiles:
                     self._warn(agent, name, age_ns)
         if still:
             self._warned[agent] = still
+        return not is_empty
 
     def pop_overdue(
-        self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
+        self, dirs: Dirs, limit: int, max_bytes: int
     ) -> Iterator[tuple[OutboxFile, bytes]]:
         """Up to ``limit`` overdue messages and their content (``max_bytes`` at most).
 
@@ -328,8 +359,6 @@ class PendingFiles:
         """
         for agent, name in list(self._over)[:limit]:
             del self._over[agent, name]
-            if (agent, f"{PENDING}/{name}") in in_hand:
-                continue
             with contextlib.suppress(OSError, UnsafePath):  # the next scan tries again
                 pending = dirs.get("agents", agent, *IN_PENDING)
                 status = os.stat(name, dir_fd=pending, follow_symlinks=False)

@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from relay.base.clock import Clock
 from relay.delivery.limits import RateLimit
@@ -23,7 +26,7 @@ FileKey = tuple[str, str]  # agent, file name
 Item = TypeVar("Item")
 
 
-class Hint(NamedTuple):
+class Hint(msgspec.Struct, frozen=True, gc=False):
     """A file to be read, and the results of earlier attempts."""
 
     agent: str
@@ -93,7 +96,7 @@ class IntakeQueue:
             now = self._clock.monotonic_ns()
             hint = Hint(agent, file_name, renamed, counted, number=self._number, found_ns=now)
         else:
-            hint = known._replace(renamed=renamed or known.renamed, due_ns=0)
+            hint = replace(known, renamed=renamed or known.renamed, due_ns=0)
             if agent in self._settling and self._settling[agent].file_name == file_name:
                 del self._settling[agent]
         if files is None:
@@ -123,12 +126,7 @@ class IntakeQueue:
         """Requeue a popped file that waits for another one; its rate already includes it."""
         if hint.file_name not in self._ready.get(hint.agent, ()):
             self._count += 1
-            self._put(hint._replace(counted=True))
-
-    def unpop(self, hint: Hint) -> None:
-        """Return the token of a popped file that was not needed."""
-        if not hint.counted:
-            self._limit.spend(hint.agent, -1)
+            self._put(replace(hint, counted=True))
 
     def pop_batch(self, most: int) -> list[Hint]:
         """Pop up to ``most`` due files, in equal shares of each agent.
@@ -220,7 +218,7 @@ class IntakeQueue:
         for agent in [agent for agent, hint in self._settling.items() if hint.due_ns <= now]:
             del self._settling[agent]
         for key in [key for key, hint in self._deferred.items() if hint.due_ns <= now]:
-            hint = self._deferred.pop(key)._replace(due_ns=0)
+            hint = replace(self._deferred.pop(key), due_ns=0)
             if key[1] not in self._ready.get(key[0], ()):
                 self._put(hint)
                 self._count += 1

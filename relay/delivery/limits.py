@@ -6,7 +6,7 @@ it is reported once. Buckets are in memory alone: after a start they are full.
 
 The depth of a message is the length of its RE chain within the last minute. Beyond
 ``limits.reply_depth`` it waits until enough of the chain is older; the lead and the operator are
-notified once a loop. Source: relay-file-system.txt, phase 4.
+notified once a loop.
 """
 
 from __future__ import annotations

@@ -26,16 +26,18 @@ from relay.delivery.downtime import Deadlines
 from relay.delivery.event_source import EventSource
 from relay.delivery.eventlog import EventLog
 from relay.delivery.execute import PlanExecutor
+from relay.delivery.idle import IdleNotices
 from relay.delivery.intake import Intake
 from relay.delivery.limits import ReplyLoops, ThrottleStatus
 from relay.delivery.notifications import Notifier, Reminders
 from relay.delivery.plan import plan_file
 from relay.delivery.reads import ReadDetector
-from relay.delivery.record import Archiver, LedgerWriter
+from relay.delivery.record import LedgerWriter
+from relay.delivery.reports import ReportReader
 from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
-from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row
+from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row, Subject
 from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
@@ -81,7 +83,7 @@ class Dispatcher:
         events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
-        self._jobs: list[Job] = []
+        self._jobs: list[tuple[Subject, Job]] = []
         self._has_process_requests = False  # for processes to be started or ended
 
     def _build_intake(self, store: Engine) -> None:
@@ -100,9 +102,8 @@ class Dispatcher:
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         events, roster = self._events, self._roster
         states = StateStore(self._home, config.continuity)
-        self._archiver = Archiver(ledger, log)
         self._ledger_writer = LedgerWriter(
-            ledger, lambda: events.journal.durable, self._archiver, config.retry.first_s, clock
+            ledger, lambda: events.journal.durable, config.retry.first_s, clock, log
         )
         orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
         self._executor = PlanExecutor(
@@ -122,17 +123,23 @@ class Dispatcher:
         """Build what finds files, and what makes plans without one."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         self._deadlines = Deadlines(ledger, store, self._events, config.retry.most_s, clock, log)
+        self.idle = IdleNotices(self._home, ledger, store, config.retry, clock, log)
         self._sources: tuple[PlanSource, ...] = (
             DeferredQueue(ledger, store, config, clock, log),
             RetryQueue(ledger, store, config.retry, clock, log),
             Reminders(store, self._statuses.process_endings, config.retry, clock, log),
+            self.idle,
         )
+        on_state = self.idle.on_state
+        on_incident = self._ledger_writer.record_incident
+        self._reports = ReportReader(ledger, store, self._events, on_state, on_incident, clock, log)
         self._event_source = EventSource(
             home=self._home,
             ledger=ledger,
             view=self._view,
             detection=config.detection,
             reads=ReadDetector(self._home, ledger, store, self._events, self.metrics, clock, log),
+            reports=self._reports,
             deadlines=self._deadlines,
             intake=self._intake,
             roster=self._roster,
@@ -196,17 +203,17 @@ class Dispatcher:
             self._event_source.poll(wake)
             begin("read")
             limit = 0 if self.paused else self._config.limits.batch_files
-            batch = self._intake.read_batch(dirs, limit, self._archiver)
+            batch = self._intake.read_batch(dirs, limit)
             if batch:
                 self._process(dirs, self._screen(dirs, batch))
             begin("retry")
             self._reply_loops.requeue(self.notifier.report_loops(self._reply_loops.pop_new()))
             self.notifier.report_limits(self._intake.pop_new_alerts())
             self._execute_due(dirs)
-            begin("archive")
-            self._archive(dirs)
             begin("maintain")
             self._event_source.flush_reads()
+            if self._reports.waiting and not self.paused:  # after reads: it sets the position
+                self._reports.take(dirs)
             self._ledger_writer.record_counts()
             self._roller.step()
             self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
@@ -215,8 +222,8 @@ class Dispatcher:
             self._events.commit_if_due()
         return self._next_due()
 
-    def pop_jobs(self) -> list[Job]:
-        """Journal commands and jobs requested since the last call; lost in a crash."""
+    def pop_jobs(self) -> list[tuple[Subject, Job]]:
+        """Journal commands and jobs since the last call, and who asked; lost in a crash."""
         jobs, self._jobs = self._jobs, []
         return jobs
 
@@ -227,10 +234,6 @@ class Dispatcher:
 
     def drain(self) -> None:
         """Finish everything in progress and write the store, before a stop."""
-        with self._home.dirs() as dirs:
-            while not self._archiver.is_idle:  # what waits in the outboxes is the next start's
-                self._archiver.archive(dirs, self._config.limits.batch_files)
-                self._archiver.flush()
         self._event_source.flush_reads()
         self._ledger_writer.record_counts(include_recent=True)
         self._events.commit()
@@ -277,11 +280,15 @@ class Dispatcher:
             if planned.inbound is not None:
                 self._postpone(planned.inbound, str(cause))
         self._statuses.refresh()
+        for found in result.replaced:
+            self._intake.add(found.agent, found.file_name, renamed=True)
         self._jobs += result.jobs
         effects = [one.effects for one in result.executed]
         self._validator.after_commit(dirs, keys_changed=any(one.key for one in effects))
         if any(one.requests for one in effects):
             self._has_process_requests = True
+        if any(one.idle for one in effects):
+            self.idle.check_soon()
 
     def _plans(self, part: list[Inbound]) -> Iterator[Plan]:
         """Plan one file after the other, each when the previous one is in the store."""
@@ -355,12 +362,6 @@ class Dispatcher:
             if plans:
                 source.settle(self._executor.execute(dirs, plans))
 
-    def _archive(self, dirs: Dirs) -> None:
-        for found in self._archiver.archive(dirs, self._config.limits.batch_files):
-            self._intake.add(found.agent, found.file_name, renamed=True)
-        if self.paused or not self._intake.is_busy:  # else the next batch takes it along
-            self._archiver.flush()
-
     def _log_change(self, what: str, error: str, again: str, action: str) -> None:
         """Log once when something cannot be written, and when it can be again."""
         if error != self._errors.get(what, ""):
@@ -375,9 +376,7 @@ class Dispatcher:
         if not self.paused:
             times.append(self._intake.due_ns())
         due += [at for at in times if at is not None]
-        if not self._archiver.is_idle:
-            due.append(0)
-        return min(due)
+        return 0 if self._reports.waiting and not self.paused else min(due)
 
 
 def _journal_bytes(inbound: Inbound) -> int:

@@ -3,12 +3,14 @@
 About disks and limits, processes, and to an agent that starts again. Reminders: the recipient of an
 overdue command or query is reminded, then given up; its sender is notified of each. If a process
 ends with work begun, the sender is notified once. Every notice has an id derived from its event, so
-that a crash sends none twice. Source: DESIGN, "Attempts"; docs/states.md, "An answer that is owed".
+that a crash sends none twice. See docs/states.md, "An answer that is owed".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState, Message, MessageType, Obligation
 from relay.agents.processes import ProcessNotice
@@ -72,7 +74,7 @@ class Notifier:
         plans = [planning.notice(name, at_ns, key, text) for name in names]
         if incident is not None:
             effects = Effects((incident,), may_repeat=True)
-            plans[:1] = [plan._replace(effects=effects) for plan in plans[:1]]
+            plans[:1] = [replace(plan, effects=effects) for plan in plans[:1]]
         return bool(plans) and not self._execute(plans).postponed
 
     def send(self, notices: Sequence[ProcessNotice]) -> set[int]:
@@ -90,12 +92,17 @@ class Notifier:
                 closed_intents=one.closed_intents,
             )
             told = planning.outcome(subject, one.text, one.key, one.kind, to)
-            plans.append(told._replace(effects=effects))
+            plans.append(replace(told, effects=effects))
         result = self._execute(plans)
         if result.postponed:
             reason = result.postponed[0].reason
             self._log(f"Cannot notify now: {reason}", action="postpone", level="warning")
         return {place for place, plan in enumerate(plans) if result.is_done(plan)}
+
+    def answer(self, subject: Subject, kind: Kind, text: str) -> bool:
+        """Send the answer to a command that was not answered at once; False: not possible now."""
+        to = subject.agent if subject.agent in self._roster.agents else ""
+        return not self._execute([planning.outcome(subject, text, "", kind, to)]).postponed
 
     def send_resume_message(self, name: str, key: str) -> bool:
         """Put the first message of a new run into an agent's inbox.
@@ -130,23 +137,26 @@ class Notifier:
 
     def report_limits(self, begun: list[Incident]) -> None:
         """Notify agents that exceeded a limit, once an episode, and record the incidents."""
+        new = self._pending + begun
+        if not new:
+            return
         now = self._clock.now_ns()
         plans: list[Plan] = []
-        for one in self._pending + begun:
+        for one in new:
             agent = one.agent or ""
             told = planning.notice(agent, now, f"{one.kind} {now}", one.detail)
-            plans.append(told._replace(effects=Effects((one,))))
+            plans.append(replace(told, effects=Effects((one,))))
             self._log(one.detail, action=str(one.kind), level="warning", agent=agent)
         postponed = self._execute(plans).postponed
         full = [one.plan for one in postponed if isinstance(one.cause, DiskFull)]
         self._pending = [incident for plan in full for incident in plan.effects.incidents]
         # Where the store is full, the incidents are recorded all the same.
         untold = [one.plan for one in postponed if not isinstance(one.cause, DiskFull)]
-        self._execute([plan._replace(messages=()) for plan in untold])
+        self._execute([replace(plan, messages=()) for plan in untold])
 
     def _execute(self, plans: list[Plan]) -> ExecutionResult:
         if not plans:
-            return ExecutionResult([], [], [])
+            return ExecutionResult([], [], [], [])
         with self._home.dirs() as dirs:
             return self._executor.execute(dirs, plans)
 
@@ -236,10 +246,10 @@ class Reminders:
                 continue
             self._told.add((number, name, since))
             if message.sender in directory.agents:
-                unanswered = _unanswered(message, name, self._view, now_ns)
+                unanswered = unanswered_text(message, name, self._view, now_ns)
                 text, key = f"{how}; {unanswered}", f"ended {name} {since}"
-                subject = _subject(message)
-                one = _notice(subject, message.sender, Kind.NOTIFICATION, text, key)
+                subject = subject_of(message)
+                one = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
                 plans.append(Plan(subject, messages=(one,)))
         return plans
 
@@ -247,13 +257,13 @@ class Reminders:
 def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, now_ns: int) -> Plan:
     """The notices about one message's overdue answers: to its recipients, and to its sender."""
     message = group[0].message
-    subject = _subject(message)
+    subject = subject_of(message)
     lines: list[str] = []
     messages: list[SystemMessage] = []
     reminders: list[Reminder] = []
     for one in group:
         name, owed = one.recipient, one.obligation
-        unanswered = _unanswered(message, name, view, now_ns)
+        unanswered = unanswered_text(message, name, view, now_ns)
         gone, due_ms, count = directory.absence(name), one.next_due_ms, owed.reminders + 1
         if gone or one.is_exhausted:
             due_ms, count = 0, owed.reminders
@@ -261,7 +271,7 @@ def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, no
             lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
         else:
             key, text = f"reminder {count} {owed.since}", _reminder(message, owed, now_ns)
-            messages.append(_notice(subject, name, Kind.REMINDER, text, key, count))
+            messages.append(notice_about(subject, name, Kind.REMINDER, text, key, count))
             last = "" if count < MAX_REMINDERS else ", the last one"
             lines.append(f"{unanswered}; it is reminded, {count} of {MAX_REMINDERS}{last}")
         reminders.append(Reminder(message.id, subject.message_id, name, count, due_ms))
@@ -269,14 +279,15 @@ def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, no
         rounds = [(one.recipient, one.obligation.since, one.obligation.reminders) for one in group]
         count = max(one.obligation.reminders for one in group) + 1
         text, key = "\n".join(lines), f"overdue {rounds}"
-        messages.append(_notice(subject, message.sender, Kind.NOTIFICATION, text, key, count))
+        messages.append(notice_about(subject, message.sender, Kind.NOTIFICATION, text, key, count))
     changes = DeliveryChanges(reminders=tuple(reminders))
     return Plan(subject, messages=tuple(messages), changes=changes)
 
 
-def _notice(
+def notice_about(
     subject: Subject, to: str, kind: Kind, text: str, key: str, order: int = 0
 ) -> SystemMessage:
+    """A notice or reminder about a message, once for each ``key``."""
     return planning.system_message(subject, to, kind, f"{text}\n".encode(), key, order=order)
 
 
@@ -299,7 +310,9 @@ def _reminder(message: Message, owed: Obligation, now_ns: int) -> str:
     )
 
 
-def _unanswered(message: Message, name: str, view: StoreView, now_ns: int) -> str:
+def unanswered_text(
+    message: Message, name: str, view: StoreView, now_ns: int, *, is_idle: bool = False
+) -> str:
     """The sender's line about a recipient: not read, read, or begun."""
     owed, delivery = view.owed(message.id)[name], view.deliveries(message.id).get(name)
     if owed.said:
@@ -310,7 +323,7 @@ def _unanswered(message: Message, name: str, view: StoreView, now_ns: int) -> st
     else:
         known = "it has not read it"
     return (
-        f"{name} has not answered the {_word(message)} sent "
+        f"{name} {'is idle and ' * is_idle}has not answered the {_word(message)} sent "
         f"{_ago(message.created_at, now_ns)}: {known}"
     )
 
@@ -319,7 +332,8 @@ def _ago(at_s: int, now_ns: int) -> str:
     return f"{elapsed(now_ns - at_s * NS_PER_S)} ago"
 
 
-def _subject(message: Message) -> Subject:
+def subject_of(message: Message) -> Subject:
+    """A message in the store as the subject of notices."""
     at_ns = int((message.metadata or {}).get("created_ns") or 0)
     return Subject(message.relay_id or "", message.sender, at_ns)
 

@@ -2,13 +2,15 @@
 
 A plan depends on the message, the directory of agents and the store as it is; nothing is written
 here. The id of a reply is derived from the message it answers, so planning again after a crash
-gives the same files. A message already in the store goes to the recipients it was accepted for.
-Source: DESIGN, "How a message flows", steps 5 and 6.
+gives the same files. A message already in the store goes to the recipients it was accepted for. See
+docs/architecture.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory
@@ -36,7 +38,7 @@ from relay.delivery.values import (
     SystemMessage,
 )
 from relay.delivery.view import StoreView
-from relay.engine import ack_rules
+from relay.engine import rules
 from relay.engine.deliveries import SYSTEM
 from relay.engine.retries import DEAD_LETTER_TOPIC
 from relay.ledger import MessageRow
@@ -78,7 +80,7 @@ def refuse(inbound: Inbound, reason: str, answer: Answer | None = None) -> Plan:
         inbound,
         refusal=reason,
         answer=answer,
-        messages=(nack._replace(is_answer=False),),
+        messages=(replace(nack, is_answer=False),),
         effects=Effects(inbound.incidents, may_repeat=inbound.row is Row.REPEATED),
     )
 
@@ -129,7 +131,7 @@ def end_delivery(
     if one.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
         messages += _dead_letter_notice(subject, f"{about}: {one.reason}", key, directory, view)
-    return told._replace(messages=messages, changes=changes)
+    return replace(told, messages=messages, changes=changes)
 
 
 def system_message(
@@ -160,7 +162,7 @@ def _find_stored(inbound: Inbound, view: StoreView) -> Message | None:
 def _answer(message: MessageFile, original: Message) -> Answer:
     """The effect of an answer on the delivery that it answers."""
     status, text = router.answer_status(message)
-    ends = ack_rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
+    ends = rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
     return Answer(original, status, text, ends)
 
 
@@ -172,7 +174,7 @@ def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView
         channel = view.channel(route.channel)
         assert channel is not None  # the route was made from it
         recipients = view.route(channel, inbound.file.agent, new)
-        route = route._replace(recipients=recipients)
+        route = replace(route, recipients=recipients)
     return Draft(route, new)
 
 
@@ -221,8 +223,8 @@ def _plan_deliveries(
         files = (OutgoingFile(inbound.message_id, number, data, tuple(targets)),)
     if gone or messages:
         changes = DeliveryChanges(bounced=gone)
-        plan = plan._replace(messages=(*plan.messages, *messages), changes=changes)
-    return plan._replace(files=files) if files else plan
+        plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
+    return replace(plan, files=files) if files else plan
 
 
 def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
@@ -235,13 +237,14 @@ def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
         if kind is Kind.ACK and message.kind is Kind.COMMAND:
             # what goes into the ledger with it may not have got there
             effects = recorded_effects(command_fields(message), plan.subject.agent)
-            effects = effects._replace(may_repeat=plan.effects.may_repeat)
-        return plan._replace(
+            effects = replace(effects, may_repeat=plan.effects.may_repeat)
+        return replace(
+            plan,
             command=Command(message, is_done=True),
             messages=(reply(plan.subject, kind, ""),),  # it says what it said then
             effects=effects,
         )
-    return plan._replace(command=Command(message))
+    return replace(plan, command=Command(message))
 
 
 def _no_recipients(message: MessageFile, route: Route, view: StoreView) -> str:
@@ -283,10 +286,7 @@ def _was_delivered(one: EndedDelivery, view: StoreView) -> bool:
 def _dead_letter_notice(
     subject: Subject, text: str, key: str, directory: Directory, view: StoreView
 ) -> tuple[SystemMessage, ...]:
-    """The notice on the system topic, if the system channel exists and an agent gets it.
-
-    Source: message-engine.txt, "Retry Semantics", step 3c.
-    """
+    """The notice on the system topic, if the system channel exists and an agent gets it."""
     channel = view.channel(SYSTEM)
     if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
         return ()

@@ -10,7 +10,7 @@ with ``flush``, once the journal has it.
 
 A replaced inbox may have the inode of the previous one, so its creation time identifies it where
 the file system keeps that. Removing a file sets the mtime of the inbox: an inbox with an older one
-was restored from a copy. Source: DESIGN, "Read needs evidence".
+was restored from a copy. See docs/states.md.
 """
 
 from __future__ import annotations

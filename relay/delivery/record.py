@@ -1,21 +1,19 @@
-"""Recording what was executed: the ledger's transaction of a batch, and the archive.
+"""Recording what was executed: the archive, and the ledger's transaction of a batch.
 
-Originals of completed work are moved from their outboxes to the archive; their paths go into the
-transaction of the next batch, or into one of their own if there is none.
+The originals of plain messages are moved from their outboxes to the archive, then one transaction
+records the batch. If killed in between, recovery finds a claimed row whose file is in the archive.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.incidents import IncidentCounter
+from relay.base.incidents import Incident, IncidentCounter
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
-from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import (
     NO_EFFECTS,
     OUTBOX,
@@ -23,54 +21,136 @@ from relay.delivery.values import (
     Inbound,
     ObligationState,
     OutboxFile,
+    Plan,
     Reminder,
 )
 from relay.ledger import HeldDelivery, Ledger, WrittenDelivery
 
 
 class LedgerWriter:
-    """Records executed plans in the ledger. Owned by the loop."""
+    """Archives the originals of executed plans, and records the plans. Owned by the loop."""
 
     def __init__(
         self,
         ledger: Ledger,
         position: Callable[[], int],
-        archiver: Archiver,
         first_pause_s: int,
         clock: Clock,
+        log: Callable[..., object],
     ) -> None:
         self._ledger = ledger
         self._position = position  # of the journal: everything before is durable
-        self._archiver = archiver
         self._first_pause_s = first_pause_s
         self._clock = clock
+        self._log = log
         self._counted = IncidentCounter(clock)
 
-    def record(self, batch: list[Applied], written: list[WrittenDelivery]) -> None:
-        """Record a batch in one transaction, and have its originals archived."""
-        ledger, now = self._ledger, self._clock.now_ns()
+    def record(
+        self, dirs: Dirs, batch: list[Applied], written: list[WrittenDelivery]
+    ) -> list[OutboxFile]:
+        """Record a batch, and archive its originals.
+
+        Returns files that were put in the place of others meanwhile: they are to be read.
+        """
+        replaced: list[OutboxFile] = []
+        plain = [one for one in batch if _is_plain(one.plan)]
+        rest = [one for one in batch if one.plan.inbound is not None and not _is_plain(one.plan)]
+        paths = self._archive_all(dirs, plain, replaced)
+        with self._ledger.transaction():
+            self._record(batch, written, paths)
+        if rest:
+            self._record_paths(rest, self._archive_all(dirs, rest, replaced))
+        return replaced
+
+    def _record(
+        self, batch: list[Applied], written: list[WrittenDelivery], paths: dict[str, str | None]
+    ) -> None:
+        """Record a batch; ``paths``: the originals that are archived already."""
+        ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         own = [file.system for one in batch for file in one.files if file.system is not None]
-        commands = [one.plan.message_id for one in batch if one.plan.command is not None]
         files = [(one, one.plan.inbound) for one in batch if one.plan.inbound is not None]
-        with ledger.transaction():
-            self._archiver.record()
-            ledger.add(own, system=True)
-            ledger.deliveries.mark_written(written)
-            ledger.deliveries.add_undelivered(
-                row for one in batch for row in _undelivered_rows(one, now)
-            )
-            ledger.deliveries.hold(self._held(batch, now))
-            self._record_refusals([pair for pair in files if pair[0].plan.refusal], now)
-            for one in batch:
-                self._record_changes(one, now)
-            done = [inbound.message_id for one, inbound in files if not one.plan.refusal]
-            ledger.complete(done + [facts.message_id for facts in own], now)
-            # after delivered, for the order in audit_log
-            ledger.deliveries.mark_read([(one, ORCHESTRATOR, 1) for one in commands], now)
-            ledger.archive_system([facts.message_id for facts in own])
+        done = [inbound.message_id for one, inbound in files if not one.plan.refusal]
+        undelivered = [row for one in batch for row in _undelivered_rows(one, now)]
+        if own:
+            ledger.add(own)
+        if written:
+            deliveries.mark_written(written)
+        if undelivered:
+            deliveries.add_undelivered(undelivered)
+            deliveries.hold(self._held(batch, now))
+        self._record_refusals([pair for pair in files if pair[0].plan.refusal], now)
+        for one in batch:
+            self._record_changes(one, now)
+        if len(paths) < len(done):
+            ledger.complete([one for one in done if one not in paths], now)
+        if own or paths:
+            ledger.archive([*paths.items(), *((facts.message_id, None) for facts in own)], now)
+        # after the end of their messages, for the order in audit_log
+        commands = [one.plan.message_id for one in batch if one.plan.command is not None]
+        if commands:
+            deliveries.mark_read([(one, ORCHESTRATOR, 1) for one in commands], now)
+        if files:
             ledger.agents.mark_seen({inbound.file.agent for _, inbound in files}, now)
-            ledger.set_position(self._position(), now)
-        self._archiver.add((inbound, bool(one.plan.refusal)) for one, inbound in files)
+        ledger.set_position(self._position(), now)
+
+    def _record_paths(self, batch: list[Applied], paths: dict[str, str | None]) -> None:
+        """Record originals that were archived after their batch was recorded."""
+        refused = {one.plan.message_id for one in batch if one.plan.refusal}
+        with self._ledger.transaction():
+            self._ledger.archive(
+                [pair for pair in paths.items() if pair[0] not in refused], self._clock.now_ns()
+            )
+            self._ledger.set_path(
+                [(one, path) for one, path in paths.items() if path and one in refused]
+            )
+
+    def _archive_all(
+        self, dirs: Dirs, batch: list[Applied], replaced: list[OutboxFile]
+    ) -> dict[str, str | None]:
+        """Move originals to the archive; the new paths of those with a row, None if it is gone."""
+        paths: dict[str, str | None] = {}
+        for one in batch:
+            inbound = one.plan.inbound
+            if inbound is None:
+                continue
+            try:
+                path = self._archive(dirs, inbound, bool(one.plan.refusal), replaced)
+            except (OSError, UnsafePath) as exc:
+                self._log(
+                    f"Could not archive {inbound.file.path}, the next scan tries again: {exc}",
+                    action="archive_failed",
+                    level="warning",
+                    message_id=inbound.message_id,
+                )
+                continue
+            if inbound.has_row:
+                paths[inbound.message_id] = path
+        return paths
+
+    def _archive(
+        self, dirs: Dirs, inbound: Inbound, is_refused: bool, replaced: list[OutboxFile]
+    ) -> str | None:
+        file = inbound.file
+        if file_ops.is_same_file(dirs, file):
+            return file_ops.archive(
+                dirs,
+                file.agent,
+                file.file_name,
+                inbound.archive_day_ns,
+                file_ops.REJECTED if is_refused else "",
+                redacted=inbound.redacted,
+                place=file.place,
+            )
+        if file.place == OUTBOX:
+            replaced.append(file)
+        return None
+
+    def record_incident(self, incident: Incident) -> None:
+        """Record an incident that no message causes, or count it if it is like the last one."""
+        fresh = self._counted.fresh([incident])
+        if fresh:
+            with self._ledger.transaction():
+                self._ledger.agents.add_incidents(fresh, self._clock.now_ns(), again=True)
 
     def record_counts(self, *, include_recent: bool = False) -> None:
         """Record how many repeated refusals each recorded incident represents."""
@@ -130,6 +210,9 @@ class LedgerWriter:
                 deliveries.set_obligation(answered, sender, *one.obligation)
         for reminder in plan.changes.reminders:
             self._record_reminder(reminder)
+        if plan.effects.may_repeat:  # held since a crash, by recovery
+            for recipient, reason in plan.changes.bounced.items():
+                deliveries.give_up(plan.message_id, recipient, "bounced", reason)
         for ended in plan.changes.ended:
             state = ended.state.label.lower()
             deliveries.give_up(ended.message_id, ended.recipient, state, ended.reason)
@@ -140,6 +223,8 @@ class LedgerWriter:
             processes.add_operations([request.intent for request in effects.requests], now)
             processes.close_operations(effects.closed_intents, now)
             processes.put([effects.process] if effects.process is not None else [])
+        if effects.idle is not None:
+            processes.add_operations([effects.idle.operation(one.plan.subject)], now)
         if effects.incidents:
             fresh = self._counted.fresh(list(effects.incidents))
             agents.add_incidents(fresh, now, again=effects.may_repeat)
@@ -157,6 +242,15 @@ class LedgerWriter:
         self._ledger.deliveries.set_obligation(one.message_id, one.recipient, *state, one.reminders)
 
 
+def _is_plain(plan: Plan) -> bool:
+    """True for a file whose effects are all in the journal: recovery does not need it.
+
+    The effects of a command, and the incidents of a refusal, are in the ledger alone: after a
+    crash they are made again of the file in the outbox.
+    """
+    return plan.inbound is not None and not plan.refusal and plan.command is None
+
+
 def _undelivered_rows(
     one: Applied, now_ns: int
 ) -> Iterator[tuple[str, str, str, int, str | None, int | None]]:
@@ -168,88 +262,3 @@ def _undelivered_rows(
     for deferral in one.deferred:
         message_id, recipient, reason, due_at = deferral
         yield message_id, recipient, "held", now_ns, reason, due_at
-
-
-class Archiver:
-    """Moves originals of completed work to the archive. Owned by the loop."""
-
-    def __init__(self, ledger: Ledger, log: Callable[..., object]) -> None:
-        self._ledger = ledger
-        self._log = log
-        self._in_progress: set[FileKey] = set()
-        self._waiting: deque[tuple[Inbound, bool]] = deque()  # with: it was refused
-        self._archived: list[tuple[str, str | None]] = []  # moved, not yet noted
-        self._refused: list[tuple[str, str]] = []
-
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing waits to be archived or recorded."""
-        return not (self._waiting or self._archived or self._refused)
-
-    def __contains__(self, key: object) -> bool:
-        """True for the key of a file in progress, which is not to be read again."""
-        return key in self._in_progress
-
-    def add(self, files: Iterable[tuple[Inbound, bool]]) -> None:
-        """Queue originals that are delivered and recorded; with each if it was refused."""
-        for inbound, is_refused in files:
-            self._in_progress.add(inbound.file.key)
-            self._waiting.append((inbound, is_refused))
-
-    def archive(self, dirs: Dirs, limit: int) -> list[OutboxFile]:
-        """Archive up to ``limit`` originals.
-
-        Returns files that were replaced by another file meanwhile: they are to be read again.
-        """
-        replaced: list[OutboxFile] = []
-        for _ in range(min(limit, len(self._waiting))):
-            inbound, is_refused = self._waiting.popleft()
-            moved, path = self._archive(dirs, inbound, is_refused, replaced)
-            if moved and not is_refused:
-                self._archived.append((inbound.message_id, path))
-            elif path and inbound.has_row:
-                self._refused.append((inbound.message_id, path))
-            self._in_progress.discard(inbound.file.key)
-        return replaced
-
-    def flush(self) -> None:
-        """Record the paths of archived originals if no batch does."""
-        if self._archived or self._refused:
-            with self._ledger.transaction():
-                self.record()
-
-    def record(self) -> None:
-        """Record the paths of archived originals, within the caller's transaction."""
-        if self._archived:
-            self._ledger.archive(self._archived)
-        if self._refused:
-            self._ledger.set_path(self._refused)
-        self._archived, self._refused = [], []
-
-    def _archive(
-        self, dirs: Dirs, inbound: Inbound, is_refused: bool, replaced: list[OutboxFile]
-    ) -> tuple[bool, str | None]:
-        """(is it out of the outbox?, its path in the archive: None if the file is gone)."""
-        file = inbound.file
-        try:
-            if file_ops.is_same_file(dirs, file):
-                return True, file_ops.archive(
-                    dirs,
-                    file.agent,
-                    file.file_name,
-                    inbound.archive_day_ns,
-                    file_ops.REJECTED if is_refused else "",
-                    redacted=inbound.redacted,
-                    place=file.place,
-                )
-            if file.place == OUTBOX:
-                replaced.append(file)
-        except (OSError, UnsafePath) as exc:
-            self._log(
-                f"Could not archive {file.path}, the next scan tries again: {exc}",
-                action="archive_failed",
-                level="warning",
-                message_id=inbound.message_id,
-            )
-            return False, None
-        return True, None

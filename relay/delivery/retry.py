@@ -1,11 +1,10 @@
 """Retries: deferred deliveries, and delivered messages whose acknowledgment is overdue.
 
 An inbox that could not be written is retried after 1, 2, 4 … 60 s, until the TTL passes or
-``delivery.give_up_after_s`` of the relay's running time. An overdue message is delivered again
-with the next ATTEMPT, or given up and its sender notified. Each attempt, and each end, is a plan
-like any other; after a crash before the commit it is due again, and the notice has the same id.
-Source: DESIGN, "When the engine cannot take it"; message-engine.txt, "Retry Semantics";
-FORMATS 4, states ``held`` and ``dead``.
+``delivery.give_up_after_s`` of the relay's running time. An overdue message is delivered again with
+the next ATTEMPT, or given up and its sender notified. Each attempt, and each end, is a plan like
+any other; after a crash before the commit it is due again, and the notice has the same id. See
+docs/formats/ledger.md, docs/states.md.
 """
 
 from __future__ import annotations

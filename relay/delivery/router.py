@@ -8,8 +8,8 @@
 | ``#channel`` | by the channel's type |
 | ``__orchestrator__`` | the relay itself, for control messages |
 
-An ack, nack or response goes to the sender of the message it answers, whatever TO says.
-Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
+An ack, nack or response goes to the sender of the message it answers, whatever TO says. See
+docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.agents.status import Directory
-from relay.base.checksums import uuid4_of
 from relay.base.errors import FormatError
 from relay.base.message import (
     ANSWERS,
@@ -40,11 +41,14 @@ from relay.base.names import (
     direct_channel_name,
     is_agent_name,
     lead_by_name,
+    uuid4_of,
 )
+from relay.base.text import did_you_mean
 from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.messages import NewMessage
 
+MOST_COMPARED = 50  # agents, for a suggestion: a millisecond or two
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 MESSAGE_TYPES = {
@@ -70,6 +74,7 @@ KIND_OF = {
     MessageType.ERROR: Kind.ERROR,
     MessageType.NOTIFICATION: Kind.NOTIFICATION,
 }
+CONTROL_KINDS = CHANNEL_KINDS | FOR_ORCHESTRATOR
 AT_MOST_ONCE = "at-most-once"
 # Headers that have a field of their own in the engine, or are checked and done with.
 _KNOWN_HEADERS = frozenset(
@@ -90,7 +95,7 @@ def route(
     """Choose the recipients of one message."""
     if message.kind in ANSWERS:
         return _route_answer(message, sender, directory, view)
-    if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
+    if message.kind in CONTROL_KINDS and message.to != ORCHESTRATOR:
         return _route_control(message, sender)
     if message.to == EVERYONE:
         active = directory.agents - directory.unavailable.keys() - directory.inactive
@@ -134,13 +139,18 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
     if name in directory.unavailable:
         return Bounce(directory.unavailable[name])
     if name not in directory.agents:
-        return Bounce(
-            f"there is no agent {name}: `relay agents` lists them, "
-            f"`mkdir -p agents/{name}/outbox` in the home creates one"
-            if is_agent_name(name)
-            else f"{name} is a reserved name, not an agent"
-        )
+        return Bounce(_no_agent(name, directory))
     return _direct(sender, name)
+
+
+def _no_agent(name: str, directory: Directory) -> str:
+    if not is_agent_name(name):
+        return f"{name} is a reserved name, not an agent"
+    meant = did_you_mean(name, directory.agents, MOST_COMPARED)
+    return (
+        f"there is no agent {name}: {meant + ' ' if meant else ''}`relay agents` lists them, "
+        f"`mkdir -p agents/{name}/outbox` in the home creates one"
+    )
 
 
 def route_again(sender: str, recipients: Sequence[str]) -> Route:
@@ -198,7 +208,7 @@ def _route_answer(
             original,
         )
     if not view.is_participant(channel, sender):  # it has left; answering does not join again
-        return _direct(sender, original.sender)._replace(answers=original)
+        return replace(_direct(sender, original.sender), answers=original)
     return Route(
         channel.name,
         channel.channel_type,
@@ -249,7 +259,7 @@ def new_message(
     answers: Message | None,
     sent_ns: int | None = None,
 ) -> NewMessage:
-    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata".
+    """Translate a message file for the engine. See docs/formats/msg.md, docs/formats/acomm.md.
 
     ``sent_ns``: when its TTL began; None: when it was discovered.
     """

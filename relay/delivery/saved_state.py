@@ -8,7 +8,7 @@
 
 A state is on disk, whole and synced, before the ack is committed. The message id in its name makes
 saving repeatable: after a crash it is the same version. Only the last ``continuity.keep_versions``
-are kept. Source: relay-file-system.txt 4.1, docs/formats/msg.md.
+are kept. See docs/formats/msg.md.
 """
 
 from __future__ import annotations

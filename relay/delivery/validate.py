@@ -15,8 +15,8 @@ A file is then compared with the ledger:
     another agent, or other content   refused: the id is taken
     failed, its file still here       answered now: a crash came before the answer
 
-A refused file gets a nack, `rejected/` and a row of ``security_events``. Source:
-relay-file-system.txt 3.4, 5.2; FORMATS 2, "Signatures", and 4; DESIGN "How a message flows".
+A refused file gets a nack, `rejected/` and a row of ``security_events``. See
+docs/states.md and docs/formats/acomm.md, "Signatures".
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import base64
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from relay.agents.roster import Roster
-from relay.base.checksums import SHA256_PREFIX
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.config import LimitSettings
 from relay.base.crypto import key_id, verify
@@ -34,6 +35,7 @@ from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
+from relay.base.names import SHA256_PREFIX
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
@@ -135,7 +137,7 @@ def _refused(inbound: Inbound, kind: IncidentKind | None, path: str, reason: str
     incidents = inbound.incidents
     if kind is not None:
         incidents = (*incidents, Incident(kind, inbound.file.agent, path, reason))
-    return inbound._replace(reason=reason, incidents=incidents)
+    return replace(inbound, reason=reason, incidents=incidents)
 
 
 def _path(reference: str) -> str:
@@ -152,47 +154,62 @@ class Claimer:
         self._log = log
 
     def claim(self, dirs: Dirs, batch: list[Inbound]) -> list[Inbound]:
-        """Insert rows for new files and claim them; returns the files in order of discovery.
+        """Insert the rows of new files, claimed; returns the files in order of discovery.
 
         Every file that has a row is claimed when this returns. Duplicates are archived.
         """
         now = self._clock.now_ns()
-        ids = [one.message_id for one in batch if one.message_id]
-        admitted: list[Inbound] = []
-        fresh: dict[str, FileFacts] = {}
-        changed: list[FileFacts] = []
+        batch = [  # a nanosecond apart: in order of discovery
+            replace(one, seen_at=now + order, discovered_at=now + order)
+            for order, one in enumerate(batch)
+        ]
+        facts: dict[str, FileFacts] = {}
+        for one in batch:
+            message_id = one.message_id
+            if message_id and message_id not in facts and one.file.place == OUTBOX:
+                facts[message_id] = one.facts()
+        added = self._ledger.add(list(facts.values())) if facts else set()
+        if len(added) == len(batch):
+            return batch
         with self._ledger.transaction():
-            rows = self._ledger.rows(ids)
-            for order, one in enumerate(batch):  # a nanosecond apart: in order of discovery
-                row = rows.get(one.message_id)
-                is_taken = one.message_id in fresh
-                found = self._classify(dirs, one, row, now + order, is_taken=is_taken)
-                if found is None:
-                    continue
-                admitted.append(found)
-                if found.row is Row.NEW:
-                    fresh[found.message_id] = found.facts()
-                elif row is not None and row.status == "pending" and found.has_row:
-                    changed.append(found.facts())
-            self._ledger.add(list(fresh.values()))
-            self._ledger.update_facts(changed)
-            mine = self._ledger.claim(one.message_id for one in admitted if one.has_row)
-        return [one for one in admitted if one.message_id in mine or not one.has_row or one.reason]
+            return self._claim_again(dirs, batch, added)
 
-    def _classify(
-        self, dirs: Dirs, inbound: Inbound, row: MessageRow | None, now: int, *, is_taken: bool
-    ) -> Inbound | None:
+    def _claim_again(self, dirs: Dirs, batch: list[Inbound], added: set[str]) -> list[Inbound]:
+        """Claim the rows that were there before; leave out files that are not processed now."""
+        rows = self._ledger.rows([one.message_id for one in batch if one.message_id])
+        admitted: list[Inbound] = []
+        changed: list[FileFacts] = []
+        for one in batch:
+            row = rows.get(one.message_id)
+            if one.message_id in added and one.file.place == OUTBOX:
+                added.remove(one.message_id)  # the next file of this id is another's
+                admitted.append(one)
+                continue
+            found = self._classify(dirs, one, row)
+            if found is not None:
+                admitted.append(found)
+                if row is not None and row.status == "pending" and found.has_row:
+                    changed.append(found.facts())
+        mine: set[str] = set()
+        if changed:
+            self._ledger.update_facts(changed)
+            mine = self._ledger.claim(one.message_id for one in changed)
+        return [
+            one
+            for one in admitted
+            if one.row is not Row.REPEATED or one.message_id in mine or one.reason
+        ]
+
+    def _classify(self, dirs: Dirs, inbound: Inbound, row: MessageRow | None) -> Inbound | None:
         """Compare a file with the row of its id; None if it is not processed now."""
-        file = inbound.file
+        file, now = inbound.file, inbound.seen_at
         if file.place != OUTBOX:  # never sent: its id stays free
             return _without_row(inbound, now)
-        if not inbound.message_id or is_taken or (row and row.agent_name != file.agent):
+        if row is None or row.agent_name != file.agent:
             reason = inbound.reason or "its id is taken: every message needs a unique name"
             return _without_row(inbound, now, reason)
-        if row is None:
-            return inbound._replace(seen_at=now, discovered_at=now)
         first = row.discovered_at
-        inbound = inbound._replace(row=Row.REPEATED, seen_at=now, discovered_at=first)
+        inbound = replace(inbound, row=Row.REPEATED, discovered_at=first)
         if row.status == "pending":
             return inbound
         if row.status == "processing":
@@ -200,7 +217,7 @@ class Claimer:
         known = (row.file_path, row.file_size, row.file_mtime_ns, row.file_inode)
         is_its_file = known == (file.path, file.size, file.mtime_ns, file.inode)
         if row.status == "failed" and is_its_file:  # a crash came before the nack
-            return inbound._replace(reason=row.last_error or "it failed before")
+            return replace(inbound, reason=row.last_error or "it failed before")
         if row.status != "failed" and _says_the_same(inbound, row):
             self._archive_duplicate(dirs, inbound, row)
             return None
@@ -230,7 +247,7 @@ class Claimer:
             )
             return
         if is_late:
-            self._ledger.archive([(row.message_id, path)])
+            self._ledger.archive([(row.message_id, path)], self._clock.now_ns())
             self._ledger.set_path([(row.message_id, path)] if path else [])
             return
         self._log(
@@ -242,7 +259,8 @@ class Claimer:
 
 
 def _without_row(inbound: Inbound, now: int, reason: str = "") -> Inbound:
-    return inbound._replace(
+    return replace(
+        inbound,
         row=Row.NONE,
         reason=reason or inbound.reason,
         seen_at=now,

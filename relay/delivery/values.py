@@ -2,7 +2,8 @@
 
     OutboxFile -> Inbound (read, validated, claimed) -> Plan -> OutgoingFile
 
-All are frozen. A Plan without an Inbound is the relay's own: a retry, a reminder, a notice.
+All are frozen; rows of the ledger are tuples. A Plan without an Inbound is the relay's own: a
+retry, a reminder, a notice.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
+import msgspec
+
 from relay.acomm.model import (
     ChannelType,
     DeliveryState,
@@ -22,16 +25,15 @@ from relay.acomm.model import (
 )
 from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
-from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import MessageFile
-from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, shown
+from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, sha256_hex, shown
 from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts
-from relay.ledger.processes import ProcessRow
+from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
 
 OUTBOX = ("outbox",)
 IN_PENDING = ("outbox", PENDING)  # where a writer left it
@@ -43,12 +45,12 @@ UNSAFE_FILES = frozenset(
 PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class OutboxFile(NamedTuple):
+class OutboxFile(msgspec.Struct, frozen=True, gc=False):
     """A file in an outbox, and its facts from fstat."""
 
     agent: str
     file_name: str
-    message_id: str | None  # None: the name is not that of a message
+    message_id: str  # empty: the name is not that of a message
     size: int
     mtime_ns: int
     inode: int
@@ -69,26 +71,32 @@ class OutboxFile(NamedTuple):
 def outbox_file_of(
     agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
 ) -> OutboxFile:
-    """The facts of a file; its writer may set any mtime, SQLite takes 63 bits."""
-    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
+    """The facts of a file."""
+    mtime_ns, ctime_ns = _times_of(status)
+    message_id = message_id_of(name) or ""
     return OutboxFile(
-        agent,
-        name,
-        message_id_of(name),
-        status.st_size,
-        mtime_ns,
-        status.st_ino,
-        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
-        place,
+        agent, name, message_id, status.st_size, mtime_ns, status.st_ino, ctime_ns, place
     )
+
+
+def _times_of(status: os.stat_result) -> tuple[int, int]:
+    """The mtime in 63 bits, as its writer may set any; the ctime, 0 for a file with other names.
+
+    Each of these names that goes changes the ctime for all.
+    """
+    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
+    return mtime_ns, status.st_ctime_ns if status.st_nlink == 1 else 0
 
 
 def is_same(found: OutboxFile, status: os.stat_result) -> bool:
     """True if the file is unchanged and in its place."""
-    now = outbox_file_of(found.agent, found.file_name, status, found.place)
-    if 0 in (found.ctime_ns, now.ctime_ns):
-        now = now._replace(ctime_ns=found.ctime_ns)
-    return now == found
+    mtime_ns, ctime_ns = _times_of(status)
+    return (
+        status.st_ino == found.inode
+        and status.st_size == found.size
+        and mtime_ns == found.mtime_ns
+        and (ctime_ns == found.ctime_ns or not ctime_ns or not found.ctime_ns)
+    )
 
 
 class Row(Enum):
@@ -99,7 +107,7 @@ class Row(Enum):
     NONE = auto()  # refused without a row, see the table rejections
 
 
-class Inbound(NamedTuple):
+class Inbound(msgspec.Struct, frozen=True, gc=False):
     """A file from an outbox: read by intake, claimed in the ledger, then validated."""
 
     file: OutboxFile
@@ -116,7 +124,7 @@ class Inbound(NamedTuple):
     @property
     def message_id(self) -> str:
         """The id in its name; empty if the name is not that of a message."""
-        return self.file.message_id or ""
+        return self.file.message_id
 
     @property
     def is_valid(self) -> bool:
@@ -155,13 +163,18 @@ class Inbound(NamedTuple):
         """A time on the day whose archive folder the file goes to."""
         return self.discovered_at if self.has_row else self.seen_at
 
+    @property
+    def shown_path(self) -> str:
+        """The path of its file, below the home, as text: a name may be invalid text."""
+        return self.file.path if self.message_id else shown(self.file.path)
+
     def facts(self) -> FileFacts:
         """The facts that the ledger records."""
         message, file = self.message, self.file
         return FileFacts(
-            self.message_id,
+            file.message_id,
             file.agent,
-            file.path if self.message_id else shown(file.path),  # a name may be invalid text
+            self.shown_path,
             file.size,
             file.mtime_ns,
             file.inode,
@@ -173,11 +186,21 @@ class Inbound(NamedTuple):
 
     def origin(self) -> Origin:
         """The same for the journal."""
-        facts = self.facts()
-        return Origin(facts.agent_name, facts.file_path, *facts[3:])
+        message, file = self.message, self.file
+        return Origin(
+            file.agent,
+            self.shown_path,
+            file.size,
+            file.mtime_ns,
+            file.inode,
+            self.checksum,
+            None if message is None else str(message.kind),
+            None if message is None else message.to,
+            self.archive_day_ns,
+        )
 
 
-class Subject(NamedTuple):
+class Subject(msgspec.Struct, frozen=True, gc=False):
     """The message that messages of the relay are about; their ids are derived from it."""
 
     message_id: str = ""  # empty: none
@@ -190,7 +213,7 @@ class Subject(NamedTuple):
         return answer_id(self.at_ns + order, to, self.source or self.message_id, key)
 
 
-class SystemMessage(NamedTuple):
+class SystemMessage(msgspec.Struct, frozen=True, gc=False):
     """A message of the relay's own: a reply, a notice, a reminder. Sent once for each id."""
 
     message_id: str
@@ -200,7 +223,7 @@ class SystemMessage(NamedTuple):
     is_answer: bool = False  # acknowledges the plan's message, if that expects it
 
 
-class Route(NamedTuple):
+class Route(msgspec.Struct, frozen=True, gc=False):
     """A channel, and the recipients if the channel does not determine them."""
 
     channel: str
@@ -211,14 +234,14 @@ class Route(NamedTuple):
     shown_channel: str | None = None  # the CHANNEL header of the delivered file
 
 
-class Draft(NamedTuple):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """A message for the engine to store, and its channel."""
 
     route: Route
     message: NewMessage
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """An agent's answer to a message in the store."""
 
     original: Message
@@ -227,26 +250,27 @@ class Answer(NamedTuple):
     ends: bool  # nothing is owed after it
 
 
-class Command(NamedTuple):
+class Command(msgspec.Struct, frozen=True, gc=False):
     """A message that the orchestrator carries out, once."""
 
     message: MessageFile
     is_done: bool = False  # it was carried out before a crash
 
 
-class OutgoingFile(NamedTuple):
+class OutgoingFile(msgspec.Struct, frozen=True, gc=False):
     """One message to be written into inboxes."""
 
     message_id: str
-    number: int  # in the store; 0: the draft of the same plan
+    number: int  # in the store; 0: a draft, this one or that of the same plan
     data: bytes  # the delivered file
     recipients: tuple[str, ...]
     attempt: int = 0  # of a delivery that is made again; 0 for the first
     pause_s: int = 0  # until an inbox that cannot be written is tried again; 0: as at first
     system: FileFacts | None = None  # the ledger's facts, when it is the relay's own
+    draft: Draft | None = None  # the relay's own, to be stored once every file is staged
 
 
-class EndedDelivery(NamedTuple):
+class EndedDelivery(msgspec.Struct, frozen=True, gc=False):
     """A delivery that ended without reaching, or being acknowledged by, its recipient."""
 
     number: int  # of its message, in the store
@@ -257,7 +281,7 @@ class EndedDelivery(NamedTuple):
     reason: str
 
 
-class Reminder(NamedTuple):
+class Reminder(msgspec.Struct, frozen=True, gc=False):
     """A reminder of an owed answer, or the end of waiting for it."""
 
     number: int  # of the message, in the store
@@ -267,7 +291,7 @@ class Reminder(NamedTuple):
     due_ms: int  # when it is overdue again; 0: given up
 
 
-class DeliveryChanges(NamedTuple):
+class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
     """Changes of deliveries beside those that files are written for."""
 
     bounced: Mapping[str, str] = {}  # recipients of the plan's message that are gone -> why
@@ -287,11 +311,32 @@ class KeyRegistration(NamedTuple):
         return f"the key {self.public_key} is registered for {self.name}"
 
 
-class Prune(NamedTuple):
+class IdleRequest(NamedTuple):
+    """A request to be told when an agent is idle."""
+
+    name: str
+    message_id: str  # only once it has this message; empty: in any case
+    within_ms: int  # given up after that
+
+    def operation(self, subject: Subject) -> PendingOperation:
+        """The ledger's entry; ``subject``: the message that asks."""
+        until = subject.at_ns + self.within_ms * NS_PER_MS
+        return PendingOperation(
+            NOTIFY_IDLE,
+            subject.message_id,
+            subject.agent,
+            subject.at_ns,
+            self.name,
+            message_id=self.message_id,
+            until=until,
+        )
+
+
+class Prune(msgspec.Struct, frozen=True, gc=False):
     """A job: prune now according to `retention` in config.json."""
 
 
-class Pack(NamedTuple):
+class Pack(msgspec.Struct, frozen=True, gc=False):
     """A job: pack the archive's days before ``before`` (ISO date), each into one file."""
 
     before: str = ""  # empty: before yesterday
@@ -300,7 +345,7 @@ class Pack(NamedTuple):
 Job = JournalCommand | Prune | Pack  # run beside the loop
 
 
-class Effects(NamedTuple):
+class Effects(msgspec.Struct, frozen=True, gc=False):
     """Changes of the ledger's other tables, and work for others, once a plan is committed."""
 
     incidents: tuple[Incident, ...] = ()
@@ -312,12 +357,13 @@ class Effects(NamedTuple):
     process: ProcessRow | None = None  # its new row
     closed_intents: tuple[int, ...] = ()
     job: Job | None = None
+    idle: IdleRequest | None = None
 
 
 NO_EFFECTS = Effects()
 
 
-class ControlReply(NamedTuple):
+class ControlReply(msgspec.Struct, frozen=True, gc=False):
     """The reply of the orchestrator. ``ok`` None: no reply, or one that comes later."""
 
     ok: bool | None
@@ -326,7 +372,7 @@ class ControlReply(NamedTuple):
     attached: bytes = b""  # appended to the text
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """Everything that one message, or one event of the relay's own, causes."""
 
     subject: Subject
@@ -365,8 +411,8 @@ class Deferral(NamedTuple):
     due_at: int  # Unix nanoseconds
 
 
-class Applied(NamedTuple):
-    """A plan, and what the store made of it."""
+class Applied(msgspec.Struct, frozen=True, gc=False):
+    """A plan, and what the store made of it. Its drafts are stored once the files are staged."""
 
     plan: Plan
     files: tuple[OutgoingFile, ...]

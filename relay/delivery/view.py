@@ -34,11 +34,11 @@ class StoreView:
 
     def channel(self, name: str) -> Channel | None:
         """The channel of that name."""
-        return self._store.channels.get_by_name(name)
+        return self._store.channels.find_by_name(name)
 
     def channel_of(self, message: Message) -> Channel:
         """The channel of a message."""
-        return self._store.channels.get(message.channel_id)
+        return self._store.channels.find(message.channel_id)
 
     def channel_label(self, message: Message) -> str | None:
         """The CHANNEL header of a message; None in a direct channel."""

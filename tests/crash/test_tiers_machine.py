@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relay.base import fsio
 from relay.base.errors import ObjectError
 from relay.journal.catalog import Residency
-from relay.journal.format import Reason
 from relay.journal.journal import Append
+from relay.journal.manifest_format import Reason
 from tests.crash.conftest import memory
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
@@ -40,7 +40,7 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
         working = executor.submit(work)
         try:
-            for _ in range(12):
+            while len(done) < 12:  # however slowly the worker gets its turns
                 stream.fill(1, records=20)
                 stream.cover()
                 assert stream.read() == stream.expected()
@@ -49,7 +49,7 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
         working.result()
     stream.run()
     assert stream.read() == stream.expected()
-    assert stream.warnings == [] and len(done) > 12
+    assert stream.warnings == []
     stream.close()
 
 

@@ -6,11 +6,12 @@ from collections.abc import Set
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from relay.agents.status import Directory
-from relay.base.checksums import sha256_hex
 from relay.base.config import SpawnSettings
 from relay.base.message import parse
-from relay.base.names import message_id_of
+from relay.base.names import message_id_of, sha256_hex
 from relay.delivery.apply import StoreWriter
 from relay.delivery.control import Orchestrator
 from relay.delivery.plan import plan_file
@@ -53,17 +54,22 @@ class Table:
         if number is None:
             self.number += 1
         inbound = read(text, sender, number or self.number)
-        inbound = inbound._replace(seen_at=AT_NS + late_s * 10**9, **facts)
+        inbound = replace(inbound, seen_at=AT_NS + late_s * 10**9, **facts)
         return plan_file(inbound, directory or Directory(agents, self.lead), StoreView(self.store))
 
     def decide(self, text: str, *args: Any, **kwargs: Any) -> Applied:
         """Plan it, and apply the plan to the store."""
-        return self.writer.apply(self.plan(text, *args, **kwargs))
+        return self.apply(self.plan(text, *args, **kwargs))
+
+    def apply(self, plan: Plan) -> Applied:
+        """Apply it, and store the relay's own messages as if their files were staged."""
+        work = self.writer.apply(plan)
+        return replace(work, files=self.writer.store_messages(work.files))
 
 
 def read(text: str, sender: str, number: int) -> Inbound:
     name = f"{AT_NS + number}-{number:08x}.msg"
-    found = OutboxFile(sender, name, message_id_of(name), len(text), AT_NS, number)
+    found = OutboxFile(sender, name, message_id_of(name) or "", len(text), AT_NS, number)
     message = parse(text.encode())
     checksum = sha256_hex(message.content)
     return Inbound(found, message, checksum=checksum, discovered_at=AT_NS, seen_at=AT_NS)

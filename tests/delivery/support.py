@@ -58,9 +58,9 @@ class Desk:
         with self.home.dirs() as dirs:
             self.intake.scan(dirs, "alice")
 
-    def take(self, limit: int = 256, in_hand: tuple[tuple[str, str], ...] = ()) -> list[Inbound]:
+    def take(self, limit: int = 256) -> list[Inbound]:
         with self.home.dirs() as dirs:
-            return self.intake.read_batch(dirs, limit, in_hand)
+            return self.intake.read_batch(dirs, limit)
 
     def due_in_s(self) -> float | None:
         """When something is to be looked at, from now; 0 for now, None for never."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 
 import pytest
+from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState, MessageStatus, MessageType
-from relay.base.checksums import sha256_hex
 from relay.base.message import Kind, parse, parse_delivered
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR, sha256_hex
 from relay.delivery.control import MAX_NOTE
 from relay.delivery.file_ops import reconstruct
 from relay.delivery.plan import outcome, refuse
@@ -146,7 +146,7 @@ def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table
 
 def test_the_answers_id_comes_from_the_message_not_from_the_file() -> None:
     first = read("TO: dave\n\nhi", "alice", 7)
-    again = first._replace(file=first.file._replace(inode=99, mtime_ns=1, size=5))
+    again = replace(first, file=replace(first.file, inode=99, mtime_ns=1, size=5))
     ids = [refuse(one, "no").messages[0].message_id for one in (first, again)]
     assert ids[0] == ids[1]
 
@@ -156,7 +156,7 @@ def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> N
     for inode in (1, 1, 2):
         found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
         inbound = Inbound(found, None, "hello.msg is not a valid message name", row=Row.NONE)
-        work = table.writer.apply(refuse(inbound._replace(discovered_at=AT_NS), inbound.reason))
+        work = table.apply(refuse(replace(inbound, discovered_at=AT_NS), inbound.reason))
         (posting,) = work.files
         message = parse_delivered(posting.data)
         assert "RE" not in message.headers
@@ -219,7 +219,7 @@ def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
 def test_a_sender_is_notified_once_of_what_became_of_its_message(table: Table) -> None:
     sent = table.decide("TO: bob\n\nhi")
     told = [
-        table.writer.apply(outcome(sent.plan.subject, "bob: too late", key))
+        table.apply(outcome(sent.plan.subject, "bob: too late", key))
         for key in ("bob expired", "bob expired", "carol expired")
     ]
     ids = [one.files[0].message_id for one in told]
@@ -245,6 +245,23 @@ def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table
     again = table.decide("TO: bob\n\nhi", number=7)
     assert table.store.sequence == sequence
     assert again.files == first.files
+
+
+def test_a_nack_is_stored_when_it_is_staged_and_once(table: Table) -> None:
+    planned = table.plan("TO: dave\n\nhi", number=7)
+    work = table.writer.apply(planned)
+    assert table.store.state.messages == {}  # a full disk leaves nothing of it
+    (file,) = table.writer.store_messages(work.files)
+    assert table.store.messages.find_by_relay_id(file.message_id)
+    sequence = table.store.sequence
+    assert table.writer.store_messages(work.files) == (file,)
+    assert table.apply(planned).files == (file,)
+    assert table.store.sequence == sequence
+
+
+def test_the_reply_to_a_command_is_stored_with_it(table: Table) -> None:
+    work = table.writer.apply(table.plan("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team"))
+    assert table.store.messages.find_by_relay_id(work.files[0].message_id)
 
 
 def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> None:

@@ -125,7 +125,7 @@ def test_a_name_that_carries_no_id_is_refused(desk: Desk, name: str) -> None:
     desk.hint(name, renamed=True)
     (look,) = desk.take()
     assert look.message is None
-    assert look.file.message_id is None
+    assert look.file.message_id == ""
     assert look.reason.startswith(f"{name} is not a valid message name")
 
 

@@ -45,6 +45,14 @@ def test_a_name_that_nobody_has_bounces_with_what_to_do(store: Engine, name: str
     text = bounce(route(to(name), "alice", EVERYBODY, StoreView(store)))
     assert text.startswith(f"there is no agent {name}:")
     assert "relay agents" in text and f"mkdir -p agents/{name}/outbox" in text
+    assert ("did you mean bob?" in text) == (name.lower() == "bob")
+
+
+def test_of_very_many_agents_none_is_suggested(store: Engine) -> None:
+    """Comparing them would hold up the loop."""
+    many = EVERYBODY._replace(agents=EVERYBODY.agents | {f"x{number}" for number in range(50)})
+    text = bounce(route(to("bobb"), "alice", many, StoreView(store)))
+    assert "did you mean" not in text
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES - {"__orchestrator__", "operator"}))

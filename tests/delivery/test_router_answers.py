@@ -9,9 +9,8 @@ import pytest
 
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Priority
 from relay.agents.status import Directory
-from relay.base.checksums import uuid4_of
 from relay.base.message import SENT_KINDS, Kind, MessageFile, parse
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR, uuid4_of
 from relay.delivery.router import (
     KIND_OF,
     MESSAGE_TYPES,

@@ -1,0 +1,210 @@
+"""Idle agents: what others are told, from the sessions of agent CLIs.
+
+The sender of a message that was read and is not answered hears once that its recipient is idle. An
+agent that asked for it (ACTION agent.notify_idle) is answered when another one is idle and has the
+message that it named; such requests are in ``pending_operations`` until they are answered.
+
+A state comes as a line of a report. What a report did not tell, or a crash lost, is in the files of
+the sessions, which are read every 5 s while an answer is owed or a request open. Every notice has a
+derived id, so that none is sent twice. See docs/states.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from relay.acomm.model import DeliveryState
+from relay.agents.status import Directory
+from relay.base.clock import NS_PER_S, Clock, elapsed
+from relay.base.config import RetrySettings
+from relay.base.home import Dirs, Home
+from relay.base.logs import LogCall
+from relay.base.message import Kind
+from relay.delivery import plan as planning
+from relay.delivery.execute import ExecutionResult
+from relay.delivery.notifications import notice_about, subject_of, unanswered_text
+from relay.delivery.retry import RetryPause
+from relay.delivery.values import Effects, Plan, Subject
+from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
+from relay.ledger import Ledger
+from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
+from relay.reach.session import IDLE, Session, load_sessions
+
+CHECK_NS = 5 * NS_PER_S  # between two looks at the sessions
+GONE_NS = 10 * NS_PER_S  # without a session: another one may follow, as after /clear
+HAS_IT = (DeliveryState.RECEIVED, DeliveryState.ACKNOWLEDGED)
+NOT_REACHED = ("expired", "bounced", "dead")
+
+
+class IdleNotices:
+    """Tells others that an agent is idle. Owned by the loop."""
+
+    def __init__(
+        self,
+        home: Home,
+        ledger: Ledger,
+        store: Engine,
+        retry: RetrySettings,
+        clock: Clock,
+        log: LogCall,
+    ) -> None:
+        self._home = home
+        self._ledger = ledger
+        self._view = StoreView(store)
+        self._clock = clock
+        self._log = log
+        self._pause = RetryPause("idle notices", retry, clock, log)
+        self._next_ns = 0  # of the next look (monotonic)
+        self._is_asked = True  # requests are open, as far as it is known
+        self._idle: dict[str, int] = {}  # session -> since when it is idle, as seen last
+        self._reported: dict[str, tuple[int, str]] = {}  # session -> when, its state
+        self._unanswered: set[tuple[str, str]] = set()  # agent, message id; to be looked at
+        self._gone: dict[str, int] = {}  # agent -> since when it has no session (monotonic)
+
+    def on_state(self, agent: str, state: str, owes: Iterable[str], session: str, at: int) -> None:
+        """Take note of a state that a session reported, with the messages it has not answered."""
+        if at < self._reported.get(session, (0, ""))[0]:
+            return
+        self._reported[session] = at, state
+        if state == IDLE:
+            self._unanswered.update((agent, message_id) for message_id in owes)
+        self.check_soon()
+
+    def check_soon(self) -> None:
+        """Look at requests and sessions with the next plans."""
+        self._next_ns = 0
+        self._is_asked = True
+
+    def due_ns(self) -> int | None:
+        """Time of the next look (monotonic)."""
+        is_needed = self._is_asked or self._unanswered or self._view.all_owed()
+        return max(self._next_ns, self._pause.until_ns) if is_needed else None
+
+    def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
+        """Notices about unanswered messages, and answers to requests."""
+        now, due_ns = self._clock.monotonic_ns(), self.due_ns()
+        if due_ns is None or now < due_ns:
+            return []
+        operations = self._ledger.processes
+        asked = operations.open_operations(NOTIFY_IDLE) if self._is_asked else {}
+        sessions = self._live_sessions()
+        self._unanswered.update(self._read_and_owed(sessions))
+        plans = self._notices(directory)
+        if not plans:
+            self._unanswered.clear()
+        open_until: list[int] = []
+        for number, one in asked.items():
+            answer = self._answer(one, sessions.get(one.name))
+            if answer is None:
+                open_until.append(one.until)
+                continue
+            to = one.requested_by if one.requested_by in directory.agents else ""
+            subject = Subject(one.request_id, one.requested_by, one.asked_at)
+            told = planning.outcome(subject, answer[1], "", answer[0], to)
+            plans.append(replace(told, effects=Effects(closed_intents=(number,))))
+        left_ns = min(open_until, default=0) - self._clock.now_ns()
+        self._next_ns = now + (min(CHECK_NS, max(0, left_ns)) if open_until else CHECK_NS)
+        self._is_asked = bool(asked)
+        return plans
+
+    def settle(self, result: ExecutionResult) -> None:
+        """Log what was sent; after a refusal all of it is planned again."""
+        self._pause.settle(result.postponed)
+        if result.postponed:
+            self.check_soon()
+        else:
+            self._unanswered.clear()
+        for executed in result.executed:
+            told = {name for file in executed.files for name in file.recipients}
+            if told:
+                self._log(
+                    f"Told {', '.join(sorted(told))} about an idle agent",
+                    action="idle_notice",
+                    message_id=executed.plan.message_id,
+                )
+
+    def _live_sessions(self) -> dict[str, Session]:
+        """The running sessions by agent, with the latest state of each."""
+        live = [one for one in load_sessions(self._home.root) if one.agent and one.is_live]
+        for one in live:
+            at, state = self._reported.get(one.key, (0, ""))
+            if at > one.state_at:  # the hook writes its file after the report
+                one.state, one.state_at = state, at
+        keys = {one.key for one in live}
+        self._reported = {key: said for key, said in self._reported.items() if key in keys}
+        return {one.agent: one for one in live}
+
+    def _read_and_owed(self, sessions: Mapping[str, Session]) -> Iterator[tuple[str, str]]:
+        """Yield what agents have read and not answered that are idle since the last look."""
+        known, self._idle = (
+            self._idle,
+            {one.key: one.state_at for one in sessions.values() if one.state == IDLE},
+        )
+        idle = {
+            name
+            for name, one in sessions.items()
+            if one.key in self._idle and known.get(one.key) != one.state_at
+        }
+        for number, owed in self._view.all_owed().items() if idle else ():
+            message, deliveries = self._view.message(number), self._view.deliveries(number)
+            for name in idle & owed.keys():
+                if message is not None and deliveries[name].state in HAS_IT:
+                    yield name, message.relay_id or ""
+
+    def _notices(self, directory: Directory) -> list[Plan]:
+        """Tell senders that a recipient is idle, once for each message."""
+        now = self._clock.now_ns()
+        plans: dict[str, Plan] = {}
+        for agent, message_id in sorted(self._unanswered):
+            message = self._view.find(message_id)
+            if message is None or agent not in self._view.owed(message.id):
+                continue  # answered in the meantime
+            if message.sender in directory.agents:
+                text = unanswered_text(message, agent, self._view, now, is_idle=True)
+                subject, kind = subject_of(message), Kind.NOTIFICATION
+                one = notice_about(subject, message.sender, kind, text, f"idle {agent}")
+                plans[one.message_id] = Plan(subject, messages=(one,))
+        told = self._ledger.rows(plans) if plans else {}
+        return [plan for notice_id, plan in plans.items() if notice_id not in told]
+
+    def _answer(self, one: PendingOperation, session: Session | None) -> tuple[Kind, str] | None:
+        """The answer to a request; None: not yet."""
+        name, message_id, now = one.name, one.message_id, self._clock.monotonic_ns()
+        has_it, why = self._progress(one) if message_id else (True, "")
+        if why:
+            return Kind.NACK, why
+        if session is not None:
+            self._gone.pop(name, None)
+            if has_it and session.state == IDLE:
+                about = f" and has read {message_id}" if message_id else ""
+                return Kind.ACK, f"completed {name} is idle{about}"
+        elif now - self._gone.setdefault(name, now) >= GONE_NS:
+            return Kind.NACK, f"the session of {name} has ended"
+        if self._clock.now_ns() < one.until:
+            return None
+        within = elapsed(one.until - one.asked_at)
+        if not has_it:
+            return Kind.NACK, f"{name} has not read {message_id} within {within}"
+        return Kind.NACK, f"{name} was not idle within {within}"
+
+    def _progress(self, one: PendingOperation) -> tuple[bool, str]:
+        """True if the agent has the message; or the reason why it will not get it."""
+        name, message_id = one.name, one.message_id
+        stored = self._view.find(message_id)
+        known = self._view.deliveries(stored.id).get(name) if stored else None
+        if known is not None and known.state in HAS_IT:  # the ledger learns of it later
+            return True, ""
+        row = self._ledger.rows([message_id]).get(message_id)
+        if row is None or row.status in ("pending", "processing"):
+            return False, ""
+        delivery = self._ledger.deliveries.rows([message_id]).get(message_id, {}).get(name)
+        if row.agent_name != one.requested_by or (delivery is None and row.status != "failed"):
+            return False, f"you have sent no message {message_id} to {name}"
+        if delivery is None:
+            return False, f"message {message_id} was refused"
+        if delivery.state in NOT_REACHED:
+            return False, f"message {message_id} did not reach {name}: it is {delivery.state}"
+        return delivery.state in ("read", "acked"), ""

@@ -1,0 +1,232 @@
+"""Reports of hooks and bells: from files in outboxes into journal and ledger.
+
+    {id}.report in the outbox → events in the journal → rows in the ledger → the file is removed
+
+Killed in between, the file is read again: the same report twice changes nothing. A line that is
+not valid is logged, and its file kept in ``archive/{date}/{agent}/rejected/``; the other lines
+count. What is not a regular file is kept there, too, and is a security incident. A file that
+cannot be read or removed now is tried again with the next scan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from relay.base import fsio
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.errors import UnsafePath
+from relay.base.home import REJECTED, Dirs
+from relay.base.incidents import Incident
+from relay.base.logs import LogCall
+from relay.base.names import MESSAGE_ID, shown
+from relay.delivery import file_ops
+from relay.delivery.eventlog import EventLog
+from relay.delivery.intake import incident_kind
+from relay.engine import events
+from relay.engine.engine import Engine
+from relay.ledger import Ledger
+from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange, Ring
+from relay.reach import report
+
+MOST_AT_ONCE = 64  # files in one turn; of large ones fewer
+JOURNAL_FACTOR = 8  # bytes in the journal for each of a report, at most
+MOST_NESTED = 16  # brackets in a line
+MOST_TEXT = 200  # characters of a text in a report
+_OFFERS = {report.OFFERED: OFFERED, report.IN_CONTEXT: IN_CONTEXT, report.RETURNED: RETURNED}
+OnState = Callable[[str, str, Iterable[str], str, int], None]
+OnIncident = Callable[[Incident], None]
+
+
+class ReportReader:
+    """Takes reports out of outboxes. Owned by the loop."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Engine,
+        events_: EventLog,
+        on_state: OnState,
+        on_incident: OnIncident,
+        clock: Clock,
+        log: LogCall,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._events = events_
+        self._on_state = on_state
+        self._on_incident = on_incident
+        self._clock = clock
+        self._log = log
+        self.waiting: dict[tuple[str, str], None] = {}  # agent, file name
+
+    def add(self, agent: str, file_name: str) -> None:
+        """Note a file, to be read in this turn or the next; names without an id are left alone."""
+        if MESSAGE_ID.fullmatch(file_name.removesuffix(report.SUFFIX)):
+            self.waiting[agent, file_name] = None
+
+    def take(self, dirs: Dirs) -> None:
+        """Record the reports that wait, oldest first."""
+        lines: list[tuple[str, dict[str, Any]]] = []
+        done: list[tuple[str, str, str]] = []  # agent, name, what is wrong with it
+        n_bytes = 0
+        for agent, name in sorted(self.waiting, key=lambda one: one[1])[:MOST_AT_ONCE]:
+            if n_bytes > report.MAX_BYTES:
+                break
+            del self.waiting[agent, name]
+            try:
+                entries, problem, size = self._read(dirs, agent, name)
+            except FileNotFoundError:
+                continue
+            except (OSError, UnsafePath) as exc:
+                self._warn(agent, name, f"cannot be read, the next scan tries again: {exc}")
+                continue
+            n_bytes += size
+            lines += [(agent, one) for one in entries]
+            done.append((agent, name, problem))
+        try:
+            self._events.reserve(n_bytes * JOURNAL_FACTOR)
+        except OSError as exc:
+            for agent, name, _ in done:
+                self._warn(agent, name, f"waits, the journal has no room: {exc}")
+            return
+        self._record(lines)
+        for agent, name, problem in done:
+            self._finish(dirs, agent, name, problem)
+
+    def _finish(self, dirs: Dirs, agent: str, name: str, problem: str) -> None:
+        """Remove the file of a report, or keep it as rejected."""
+        try:
+            if problem:
+                file_ops.archive(dirs, agent, name, self._clock.now_ns(), REJECTED)
+                self._warn(agent, name, f"has a line that is not valid: {problem}")
+            else:
+                fsio.remove(name, dirs.get("agents", agent, "outbox"))
+        except (OSError, UnsafePath) as exc:
+            self._warn(agent, name, f"is recorded, the next scan removes it: {exc}")
+
+    def _read(self, dirs: Dirs, agent: str, name: str) -> tuple[list[dict[str, Any]], str, int]:
+        """The valid entries of a report, what is wrong with the first other one, and its size.
+
+        Errors: OSError; UnsafePath if the outbox is not a directory of its own.
+        """
+        outbox = dirs.get("agents", agent, "outbox")
+        try:
+            fd, status = fsio.open_regular(name, outbox)
+        except UnsafePath as exc:
+            path, text = f"agents/{agent}/outbox/{name}", shown(str(exc))
+            self._on_incident(Incident(incident_kind(exc), agent, path, text))
+            return [], text, 0
+        try:
+            data, _ = fsio.read_open(fd, status.st_size, report.MAX_BYTES)
+        finally:
+            os.close(fd)
+        if status.st_size > report.MAX_BYTES:
+            problem = f"expected {report.MAX_BYTES} bytes at most, got {status.st_size}"
+            return [], problem, 0
+        found, problem = [], ""
+        for line in data.splitlines():
+            try:
+                if line.count(b"[") + line.count(b"{") > MOST_NESTED:
+                    raise ValueError(f"expected {MOST_NESTED} brackets at most")
+                found.append(_entry(json.loads(line)))
+            except ValueError as exc:
+                problem = problem or shown(str(exc))[:MOST_TEXT]
+        return found, problem, len(data)
+
+    def _record(self, lines: list[tuple[str, dict[str, Any]]]) -> None:
+        """Journal and ledger; states go to who waits for them."""
+        changes: list[OfferChange] = []
+        rings: list[Ring] = []
+        for agent, one in lines:
+            if one["what"] == report.STATE:
+                self._on_state(agent, one["state"], one["owes"], one["session"], one["at"])
+            elif one["what"] == report.RING:
+                values = (one["session"], one["rung"], one["messages"], one["result"])
+                rings.append(Ring(agent, one["at"], *values))
+            else:
+                changes += self._changes(agent, one)
+        if not changes and not rings:
+            return
+        now = self._clock.now_ns()
+        for change in changes:
+            self._store.apply(events.OfferChanged(*change, now // NS_PER_S))
+        for ring in rings:
+            event = events.AgentRung(ring.agent, *ring[2:], ring.at, now // NS_PER_S)
+            self._store.apply(event)
+        self._events.commit()
+        with self._ledger.transaction():
+            self._ledger.offers.change(changes)
+            self._ledger.offers.add_rings(rings)
+            self._ledger.set_position(self._events.journal.durable, now)
+
+    def _changes(self, agent: str, one: dict[str, Any]) -> list[OfferChange]:
+        """The offers of one line, of messages that were delivered to that agent."""
+        ids = dict.fromkeys(one["ids"])
+        unknown = self._ledger.deliveries.undelivered(agent, set(ids))
+        if unknown:
+            self._log(
+                f"A report of {agent} names messages that it did not get: "
+                f"{', '.join(sorted(unknown)[:3])}",
+                action="report_unknown",
+                level="warning",
+                agent=agent,
+            )
+        details = (one["session"], one["offer"], _OFFERS[one["what"]], one["detail"], one["at"])
+        return [OfferChange(name, agent, *details) for name in ids if name not in unknown]
+
+    def _warn(self, agent: str, name: str, what: str) -> None:
+        self._log(
+            f"agents/{agent}/outbox/{shown(name)} {what}",
+            action="report_invalid",
+            level="warning",
+            agent=agent,
+        )
+
+
+def _entry(given: object) -> dict[str, Any]:
+    """A valid line, with what the relay needs of it. Errors: ValueError."""
+    if not isinstance(given, dict):
+        raise ValueError("expected a JSON object")
+    what = given.get("what")
+    entry: dict[str, Any] = {"what": what, "session": _text(given, "session")}
+    entry["at"] = _number(given, "at")
+    if what == report.STATE:
+        return entry | {"state": _text(given, "state"), "owes": _ids(given, "owes")}
+    if what == report.RING:
+        texts = {name: _text(given, name) for name in ("rung", "result")}
+        return entry | texts | {"messages": _number(given, "messages")}
+    entry |= {"ids": _ids(given, "ids"), "offer": 0}
+    if what == report.OFFERED:
+        return entry | {"offer": _number(given, "offer"), "detail": _text(given, "after")}
+    if what == report.IN_CONTEXT:
+        how, where = _text(given, "how"), _text(given, "where")
+        return entry | {"detail": f"{how}, {where}" if where else how}
+    if what == report.RETURNED:
+        return entry | {"detail": _text(given, "why")}
+    raise ValueError(f"expected what as {', '.join((*_OFFERS, report.RING))}, got {what!r}")
+
+
+def _text(given: dict[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    if not isinstance(value, str):
+        raise ValueError(f"expected {name} as text, got {value!r}")
+    return shown(value)[:MOST_TEXT]
+
+
+def _number(given: dict[str, Any], name: str) -> int:
+    value = given.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"expected {name} as a number, got {value!r}")
+    return value
+
+
+def _ids(given: dict[str, Any], name: str) -> list[str]:
+    value = given.get(name)
+    if not isinstance(value, list) or not all(
+        isinstance(one, str) and MESSAGE_ID.fullmatch(one) for one in value
+    ):
+        raise ValueError(f"expected {name} as a list of message ids, got {value!r}")
+    return value

@@ -1,0 +1,64 @@
+"""Killed before each effect of a report: it is recorded once, and its file is gone."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from relay.reach.report import IN_CONTEXT, OFFERED, RING, write_report
+from tests.box import Box
+from tests.crash.test_lives_steps import kill_before_each
+from tests.kills import Axe, Effect, Killed
+
+MESSAGE = "1700000000000000001-01"
+
+
+def scenario(box: Box) -> None:
+    """bob is rung, shown a message, and has seen it."""
+    one = {"session": "claude:0089"}
+    at = box.clock.now_ns()
+    write_report(
+        str(box.root),
+        "bob",
+        [
+            one | {"what": RING, "at": at, "rung": "command", "messages": 1, "result": "ok"},
+            one | {"what": OFFERED, "at": at, "ids": [MESSAGE], "after": "Stop", "offer": 1},
+            one | {"what": IN_CONTEXT, "at": at + 1, "ids": [MESSAGE], "how": "it acted"},
+        ],
+    )
+    box.tick()
+
+
+def check(box: Box) -> None:
+    assert box.sql("SELECT offer, state, evidence FROM offers") == [(1, "in_context", "it acted")]
+    assert box.sql("SELECT rung, result FROM rings") == [("command", "ok")]
+    assert not [one for one in box.path("agents/bob/outbox").iterdir() if one.is_file()]
+
+
+def survive(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
+    """Kill before that effect, start again, and look; the effects until then."""
+    with pytest.MonkeyPatch.context() as patch:
+        box = Box(root, "alice", "bob")
+        box.send("alice", "TO: bob\nKIND: command\n\ndeploy", f"{MESSAGE}.msg")
+        axe = Axe(patch, root)
+        axe.falls_at = falls_at
+        with contextlib.suppress(Killed):
+            scenario(box)
+        effects = list(axe.effects)
+        axe.falls_at = 0
+        box.kill()
+        if taking:
+            box.take("bob", MESSAGE)
+        box.open()
+        box.clock.advance(31)
+        box.tick(2)
+        check(box)
+        box.kill()
+    return effects
+
+
+@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+def test_killed_before_any_effect_it_is_recorded_once(tmp_path: Path, taking: bool) -> None:
+    assert kill_before_each(survive, tmp_path, taking=taking) > 4
