@@ -1,8 +1,7 @@
 """The roster: every directory under ``agents/`` with a valid name is an agent.
 
 `mkdir -p` is enough to become an agent: the watch is added first, then the directory is listed, so
-no file dropped in between is missed; the ledger recognizes files seen twice.
-Source: DESIGN, "Who is an agent" and "Traps".
+no file dropped in between is missed; the ledger recognizes files seen twice. See docs/states.md.
 """
 
 from __future__ import annotations

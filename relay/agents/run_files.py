@@ -6,7 +6,7 @@
 
 A process keeps the descriptor of its log, so a log is rotated by copying and truncating it. Bytes
 written between the last read and the truncation are lost, which is microseconds; after a crash in
-between the next rotation copies them again. Source: relay-file-system.txt 4.3.
+between the next rotation copies them again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from relay.agents.requests import Spec
+from relay.agents.requests import Spec, mask
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import RUN, Dirs, Home
-from relay.base.redaction import mask
 
 SUFFIX = ".json"
 LOGS = "logs"

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -20,12 +21,8 @@ import psutil
 
 from relay.agents.requests import Spec
 from relay.base.clock import boot_id
-from relay.base.names import shown
-
-NAME_VARIABLE = "AGENT_RELAY_NAME"
-DIR_VARIABLE = "AGENT_RELAY_DIR"
-SPAWN_VARIABLE = "AGENT_RELAY_SPAWN"  # the request: by it a process is found whose pid is not known
-
+from relay.base.discovery import HOME_VARIABLE, SPAWN_VARIABLE
+from relay.base.names import NAME_VARIABLE, shown
 
 # What to do where the system's own words say too little.
 ADVICE = {
@@ -96,16 +93,11 @@ class SystemSpawner:
 
     def start(self, spec: Spec, home: str, lock_fd: int, output_fd: int) -> Pid:
         """Start it in a session of its own, with an empty standard input. Errors: CannotStart."""
-        names = {
-            NAME_VARIABLE: spec.name,
-            DIR_VARIABLE: home,
-            SPAWN_VARIABLE: spec.request_id,
-        }
         try:
             child = subprocess.Popen(
                 spec.argv,
                 cwd=spec.cwd,
-                env={**self._environ, **spec.env, **names},
+                env=self._environment(spec, home),
                 stdin=subprocess.DEVNULL,
                 stdout=output_fd,
                 stderr=subprocess.STDOUT,
@@ -120,6 +112,15 @@ class SystemSpawner:
         assert start is not None  # it is there until it is waited for
         return Pid(child.pid, start)
 
+    def _environment(self, spec: Spec, home: str) -> dict[str, str]:
+        """The relay's own, the request's, the agent's name; ``relay`` is found in its PATH."""
+        names = {NAME_VARIABLE: spec.name, HOME_VARIABLE: home, SPAWN_VARIABLE: spec.request_id}
+        found = {**self._environ, **spec.env, **names}
+        path = found.get("PATH", os.defpath)
+        if shutil.which("relay", path=path) is None:  # a service's PATH does not have it
+            found["PATH"] = os.pathsep.join([path, sysconfig.get_path("scripts")])
+        return found
+
     def find(self, request_id: str, home: str) -> Pid | None:
         """The oldest session leader with the request in its environment."""
         found: list[tuple[float, int]] = []
@@ -128,7 +129,7 @@ class SystemSpawner:
                 if os.getsid(process.pid) != process.pid or _is_zombie(process):
                     continue
                 environ = process.environ()
-                if (environ.get(SPAWN_VARIABLE), environ.get(DIR_VARIABLE)) == (request_id, home):
+                if (environ.get(SPAWN_VARIABLE), environ.get(HOME_VARIABLE)) == (request_id, home):
                     found.append((process.create_time(), process.pid))
         for _, number in sorted(found):
             start = self._start_of(number)

@@ -27,8 +27,7 @@ from relay.base.message import Kind
 from relay.base.names import OPERATOR, answer_id
 from relay.engine.engine import Engine
 from relay.ledger import Ledger
-from relay.ledger.agents import AgentRow
-from relay.ledger.processes import PendingOperation, ProcessRow
+from relay.ledger.agents import AgentRow, PendingOperation, ProcessRow
 
 RETIRE, REVIVE = "agent.retire", "agent.revive"
 MOST_REASON = 200  # characters; repeated in the nack of every bounced message

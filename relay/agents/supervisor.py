@@ -9,7 +9,7 @@ reported once.
     end seen -> rest of its session ended -> end recorded -> reported -> started again, or over
 
 A name never has two processes: the process holds run/{name}.lock while it lives.
-States: docs/states.md, "A process the relay started". Source: relay-file-system.txt 4.3, 4.4.
+States: docs/states.md, "A process the relay started".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.engine.engine import Engine
 from relay.ledger import Ledger
-from relay.ledger.processes import (
+from relay.ledger.agents import (
     ENDS,
     EXITED,
     FAILED,
@@ -446,7 +446,7 @@ class Supervisor:
             name = child.row.name
             text = (
                 f"{name} is stuck: it owes a read or an answer for {owed_s} s; "
-                f"`relay acks --agent {name}` and its inbox show what"
+                f"`relay open --agent {name}` and its inbox show what"
             )
             at = (seen.owes_since or 0) + self._settings.stuck_after_s * NS_PER_S
             self._notify(child, f"stuck {seen.owes_since}", text, at)

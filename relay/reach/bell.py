@@ -1,0 +1,235 @@
+"""The bell: one small process a session, which rings the agent when messages wait and it is idle.
+
+The SessionStart hook starts it (``start``), so it has Claude's socket and token in its environment,
+where they are never written to disk. It watches the agent's inbox and ``sessions/``, and ends with
+its session: SessionEnd, the death of the agent CLI, or another session that takes the name. A bell
+that was killed loses nothing, since the messages are in the inbox: the next hook starts it again.
+
+    sessions/{session}.json.bell    held by flock while the bell runs; its first line is ``Memory``
+    sessions/{session}.json.ask     for a while only this rung: ``{"rung": …, "until": Unix ns}``
+    sessions/{session}.json.rewake  pid and start time of the Stop hook that waits (asyncRewake)
+    sessions/ring-{agent}.lock      held while a rung rings: never two at a time
+
+The program ``relay bell`` is here, too: ``--as NAME`` for an agent without a session, until it is
+ended; ``--rewake`` as that Stop hook, whose exit 2 wakes an idle session with what is on stderr.
+
+All this imports little: a session costs 12 MB of memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+
+from relay.base.process_info import runs, started_at
+from relay.reach.session import Session, load_session, side_file
+
+USAGE = "usage: relay bell [--home DIR] (--as NAME | --rewake)"
+
+
+def start(root: str, session: Session) -> bool:
+    """Start the session's bell unless it runs; True if it was started. Never raises OSError.
+
+    Called by SessionStart, and cheap enough for every other hook: two calls of the system.
+    """
+    try:
+        if not session.agent or not session.is_live or is_ringing(root, session):
+            return False
+        _spawn([root, session.harness, session.session_id])
+    except OSError as exc:
+        from relay.reach.ringing import log
+
+        log(root, f"the bell of {session.agent} was not started: {exc}")
+        return False
+    return True
+
+
+ensure_bell = start
+
+
+def is_ringing(root: str, session: Session) -> bool:
+    """True while the session has a bell."""
+    try:
+        fd = os.open(side_file(root, session, ".bell"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _spawn(arguments: list[str]) -> None:
+    """Run this module as a process of its own session, without site-packages."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = f"import sys; sys.path.insert(0, {package!r})\n"
+    code += "from relay.reach.bell import serve; serve(*sys.argv[1:])"
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    argv = [sys.executable, "-S", "-c", code, *arguments]
+    options = {"setsid": True} if sys.platform == "linux" else {"setpgroup": 0}
+    os.posix_spawn(sys.executable, argv, dict(os.environ), file_actions=null, **options)
+
+
+def serve(root: str, harness: str, session_id: str) -> None:
+    """Be the bell of a session, unless there is one."""
+    from relay.reach.ringing import Bell, log
+
+    session = load_session(root, harness, session_id)
+    if session is None:
+        return
+    path = side_file(root, session, ".bell")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not _lock(fd):
+            return
+        Bell(root, session.agent, session, fd).run()
+        if load_session(root, harness, session_id) is None:
+            os.unlink(path)
+    except Exception as exc:  # nobody sees what a process without a terminal prints
+        log(root, f"the bell of {session.agent} ended: {type(exc).__name__}: {exc}")
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Lock a bell's file; False if another bell has it, or has ended and removed it."""
+    for _ in range(5):  # `start` may be looking at it
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(fd).st_nlink > 0
+        except BlockingIOError:
+            time.sleep(0.02)
+    return False
+
+
+# -- asyncRewake ---------------------------------------------------------------------------
+
+
+class _Woken(BaseException):
+    """The bell has signalled."""
+
+
+def rewake(root: str, session_id: str) -> int:
+    """Wait as Claude's Stop hook until the bell rings; the exit status, 2 wakes the session.
+
+    The newest of a session ends the older one.
+    """
+    import signal
+
+    from relay.reach.ringing import Bell
+    from relay.reach.rungs import rewake_file, ring_text
+
+    session = load_session(root, "claude", session_id)
+    if session is None or not session.agent:
+        return 0
+
+    def rung(*_: object) -> None:
+        raise _Woken
+
+    def replaced(*_: object) -> None:
+        raise SystemExit(0)
+
+    path, mine = rewake_file(root, session), f"{os.getpid()} {started_at(os.getpid()) or 0}"
+    try:
+        signal.signal(signal.SIGTERM, replaced)
+        signal.signal(signal.SIGUSR1, rung)
+        older = _read_line(path)
+        with open(f"{path}.{os.getpid()}.tmp", "w", encoding="ascii") as file:
+            file.write(mine)
+        os.rename(file.name, path)
+        _end_process(older)
+        while _read_line(path) == mine:
+            found = load_session(root, "claude", session_id)
+            if found is None or not found.is_live or not found.agent:
+                break
+            start(root, found)
+            time.sleep(5)
+        return 0
+    except _Woken:
+        count = len(Bell(root, session.agent, load_session(root, "claude", session_id)).waiting())
+        if count:
+            sys.stderr.write(ring_text(count) + "\n")
+        return 2 if count else 0
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if _read_line(path) == mine:
+            os.unlink(path)
+
+
+def _end_process(line: str) -> None:
+    import signal
+
+    try:
+        pid, start_ticks = map(int, line.split())
+        if runs(pid, start_ticks):
+            os.kill(pid, signal.SIGTERM)
+    except (ValueError, OSError):
+        pass
+
+
+def _read_line(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.readline(64)
+    except (OSError, ValueError):
+        return ""
+
+
+# -- the program ---------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """``relay bell [--home DIR] (--as NAME | --rewake)``; the exit status."""
+    if arguments in (["--help"], ["-h"]):
+        sys.stdout.write(f"{USAGE}\n")
+        return 0
+    options = dict.fromkeys(("--home", "--as"), "")
+    is_rewake, left = False, list(arguments)
+    while left:
+        option = left.pop(0)
+        if option == "--rewake":
+            is_rewake = True
+        elif option in options and left:
+            options[option] = left.pop(0)
+        else:
+            sys.stderr.write(f"error: {USAGE}\n")
+            return 2
+    from relay.base.discovery import default_root
+
+    folder = os.environ.get("CLAUDE_PROJECT_DIR", "") if is_rewake and not options["--home"] else ""
+    if os.path.isdir(folder):  # a tool may have changed the working directory
+        os.chdir(folder)
+    root = default_root(os.path.expanduser(options["--home"]) or None)
+    if is_rewake:
+        return _rewake_hook(root)
+    agent = options["--as"] or os.environ.get("AGENT_RELAY_NAME", "")
+    if not agent or not os.path.isdir(os.path.join(root, "agents", agent, "inbox")):
+        sys.stderr.write(f"error: {root} has no agent {agent!r}; {USAGE}\n")
+        return 1
+    from relay.reach.ringing import Bell
+
+    try:
+        Bell(root, agent, None).run()
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _rewake_hook(root: str) -> int:
+    """Read the hook's input; a session is never disturbed, whatever is wrong."""
+    try:
+        facts = json.loads(sys.stdin.buffer.read(1 << 24))
+        if facts.get("agent_id"):  # a subagent's stop
+            return 0
+        return rewake(root, str(facts["session_id"]))
+    except Exception as exc:
+        from relay.reach.ringing import log
+
+        log(root, f"relay bell --rewake: {type(exc).__name__}: {exc}")
+        return 0

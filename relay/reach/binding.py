@@ -1,0 +1,295 @@
+"""Bindings: which agent a session is.
+
+    its own name, when it is resumed and no other live session has it
+    $AGENT_RELAY_NAME, else --as of the hook's command, else the name of the vendor
+    name-2, name-3 … where a live session has that name already, and the context says so
+
+A session that is cleared keeps its name under its new id. A fork is another agent. A name whose
+session has died is taken over: what that session was shown and has not seen is offered again.
+
+    sessions/.runs    {agent: [[number, Unix ns of its begin], …]}, the last ``RUNS_KEPT``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+from relay.base.process_info import PROC
+from relay.reach.session import (
+    FOLDER,
+    Session,
+    load_session,
+    load_sessions,
+    remove_session,
+    save_session,
+    session_file,
+    session_lock,
+)
+
+if TYPE_CHECKING:
+    from relay.base.home import Home
+
+RUNS = ".runs"
+RUNS_KEPT = 32
+KEPT_NS = 30 * 86_400 * 10**9  # sessions that ended longer ago are forgotten
+SHELLS = frozenset(
+    "sh bash dash zsh ksh fish busybox ash env nice timeout setsid stdbuf npx".split()
+)
+CLEARED = "the context was cleared"
+DIED = "its session ended"
+
+
+def bind(
+    root: str, harness: str, session_id: str, *, source: str, wanted: str, cwd: str, transcript: str
+) -> str:
+    """Bind a session to an agent, whose mailbox is made if needed; the text that greets it.
+
+    source: why it starts: startup, resume, clear, compact, fork; empty at a later event.
+    Errors: OSError, RelayError.
+    """
+    pid, pid_start = agent_process()
+    with session_lock(root):
+        others = [one for one in load_sessions(root) if one.session_id != session_id]
+        file = session_file(harness, session_id)
+        with session_lock(root, file):
+            known = load_session(root, harness, session_id)
+            session = known or Session(harness, session_id)
+            is_same = known is not None and (session.pid, session.pid_start) == (pid, pid_start)
+            before = None
+            if source == "clear":
+                before = _of_process(others, harness, pid, pid_start)
+            name, asked = _choose(session, others, before, source, wanted or harness)
+            if known is None or name != session.agent:
+                _open_mailbox(root, name)
+            if session.agent and name != session.agent:
+                _give_back(root, session, DIED)
+            session.agent, session.cwd = name, cwd
+            if transcript:
+                session.transcript = transcript
+            if not is_same or source in ("startup", "clear"):
+                _begin(root, session, pid, pid_start, source, known is None)
+            save_session(root, session)
+        for one in others:
+            is_dead = not one.is_live and time.time_ns() - one.seen_at > KEPT_NS
+            if one is before or is_dead or (one.agent == name and not one.is_live):
+                _take_over(root, session, one, CLEARED if one is before else DIED)
+                if one is before or is_dead:
+                    with session_lock(root, session_file(one.harness, one.session_id)):
+                        remove_session(root, one)
+    _tell_shells(name, root)
+    return _greeting(root, session, asked, source)
+
+
+def _begin(
+    root: str, session: Session, pid: int, pid_start: int | None, source: str, is_new: bool
+) -> None:
+    """A process begins with a session: what the last one has not seen is offered again."""
+    if not is_new:
+        _give_back(root, session, CLEARED if source == "clear" else DIED)
+    session.pid, session.pid_start = pid, pid_start
+    session.bound_at = time.time_ns()
+    session.state, session.blocks, session.owed, session.listed = "", 0, [], []
+    if is_new or not session.run or source == "clear":
+        session.run = _count_run(root, session.agent, session.bound_at)
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # what was written before has none of our messages
+            session.transcript_offset = os.stat(session.transcript).st_size
+            session.transcript_line = -1 if session.transcript_offset else 0
+
+
+def _choose(
+    session: Session, others: list[Session], before: Session | None, source: str, wanted: str
+) -> tuple[str, str]:
+    """The name of a session, and the one it asked for. Errors: InvalidName."""
+    from relay.base.names import NAME_VARIABLE, check_agent_name
+
+    asked = check_agent_name(os.environ.get(NAME_VARIABLE) or wanted)
+    is_fork = source == "fork"
+    taken = {
+        one.agent
+        for one in others
+        if one is not before and (one.is_live or (is_fork and one.agent))
+    }
+    for own in (session.agent, before.agent if before is not None else ""):
+        stem, dash, number = own.rpartition("-")
+        is_ours = own == asked or (stem == asked and dash and number.isdecimal())
+        if is_ours and own not in taken and not is_fork:
+            return own, own
+    name, count = asked, 1
+    while name in taken:
+        count += 1
+        name = check_agent_name(f"{asked}-{count}")
+    return name, asked
+
+
+def _of_process(
+    others: list[Session], harness: str, pid: int, pid_start: int | None
+) -> Session | None:
+    """The last session of the same process."""
+    found = [
+        one
+        for one in others
+        if (one.harness, one.pid, one.pid_start) == (harness, pid, pid_start) and one.agent and pid
+    ]
+    return found[-1] if found else None
+
+
+def _take_over(root: str, session: Session, old: Session, why: str) -> None:
+    """Take the name of a session that is over, and what it has not seen."""
+    with session_lock(root, session_file(old.harness, old.session_id)):
+        old = load_session(root, old.harness, old.session_id) or old
+        if old.agent:
+            _give_back(root, old, why)
+        for one, number in old.again.items():
+            session.again[one] = max(number, session.again.get(one, 0))
+        old.agent, old.again = "", {}
+        save_session(root, old)
+    with session_lock(root, session_file(session.harness, session.session_id)):
+        save_session(root, session)
+
+
+def _give_back(root: str, session: Session, why: str) -> None:
+    if session.offered:
+        from relay.reach.evidence import settle
+
+        settle(root, session, "", "", why)
+
+
+def _open_mailbox(root: str, name: str) -> None:
+    from relay.base.home import Home
+
+    with Home(root) as home:
+        home.make_agent(name)
+        revive(home, name)
+
+
+def revive(home: Home, name: str) -> None:
+    """Ask the relay, running now or later, to make a terminated or retired agent active."""
+    from relay.base.errors import LedgerError
+    from relay.base.home import LEDGER
+    from relay.base.names import OPERATOR, ORCHESTRATOR
+    from relay.ledger import open_readonly
+
+    try:
+        db = open_readonly(home.path(LEDGER))
+    except LedgerError:  # no relay has ever run here
+        return
+    away = "SELECT 1 FROM agents WHERE name = ? AND status IN ('terminated', 'retired')"
+    is_away = db.execute(away, (name,)).fetchone() is not None
+    db.close()
+    if is_away:
+        from agent_sdk import Agent, Kind
+
+        with Agent(OPERATOR, home.root, registers=False) as operator:
+            body = f"ACTION: agent.revive\nNAME: {name}"
+            operator.send(ORCHESTRATOR, body, kind=Kind.COMMAND)
+
+
+def _tell_shells(name: str, root: str) -> None:
+    """Name agent and home for the commands of Claude Code's session, where it takes variables."""
+    path = os.environ.get("CLAUDE_ENV_FILE")
+    if path:
+        from shlex import quote
+
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            file.write(f"export AGENT_RELAY_NAME={quote(name)} AGENT_RELAY_DIR={quote(root)}\n")
+
+
+def _greeting(root: str, session: Session, asked: str, source: str) -> str:
+    """The text that tells a session of itself, and of what it owes."""
+    name = session.agent
+    text = f"agent-relay: this session is the agent {name} (run {session.run}) of {root}."
+    if name != asked:
+        why = "a fork is another agent" if source == "fork" else f"a live session is {asked}"
+        text += f" It is not {asked}: {why}."
+    text += (
+        f" Messages for {name} are shown here as they come; `relay send --as {name} NAME TEXT` "
+        "sends one, `relay guide` tells more."
+    )
+    from relay.reach.owed import owed_answers, owed_text
+
+    owed = owed_answers(root, name)
+    return f"{text}\n{owed_text(name, owed, time.time_ns())}" if owed else text
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def _runs(root: str) -> dict[str, list[list[int]]]:
+    try:
+        with open(os.path.join(root, FOLDER, RUNS), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _count_run(root: str, agent: str, at: int) -> int:
+    """Number the next run of an agent. Called under the lock of all bindings."""
+    runs = _runs(root)
+    try:
+        number = runs[agent][-1][0] + 1
+    except (LookupError, TypeError):
+        number, runs[agent] = 1, []
+    runs[agent] = [*runs[agent], [number, at]][-RUNS_KEPT:]
+    path = os.path.join(root, FOLDER, RUNS)
+    temp = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        json.dump(runs, file)
+    os.rename(temp, path)
+    return number
+
+
+def run_at(root: str, agent: str, at: int) -> int:
+    """Number of the run of an agent at a time, Unix ns; 0 if unknown."""
+    number = 0
+    try:
+        for run, begun in _runs(root).get(agent, []):
+            if begun <= at:
+                number = run
+    except (TypeError, ValueError):
+        return 0
+    return number
+
+
+# -- the process --------------------------------------------------------------------------------
+
+
+def agent_process() -> tuple[int, int | None]:
+    """Pid and start time of the agent CLI: the nearest ancestor that is not a shell; (0, None)."""
+    pid = os.getppid()
+    while pid > 0:
+        try:
+            with open(f"{PROC}/{pid}/stat", "rb") as file:
+                stat = file.read()
+        except FileNotFoundError:
+            return _agent_process_elsewhere(pid)
+        except OSError:
+            return 0, None
+        name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        if name not in SHELLS:
+            return pid, int(fields[19])
+        pid = int(fields[1])
+    return 0, None
+
+
+def _agent_process_elsewhere(pid: int) -> tuple[int, None]:
+    """The same on systems without /proc."""
+    if os.path.exists(f"{PROC}/self/stat"):
+        return 0, None
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        while process.name() in SHELLS:
+            process = process.parent()
+        return process.pid, None
+    except (psutil.Error, AttributeError):
+        return 0, None

@@ -1,0 +1,171 @@
+"""The text that a hook prints: messages as facts, never as instructions.
+
+    Message 1706…-ab from alice (command, 12:03:04Z, thread t-1); answer with `relay ack …`:
+    | deploy to staging
+
+Control and invisible characters are visible, and every line of a body has a bar in front, so that
+no body can pretend to be another message. What does not fit is named and comes at the next event;
+what never fits is named once, and read with a command.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from relay.base.text import format_size, plural, visible
+from relay.reach.evidence import marker
+from relay.reach.session import Session, acting_as
+
+MAX_BODIES = 8192  # bytes of printed bodies in one text
+MAX_TEXT = 9500  # characters; above 10,000 Claude Code makes a file of it
+MOST_LOOKED_AT = 500  # files whose priority is looked at: the oldest
+MOST_NAMED = 10
+MAX_HEADER = 16_384
+NORMAL = "2"
+REST = 200  # characters for the last line
+
+
+def compose(root: str, session: Session, names: list[str], first: str) -> tuple[str, list[str]]:
+    """The text to print, and the ids of the messages that are in it as a whole.
+
+    ``first`` begins it. Messages are ordered by priority, then age. The ids of those that are too
+    large are added to ``session.listed``.
+    """
+    inbox = os.path.join(root, "agents", session.agent, "inbox")
+    waits = []
+    for name in sorted(names)[:MOST_LOOKED_AT]:
+        if (found := read_waiting(os.path.join(inbox, name), name)) is not None:
+            waits.append(found)
+    waits.sort(key=lambda one: (one.priority, one.id))
+    parts = [first] if first else []
+    length, room = len(first), MAX_BODIES
+    shown: list[str] = []
+    later: list[Waiting] = []
+    for one in waits:
+        text, size = ("", 0) if one.body is None else _whole(root, session, one)
+        if text and size <= room and length + len(text) < MAX_TEXT - REST:
+            parts.append(text)
+            shown.append(one.id)
+            length, room = length + len(text) + 1, room - size
+            continue
+        later.append(one)
+        if not text or size > MAX_BODIES or len(text) > MAX_TEXT - 2 * REST:
+            session.listed.append(one.id)
+    named = 0
+    for one in later:
+        line = one.line()
+        if (shown and one.id not in session.listed) or length + len(line) > MAX_TEXT - REST:
+            continue
+        if named < MOST_NAMED:
+            parts.append(line)
+            length, named = length + len(line) + 1, named + 1
+    more = len(names) - len(shown) - named
+    if parts and more > 0:
+        parts.append(f"agent-relay: {plural(more, 'more message')} wait in the inbox.")
+    return "\n".join(parts), shown
+
+
+class Waiting:
+    """A message in the inbox; ``body`` None: it is too large, or not a message."""
+
+    def __init__(self, name: str, size: int, headers: dict[str, str], body: str | None) -> None:
+        self.id = name[:-4]
+        self.size = size
+        self.headers = headers
+        self.body = body
+        self.kind = headers.get("KIND", "message").lower()
+        self.sender = visible(headers.get("FROM", "")) or "an unknown sender"
+        priority = headers.get("PRIORITY", NORMAL)
+        self.priority = priority if priority in ("0", "1", "2", "3", "4") else NORMAL
+
+    def line(self) -> str:
+        """Name it without its body."""
+        size = format_size(self.size)
+        return f"Waits: {self.id} from {self.sender} ({size}); `relay show {self.id}` prints it."
+
+
+def read_waiting(path: str, name: str) -> Waiting | None:
+    """Read a message as far as it can be printed; None if it is gone, or not a file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
+            return None
+        data = os.read(fd, MAX_HEADER + MAX_BODIES)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    head, blank, body = data.partition(b"\n\n")
+    headers = {}
+    for line in head.decode(errors="replace").split("\n"):
+        field, _, value = line.partition(":")
+        headers[field.upper()] = value.strip()
+    at, _, digits = name[:-4].partition("-")
+    is_id = at.isdecimal() and set(digits) <= set("0123456789abcdef")
+    if not (is_id and blank and "TO" in headers) or len(data) < seen.st_size:
+        return Waiting(name, seen.st_size, headers, None)
+    try:
+        return Waiting(name, seen.st_size, headers, body.decode())
+    except UnicodeDecodeError:
+        return Waiting(name, seen.st_size, headers, None)
+
+
+def describe(root: str, session: Session, one: Waiting) -> str:
+    """One message as the answer of a tool; a body that is too large, by the path of its file."""
+    if one.body is not None:
+        text, size = _whole(root, session, one, by_tool=True)
+        if size <= MAX_BODIES:
+            return text
+    inbox = os.path.join(root, "agents", session.agent, "inbox")
+    name = f"{one.id}.msg"
+    return (
+        f"{marker(one.id)}{one.sender} ({visible(one.kind)}, {format_size(one.size)}): read it in "
+        f"{os.path.join(inbox, name)}, after your next call in {os.path.join(inbox, '.read', name)}"
+    )
+
+
+def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) -> tuple[str, int]:
+    """The whole message as text, and the bytes of its body in it."""
+    headers = one.headers
+    facts = [visible(one.kind)]
+    if len(at := headers.get("SENT", "")) >= 19:
+        facts.append(visible(at[11:19]) + "Z")
+    if one.priority != NORMAL:
+        facts.append(f"priority {one.priority}")
+    for name in ("CHANNEL", "THREAD", "TOPIC"):
+        if name in headers:
+            facts.append(f"{name.lower()} {visible(headers[name])}")
+    if about := headers.get("RE"):
+        facts.append(f"answers {visible(about)}{_earlier(root, session, about)}")
+    if "ATTACHMENT" in headers:
+        facts.append(f"attachments: `relay show {one.id}`")
+    if (offer := session.again.get(one.id, 0) + 1) > 1:
+        facts.append(f"shown before, perhaps not seen: offer {offer}")
+    text = f"{marker(one.id)}{one.sender} ({', '.join(facts)})"
+    acts = acting_as(session.agent)
+    if by_tool:
+        text += "; owed an answer" if one.kind in ("command", "query") else ""
+    elif one.kind == "command":
+        text += f"; answered by `relay ack{acts} {one.id} completed`"
+    elif one.kind == "query":
+        text += f"; answered by `relay reply{acts} {one.id} ANSWER`"
+    # An ack, say, may have no body: its kind says all.
+    body = visible((one.body or "").rstrip("\n") or visible(one.kind), keep="\n\t")
+    lines = "\n".join(f"| {line}" for line in body.split("\n"))
+    return f"{text}:\n{lines}", len(lines.encode())
+
+
+def _earlier(root: str, session: Session, about: str) -> str:
+    """Say so if the answered message was sent by an earlier session of the agent."""
+    from relay.reach.binding import run_at
+
+    sent_at = about.partition("-")[0]
+    run = run_at(root, session.agent, int(sent_at)) if sent_at.isdecimal() else 0
+    if not run or run >= session.run:
+        return ""
+    return f", which run {run} of {session.agent} sent; this is run {session.run}"

@@ -1,0 +1,420 @@
+"""``relay hook VENDOR EVENT``: brings messages into the context of an agent CLI's session.
+
+Agent CLIs run it at their events, with the facts of the event as JSON on stdin. It prints what the
+vendor takes as context, or nothing. Printed is not seen: ``relay.reach.evidence`` says when a
+message has come into the context, and only then its file leaves the inbox.
+
+It never disturbs the session: it exits with 0 whatever happens, writes nothing to stderr, and ends
+after ``DEADLINE_S``; problems go to logs/hooks.log. It runs for every tool call, so what is needed
+only for messages is imported only for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from relay.reach.session import (
+    BLOCKED,
+    IDLE,
+    WORKING,
+    Session,
+    load_session,
+    save_session,
+    session_file,
+    session_lock,
+)
+
+TYPE_CHECKING = False  # typing is not loaded for it
+if TYPE_CHECKING:
+    from types import FrameType
+
+USAGE = "usage: relay hook claude|codex|gemini EVENT [--home DIR] [--as NAME]"
+DEADLINE_S = 5.0
+MAX_STDIN = 64 << 20  # a tool's whole response may be in it
+MAX_LOG = 1 << 20
+# Stops in a row that are refused for messages; after 8 Claude Code ends the turn all the same, and
+# what was printed at the last one would not be seen.
+MOST_STOPS = 6
+ENDED = "ended"
+
+START, PROMPT, ACT, ASK, TOOL, BATCH = "start", "prompt", "act", "ask", "tool", "batch"
+NOTE, STOP, END = "note", "stop", "end"
+EVENTS = {
+    "claude": {
+        "SessionStart": START,
+        "UserPromptSubmit": PROMPT,
+        "PreToolUse": ACT,
+        "PermissionRequest": ASK,
+        "PostToolUse": TOOL,
+        "PostToolUseFailure": TOOL,
+        "PostToolBatch": BATCH,
+        "Notification": NOTE,
+        "Stop": STOP,
+        "SessionEnd": END,
+    },
+    "codex": {
+        "SessionStart": START,
+        "UserPromptSubmit": PROMPT,
+        "PreToolUse": ACT,
+        "PermissionRequest": ASK,
+        "PostToolUse": TOOL,
+        "Stop": STOP,
+    },
+    "gemini": {
+        "SessionStart": START,
+        "BeforeAgent": PROMPT,
+        "BeforeTool": ACT,
+        "AfterTool": TOOL,
+        "Notification": NOTE,
+        "AfterAgent": STOP,
+        "SessionEnd": END,
+    },
+}
+TAKES_CONTEXT = (START, PROMPT, TOOL, BATCH)
+# The session's own directory; a tool may have changed the working directory.
+PROJECT_VARIABLES = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
+
+
+class Late(BaseException):
+    """The deadline is over."""
+
+
+class BadCall(ValueError):
+    """Stdin or arguments that are not understood."""
+
+
+class Call:
+    """One call of the hook: its arguments, and the event that it is called for."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.began = time.monotonic()
+        self.options = dict.fromkeys(("--home", "--as"), "")
+        self.root = ""
+        self.facts: dict[str, object] = {}
+        plain = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            if word in self.options and left:
+                self.options[word] = left.pop(0)
+            else:
+                plain.append(word)
+        self.words = plain
+        self.vendor, self.event = plain if len(plain) == 2 else ("", "")
+
+    @property
+    def role(self) -> str:
+        """The kind of event; empty for one that is not known."""
+        return EVENTS.get(self.vendor, {}).get(self.event, "")
+
+    @property
+    def is_late(self) -> bool:
+        """True when the vendor may have stopped waiting for the output."""
+        return time.monotonic() - self.began > DEADLINE_S
+
+    def text(self, name: str) -> str:
+        """A fact of the event; empty if there is none, or it is not text."""
+        value = self.facts.get(name)
+        return value if isinstance(value, str) else ""
+
+
+def main(words: list[str]) -> int:
+    """Run the hook; always 0."""
+    if words in (["--help"], ["-h"]):
+        os.write(1, f"{USAGE}\n".encode())
+        return 0
+    call = Call(words)
+    try:
+        try:
+            signal.signal(signal.SIGALRM, _late)
+            signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+            _run(call)
+        except Exception as exc:
+            _log(call, f"{type(exc).__name__}: {exc}")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Late:
+        _log(call, f"it took more than {DEADLINE_S:g} s")
+    return 0
+
+
+def step(name: str) -> None:
+    """A point of the work, of which tests make a kill."""
+
+
+def _late(number: int, frame: FrameType | None) -> None:
+    raise Late
+
+
+def _run(call: Call) -> None:
+    problem = None
+    try:
+        call.root = _home(call)
+    except Exception as exc:
+        problem = exc
+    data, size = _read_stdin()
+    if problem is not None:
+        raise problem
+    if not call.root:
+        return
+    if not call.role:
+        raise BadCall(f"expected a vendor and one of its events, got {call.words!r}")
+    if size > MAX_STDIN:
+        raise BadCall(f"stdin has {size} bytes, at most {MAX_STDIN}")
+    try:
+        facts = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise BadCall(f"stdin is not valid JSON: {exc}") from exc
+    if not isinstance(facts, dict):
+        raise BadCall(f"stdin is not a JSON object but {type(facts).__name__}")
+    call.facts = facts
+    if not call.text("session_id"):
+        raise BadCall("stdin has no session_id")
+    if facts.get("agent_id"):  # a subagent's: it is not the agent
+        return
+    _handle(call)
+
+
+def _read_stdin() -> tuple[bytes, int]:
+    """Read stdin to its end, so that the writer is not disturbed; what is kept of it, its size."""
+    parts, size = [], 0
+    try:
+        while part := os.read(0, 1 << 20):
+            size += len(part)
+            if size <= MAX_STDIN:
+                parts.append(part)
+    except OSError:  # closed
+        pass
+    return b"".join(parts), size
+
+
+def _home(call: Call) -> str:
+    """The home of this session; empty if there is none, or it is not certain which."""
+    from relay.base.discovery import default_root, has_config, two_homes
+
+    given = call.options["--home"]
+    if not given:
+        for name in PROJECT_VARIABLES:
+            if folder := os.environ.get(name):
+                os.chdir(folder)
+    root = default_root(os.path.expanduser(given) if given else None)
+    if not has_config(root):
+        return ""
+    if not given and (doubt := two_homes()):
+        call.root = root
+        if call.role == START:
+            _print(call, f"agent-relay: {doubt}; {doubt.hint}. No message is shown here.")
+        raise doubt
+    return root
+
+
+# -- one event ----------------------------------------------------------------------------------
+
+
+def _handle(call: Call) -> None:
+    vendor, session_id = call.vendor, call.text("session_id")
+    session = load_session(call.root, vendor, session_id)
+    if call.role == END and session is None:
+        return
+    greeting = ""
+    is_bound = session is not None and session.agent and session.is_live
+    if call.role == START or (call.role != END and not is_bound):
+        from relay.reach.binding import bind
+
+        greeting = bind(
+            call.root,
+            vendor,
+            session_id,
+            source=call.text("source") if call.role == START else "",
+            wanted=call.options["--as"],
+            cwd=call.text("cwd"),
+            transcript=call.text("transcript_path"),
+        )
+    with session_lock(call.root, session_file(vendor, session_id)):
+        session = load_session(call.root, vendor, session_id)
+        if session is None or not session.agent:
+            return
+        _note_event(call, session)
+        _settle(call, session)
+        if call.role == STOP:
+            state = _stop(call, session)
+        elif call.role in TAKES_CONTEXT:
+            state = _show(call, session, greeting)
+        else:
+            state = _state_of(call, session)
+        _report_state(call.root, session, state)
+        if call.role == END and call.text("reason") != "clear":
+            session.pid = 0  # the name is free; the session has it again when it is resumed
+        save_session(call.root, session)
+        step("saved")
+    if greeting or call.role == STOP:
+        from relay.reach.bell import start
+
+        start(call.root, session)
+
+
+def _note_event(call: Call, session: Session) -> None:
+    session.seen_at, session.event = time.time_ns(), call.event
+    if (transcript := call.text("transcript_path")) and transcript != session.transcript:
+        session.transcript, session.transcript_offset, session.transcript_line = transcript, 0, 0
+    if call.role == TOOL:
+        session.calls += 1
+    elif call.role in (START, PROMPT, STOP):
+        session.step += 1
+    if call.role == STOP and call.facts.get("stop_hook_active") is not True:
+        session.blocks = 0
+
+
+def _after(call: Call, session: Session) -> str:
+    """Name the event for traces: ``tool call 7``."""
+    names = {START: "session start", PROMPT: "prompt", STOP: "stop", END: "session end"}
+    return names.get(call.role) or f"tool call {session.calls}"
+
+
+def _settle(call: Call, session: Session) -> None:
+    """Find out what became of earlier offers."""
+    if session.offered:
+        from relay.reach.evidence import settle
+
+        settle(call.root, session, call.role, _after(call, session))
+
+
+def _show(call: Call, session: Session, greeting: str) -> str:
+    """Print the messages that wait, as context of the event; the session's state after it."""
+    state = _state_of(call, session)
+    if call.role == PROMPT:
+        from relay.reach.owed import at_prompt
+
+        at_prompt(session)
+    waits = waiting(call.root, session)
+    if waits or greeting:
+        _offer(call, session, waits, greeting)
+    elif call.role == PROMPT and call.vendor != "gemini" and _is_doorbell(call.text("prompt")):
+        _print(call, "agent-relay: no message waits any more", refuses=True)
+        state = session.state  # no turn begins
+    if call.role in (START, PROMPT, BATCH):
+        session.step += 1
+    return state
+
+
+def _stop(call: Call, session: Session) -> str:
+    """Refuse the stop for messages that have come, and for answers that are owed."""
+    from relay.reach.owed import at_stop
+
+    blocks = session.blocks
+    owed = at_stop(call.root, session) or ""
+    if blocks >= MOST_STOPS:
+        return IDLE
+    waits = waiting(call.root, session)
+    if not owed and not waits:
+        # Whoever sends from now on finds an idle session, and its bell rings; looking once more
+        # finds what was sent before.
+        _report_state(call.root, session, IDLE)
+        save_session(call.root, session)
+        step("idle")
+        waits = waiting(call.root, session)
+    goes_on = bool(owed or waits) and _offer(call, session, waits, owed)
+    session.blocks = blocks + goes_on
+    session.step += goes_on
+    return WORKING if goes_on else IDLE
+
+
+def _state_of(call: Call, session: Session) -> str:
+    if call.role in (PROMPT, ACT, TOOL, BATCH):
+        return WORKING
+    if call.role == START:
+        return session.state if call.text("source") == "compact" else IDLE
+    if call.role == END:
+        return ENDED
+    kind = "permission_prompt" if call.role == ASK else call.text("notification_type")
+    return {"permission_prompt": BLOCKED, "idle_prompt": IDLE}.get(kind, session.state or IDLE)
+
+
+def _report_state(root: str, session: Session, state: str) -> None:
+    if state != session.state:
+        from relay.reach.owed import report_state
+
+        report_state(root, session, state)
+
+
+def waiting(root: str, session: Session) -> list[str]:
+    """Names of the files in the agent's inbox that the session was not shown."""
+    try:
+        names = os.listdir(os.path.join(root, "agents", session.agent, "inbox"))
+    except FileNotFoundError:
+        return []
+    known = {*session.offered, *session.listed}
+    return [
+        one for one in names if one.endswith(".msg") and one[0] != "." and one[:-4] not in known
+    ]
+
+
+def _is_doorbell(prompt: str) -> bool:
+    """True for the text of ``rungs.ring_text`` with nothing else."""
+    count, _, rest = prompt.strip().removeprefix("agent-relay: ").partition(" ")
+    return count.isdigit() and rest in (
+        "message waits; `relay inbox --take`",
+        "messages wait; `relay inbox --take`",
+    )
+
+
+# -- output -------------------------------------------------------------------------------------
+
+
+def _offer(call: Call, session: Session, names: list[str], first: str) -> bool:
+    """Print ``first`` and the messages of these files, and record the offer.
+
+    False if nothing was printed. A message counts as offered when all was printed in time: the
+    session's file says so only after that, so a hook that was killed has offered nothing.
+    """
+    from relay.reach.context import compose
+    from relay.reach.evidence import begin_offer, end_offer
+
+    text, shown = compose(call.root, session, names, first)
+    if not text:
+        return False
+    after = _after(call, session)
+    begin_offer(session, shown, after)
+    save_session(call.root, session)  # on a full disk nothing is printed: it would be again
+    step("print")
+    if call.is_late:
+        raise Late
+    _print(call, text, refuses=call.role == STOP)
+    step("printed")
+    if not call.is_late:
+        end_offer(call.root, session, shown, after, call.role)
+        step("reported")
+    return True
+
+
+def _print(call: Call, text: str, refuses: bool = False) -> None:
+    """Print context, or the reason why a stop or prompt is refused, in the vendor's form."""
+    if refuses:
+        verb = "deny" if call.vendor == "gemini" else "block"
+        output: dict[str, object] = {"decision": verb, "reason": text}
+    else:
+        context = {"hookEventName": call.event, "additionalContext": text}
+        output = {"hookSpecificOutput": context}
+    left = json.dumps(output).encode() + b"\n"
+    while left:
+        left = left[os.write(1, left) :]
+
+
+def _log(call: Call, text: str) -> None:
+    """Append a line to logs/hooks.log; nothing if that is not possible."""
+    if not call.root:
+        return
+    path = os.path.join(call.root, "logs", "hooks.log")
+    facts = {"at": time.time_ns(), "vendor": call.vendor, "event": call.event}
+    facts |= {"session": call.text("session_id")[:128], "text": text[:500]}
+    try:
+        if os.path.lexists(path) and os.lstat(path).st_size > MAX_LOG:
+            os.rename(path, path + ".1")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600)
+        os.write(fd, json.dumps(facts).encode() + b"\n")
+        os.close(fd)
+    except OSError:
+        pass

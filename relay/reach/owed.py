@@ -1,0 +1,163 @@
+"""Owed answers: what an agent hears when it wants to stop, and what the relay hears of its state.
+
+The hook of Stop or AfterAgent calls ``at_stop``, which reads the ledger; no relay has to run. A
+ledger that is missing, locked or damaged owes nothing: a session is never disturbed. A new prompt
+is told with ``at_prompt``, each state with ``report_state``. All are called under the session's
+lock; the session is saved before anything is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from relay.base.clock import elapsed
+from relay.base.home import LEDGER
+from relay.base.names import MSG_SUFFIX
+from relay.reach.report import STATE, write_report
+from relay.reach.session import IDLE, Session, acting_as
+
+MOST_BLOCKS = 3  # stops in a row that are refused, whatever the vendor allows
+MOST_TOLD = 2  # how often a session hears of one message
+MOST_SHOWN = 5  # messages in one text; more are counted
+MOST_OWED = 256  # answers that are looked at, the oldest first
+MOST_WAITING = 64  # files in an outbox that are looked at
+HEADER_BYTES = 4096
+BUSY_S = 0.2  # for a ledger that is locked, which readers seldom see
+_OWED = """
+SELECT d.message_id, m.agent_name, m.message_type, coalesce(d.written_at, m.discovered_at)
+FROM deliveries AS d JOIN messages AS m ON m.message_id = d.message_id
+WHERE d.recipient = ? AND d.obligation = 'open' ORDER BY 4, 1 LIMIT ?"""
+
+
+class OwedAnswer(NamedTuple):
+    """An answer that an agent owes."""
+
+    message_id: str
+    sender: str
+    kind: str  # command or query
+    since: int  # Unix ns: when the message was in the inbox
+
+    def how(self, acts: str) -> str:
+        """The commands that answer it; ``acts``: their option for the agent's name."""
+        name, nack = self.message_id, f"`relay nack{acts} {self.message_id} REASON`"
+        if self.kind == "query":
+            return f"`relay reply{acts} {name} ANSWER`, or {nack}"
+        return f"`relay ack{acts} {name} completed`, or {nack}"
+
+
+def at_stop(root: str, session: Session, now_ns: int | None = None) -> str | None:
+    """The text with which a stop is refused; None: it stops.
+
+    Facts only: what is owed, to whom, since when, and how it is answered. A message is named twice
+    at most, and no stop is refused if nothing changed since the last one that was. Changes
+    ``session``: call it under its lock, and save it.
+    """
+    owed = owed_answers(root, session.agent)
+    ids = [one.message_id for one in owed]
+    session.told = {one: n for one, n in session.told.items() if one in ids}
+    fresh = [one for one in owed if session.told.get(one.message_id, 0) < MOST_TOLD]
+    if not fresh or session.blocks >= MOST_BLOCKS or ids == session.owed:
+        return None
+    session.blocks += 1
+    session.owed = ids
+    for one in fresh[:MOST_SHOWN]:
+        session.told[one.message_id] = session.told.get(one.message_id, 0) + 1
+    return owed_text(session.agent, fresh, time.time_ns() if now_ns is None else now_ns)
+
+
+def at_prompt(session: Session) -> None:
+    """A new prompt begins a new row of stops."""
+    session.blocks = 0
+    session.owed = []
+
+
+def owed_text(agent: str, owed: list[OwedAnswer], now_ns: int) -> str:
+    """One line for each owed answer, of ``MOST_SHOWN`` at most."""
+    acts = acting_as(agent)
+    lines = [
+        f"{one.sender} has waited {elapsed(now_ns - one.since)} for an answer to "
+        f"{one.kind} {one.message_id}: {one.how(acts)}."
+        for one in owed[:MOST_SHOWN]
+    ]
+    if len(owed) > MOST_SHOWN:
+        more = len(owed) - MOST_SHOWN
+        lines.append(f"{more} more answers are owed: `relay open --agent {agent}` lists them")
+    return "agent-relay: " + "\n".join(lines)
+
+
+def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
+    """The answers that an agent owes, oldest first.
+
+    Without messages that are still in its inbox: it was not shown them yet. Without those whose
+    answer is in its outbox, for a relay that does not run or comes to it in a moment.
+    """
+    try:
+        rows = _rows(root, agent)
+    except (OSError, sqlite3.Error):
+        return []
+    inbox = os.path.join(root, "agents", agent, "inbox")
+    seen = [
+        OwedAnswer(*row)
+        for row in rows
+        if not os.path.lexists(os.path.join(inbox, row[0] + MSG_SUFFIX))
+    ]
+    answered = set(_answered(os.path.join(root, "agents", agent, "outbox"))) if seen else set()
+    return [one for one in seen if one.message_id not in answered]
+
+
+def report_state(root: str, session: Session, state: str) -> None:
+    """Change a session's state, and report it to the relay; an idle one with what it owes.
+
+    Nothing is reported if the state is the same. Call it under the session's lock, and save it.
+    """
+    if state == session.state:
+        return
+    session.state, session.state_at = state, time.time_ns()
+    owes = [one.message_id for one in owed_answers(root, session.agent)] if state == IDLE else []
+    entry = {"what": STATE, "session": session.key, "at": session.state_at}
+    try:
+        write_report(root, session.agent, [entry | {"state": state, "owes": owes}])
+    except OSError:  # the relay finds the state in the session's file
+        pass
+
+
+def _rows(root: str, agent: str) -> list[tuple[str, str, str, int]]:
+    """Read the ledger. Errors: OSError, sqlite3.Error."""
+    path = os.path.join(root, LEDGER)
+    if not os.path.isfile(path):  # opening a pipe would wait
+        return []
+    quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    db = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=BUSY_S)
+    try:
+        return db.execute(_OWED, (agent, MOST_OWED)).fetchall()
+    finally:
+        db.close()
+
+
+def _answered(outbox: str) -> Iterator[str]:
+    """Yield the ids of messages that a file in the outbox answers for good."""
+    try:
+        names = sorted(one for one in os.listdir(outbox) if one.endswith(MSG_SUFFIX))
+    except OSError:
+        return
+    for name in names[-MOST_WAITING:]:
+        try:
+            fd = os.open(os.path.join(outbox, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(fd, "rb") as file:
+                head, _, body = file.read(HEADER_BYTES).partition(b"\n\n")
+        except OSError:  # the relay took it in the meantime
+            continue
+        fields = dict[str, str]()
+        for line in head.decode(errors="replace").split("\n"):
+            field, _, value = line.partition(":")
+            fields[field.strip().upper()] = value.strip()
+        kind = fields.get("KIND", "").lower()
+        is_end = kind in ("response", "nack") or (
+            kind == "ack" and body.lstrip().startswith(b"completed")
+        )
+        if is_end and fields.get("RE"):
+            yield fields["RE"]

@@ -1,0 +1,321 @@
+"""One bell at work: what it reads and keeps, and when it rings. See ``relay.reach.bell``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+
+from relay.reach.inotify import Folders
+from relay.reach.report import RING, write_report
+from relay.reach.rungs import (
+    NO_RUNG,
+    RUNGS,
+    BadWake,
+    Resume,
+    RingFailed,
+    Rung,
+    RungTarget,
+    Wake,
+    applying,
+    read_wake,
+    ring_text,
+    survey,
+)
+from relay.reach.session import (
+    BLOCKED,
+    FOLDER,
+    WORKING,
+    Session,
+    load_session,
+    load_sessions,
+    session_file,
+    session_lock,
+    side_file,
+)
+from relay.reach.waiting import NS, PAUSES_S, Inbox, Pace
+
+MAX_LOG = 1 << 20
+TRIES = 2
+LOOK_S = 30.0  # without any event
+QUIET_S = 120  # a turn without a hook for so long may have been interrupted: no hook tells it
+MOST_KEPT = 1000  # ids and
+RINGS_KEPT = 10  # rings in the file
+
+
+class Memory:
+    """The facts that a bell keeps in its file, for its successor and ``relay wake status``."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.agent = ""
+        self.rungs: dict[str, str] = {}  # name -> why it does not apply
+        self.trouble = ""  # of wake.json
+        self.rung: list[str] = []  # Pace
+        self.at = 0
+        self.count = 0
+        self.took = 0
+        self.again_s = 0.0
+        self.begun: dict[str, object] = {}  # the ring under way
+        self.rings: list[dict[str, object]] = []  # the last ones, as reported
+
+    @staticmethod
+    def load(path: str) -> Memory | None:
+        """The memory in a bell's file; None if there is none or it is damaged."""
+        memory = Memory()
+        try:
+            with open(path, encoding="utf-8") as file:
+                facts = json.loads(file.readline())
+            known = vars(memory)
+            for name, value in facts.items():
+                if name in known and type(value) is type(known[name]):
+                    setattr(memory, name, value)
+        except (OSError, ValueError, AttributeError):
+            return None
+        return memory
+
+
+class Bell:
+    """The bell of a session, or of an agent that has none (``relay bell --as NAME``)."""
+
+    def __init__(self, root: str, agent: str, session: Session | None, fd: int = -1) -> None:
+        self.root = root
+        self.agent = agent
+        self.session = session
+        self._fd = fd  # of its locked file
+        self._inbox = Inbox(root, agent)
+        self._pace = Pace()
+        self._memory = Memory()
+        self._memory.agent = agent
+        self._asked = ("", 0)
+
+    # -- its life --
+
+    def run(self) -> None:
+        """Ring until the session ends."""
+        self._recall()
+        folders = Folders()
+        folders.add(self._inbox.path)
+        if self.session is not None:
+            file = session_file(self.session.harness, self.session.session_id)
+            folders.add(os.path.join(self.root, FOLDER), file)
+            if self.session.is_live:
+                folders.add_process(self.session.pid)
+        try:
+            while self._is_needed():
+                try:
+                    due = self.step(time.time_ns())
+                except OSError as exc:  # a full disk, for example
+                    log(self.root, f"the bell of {self.agent}: {exc}")
+                    due = time.time_ns() + PAUSES_S[0] * NS
+                left = LOOK_S if due is None else (due - time.time_ns()) / NS
+                folders.wait(min(LOOK_S, left))
+        finally:
+            folders.close()
+
+    def _is_needed(self) -> bool:
+        """Read the session again; False when it has ended or lost its name."""
+        session = self.session
+        if session is None:
+            return os.path.isdir(self._inbox.path)
+        found = load_session(self.root, session.harness, session.session_id)
+        if found is not None and found.is_live:
+            self.session = found
+            return found.agent == self.agent
+        return self._wake().rung == Resume.name and not any(
+            other.agent == self.agent and other.is_live for other in load_sessions(self.root)
+        )
+
+    # -- one look --
+
+    def step(self, now: int) -> int | None:
+        """Ring if it is time to; when to look again (Unix ns), None for the next event."""
+        target, waiting = self._target(), self.waiting()
+        due = self._pace.due(waiting, self._answered_at(waiting), now)
+        self._note(target)
+        if due is None or not self._may_ring(waiting, now):
+            return None if due is None else now + QUIET_S * NS
+        if due > now:
+            return due
+        with session_lock(self.root, f"ring-{self.agent}"):
+            if self._is_needed() and (waiting := self.waiting()) and self._may_ring(waiting, now):
+                target.session = self.session
+                self._ring(target, waiting, now)
+        return self._pace.due(waiting, self._answered_at(waiting), now)
+
+    def ring(self, name: str) -> dict[str, object]:
+        """Ring by one rung now, whatever the rules say; the ring as it is reported."""
+        target = self._target()
+        with session_lock(self.root, f"ring-{self.agent}"):
+            (rung,) = (one for one in RUNGS if one.name == name)
+            self._ring_by(rung, target, len(self.waiting()))
+        return self._memory.rings[-1]
+
+    def survey(self) -> Memory:
+        """The rungs and whether they apply, as this process sees it."""
+        self._memory.rungs = survey(self._target())
+        return self._memory
+
+    def waiting(self) -> dict[str, bool]:
+        """The messages that this session was not shown: id -> is it urgent."""
+        found = self._inbox.messages()
+        if self.session is not None:
+            for message_id, offer in self.session.offered.items():
+                if offer.get("printed"):
+                    found.pop(message_id, None)
+            for message_id in self.session.listed:
+                found.pop(message_id, None)
+        return found
+
+    def _answered_at(self, waiting: Mapping[str, bool]) -> int:
+        if self.session is not None:
+            return self.session.seen_at
+        return self._pace.at + 1 if self._pace.rung - waiting.keys() else 0
+
+    def _is_mid_turn(self) -> bool:
+        return self.session is not None and self.session.is_live and self.session.state == WORKING
+
+    def _may_ring(self, waiting: Mapping[str, bool], now: int) -> bool:
+        """False while a permission dialog is open, and in a turn unless something is urgent."""
+        if self.session is None or not self.session.is_live:
+            return True
+        if self.session.state == BLOCKED:
+            return False
+        is_urgent = any(waiting[one] for one in waiting.keys() - self._pace.rung)
+        is_quiet = now - self.session.seen_at > QUIET_S * NS
+        return is_urgent or is_quiet or not self._is_mid_turn()
+
+    def _ring(self, target: RungTarget, waiting: Mapping[str, bool], now: int) -> None:
+        """Try the rungs in order until one has rung. Called under the agent's lock.
+
+        A rung whose rings were not answered may not work here, and no error tells it: after
+        TRIES of them the next one is first.
+        """
+        began = time.monotonic_ns()
+        self._pace.rang(waiting, self._answered_at(waiting), now, 0)
+        rungs = [one for one in applying(target) if one.mid_turn or not self._is_mid_turn()]
+        first = (self._pace.count - 1) // TRIES % max(1, len(rungs))
+        for rung in (*rungs[first:], *rungs[:first]):
+            if self._ring_by(rung, target, len(waiting)):
+                self._pace.again_s = rung.again_s
+                break
+        self._pace.took = time.monotonic_ns() - began
+        self._save()
+
+    def _ring_by(self, rung: Rung, target: RungTarget, messages: int) -> bool:
+        at = time.time_ns()
+        self._memory.begun = {"at": at, "rung": rung.name, "messages": messages}
+        self._save()  # killed from here on, the next bell waits its time
+        try:
+            result, has_rung = f"rang: {rung.ring(target, ring_text(messages))}", True
+        except RingFailed as exc:
+            result, has_rung = f"failed: {exc}", False
+        self._end_ring(result, round((time.time_ns() - at) / 10**6, 1))
+        return has_rung
+
+    def _end_ring(self, result: str, took_ms: float | None = None) -> None:
+        ring = self._memory.begun | {"result": result}
+        self._report(ring)
+        self._memory.rings = [*self._memory.rings, ring | {"ms": took_ms}][-RINGS_KEPT:]
+        self._memory.begun = {}
+        self._save()
+
+    def _report(self, ring: dict[str, object]) -> None:
+        key = self.session.key if self.session else ""
+        try:
+            write_report(self.root, self.agent, [{"what": RING, "session": key} | ring])
+        except OSError as exc:
+            log(self.root, f"ring of {self.agent} was not reported: {exc}")
+
+    # -- what it reads and keeps --
+
+    def _target(self) -> RungTarget:
+        return RungTarget(self.root, self.agent, self.session, self._wake())
+
+    def _wake(self) -> Wake:
+        """``wake.json``, and for a while the rung that ``relay wake test`` asks for."""
+        trouble = ""
+        try:
+            wake = read_wake(self.root, self.agent)
+        except BadWake as exc:  # nobody knows which rung was meant: none stands in for it
+            wake, trouble = Wake(rung=NO_RUNG), str(exc)
+        if trouble and trouble != self._memory.trouble:
+            log(self.root, trouble)
+        self._memory.trouble = trouble
+        asked = asked_rung(self.root, self.session) if self.session is not None else ("", 0)
+        if asked != self._asked:
+            self._asked = asked
+            self._pace = Pace() if asked[0] else self._pace
+        return Wake(wake.argv, asked[0]) if asked[0] else wake
+
+    def _note(self, target: RungTarget) -> None:
+        """Save which rungs apply when that has changed."""
+        found = survey(target)
+        if found != self._memory.rungs:
+            self._memory.rungs = found
+            self._save()
+
+    def _recall(self) -> None:
+        """Go on where a bell that was killed ended."""
+        found = Memory.load(side_file(self.root, self.session, ".bell")) if self.session else None
+        if found is None or found.agent != self.agent:
+            return
+        found.pid = os.getpid()
+        self._memory, pace = found, self._pace
+        pace.rung, pace.at = frozenset(found.rung), found.at
+        pace.count, pace.took, pace.again_s = found.count, found.took, found.again_s
+        if found.begun:
+            self._end_ring("failed: the bell was killed while it rang")
+        self._save()
+
+    def _save(self) -> None:
+        """Write the memory in place: the file is locked, and one line is enough to read it."""
+        memory, pace = self._memory, self._pace
+        memory.rung, memory.at = sorted(pace.rung)[-MOST_KEPT:], pace.at
+        memory.count, memory.took, memory.again_s = pace.count, pace.took, pace.again_s
+        if self._fd >= 0:
+            data = json.dumps(vars(memory)).encode() + b"\n"
+            try:
+                os.pwrite(self._fd, data, 0)
+                os.ftruncate(self._fd, len(data))
+            except OSError as exc:
+                log(self.root, f"the bell of {self.agent} could not save its state: {exc}")
+
+
+def asked_rung(root: str, session: Session) -> tuple[str, int]:
+    """The only rung that is to be used just now, and until when; empty: all."""
+    try:
+        with open(side_file(root, session, ".ask"), encoding="utf-8") as file:
+            asked = json.load(file)
+        rung, until_ns = str(asked["rung"]), int(asked["until"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", 0
+    return (rung, until_ns) if time.time_ns() < until_ns else ("", 0)
+
+
+def ask_rung(root: str, session: Session, rung: str, seconds: float) -> None:
+    """Let the session's bell use this rung alone; an empty name ends that. Errors: OSError."""
+    path = side_file(root, session, ".ask")
+    if not rung:
+        if os.path.exists(path):
+            os.unlink(path)
+        return
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump({"rung": rung, "until": time.time_ns() + round(seconds * NS)}, file)
+    os.rename(path + ".tmp", path)
+
+
+def log(root: str, text: str) -> None:
+    """Add a line to the log of hooks and bells; never fails."""
+    path = os.path.join(root, "logs", "hooks.log")
+    facts = {"at": time.time_ns(), "vendor": "", "event": "bell", "session": "", "text": text[:500]}
+    try:
+        if os.path.lexists(path) and os.lstat(path).st_size > MAX_LOG:
+            os.rename(path, path + ".1")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        os.write(fd, json.dumps(facts).encode() + b"\n")
+        os.close(fd)
+    except OSError:
+        pass

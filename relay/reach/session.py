@@ -1,0 +1,172 @@
+"""Sessions: which agent a session of an agent CLI is, and what it was shown so far.
+
+    sessions/{harness}-{session id}.json    one session, written by its hooks under a lock
+    sessions/.lock                          held while a name is given to a session
+
+A session is bound to an agent by its first hook and ends with SessionEnd, with its process, or when
+another session takes the name over. The file is the hooks' memory from one call to the next; what
+the relay needs to know of it goes into reports (``relay.reach.report``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+
+from relay.base.process_info import runs
+
+FOLDER = "sessions"
+TOOLS = "mcp"  # the harness of sessions that `relay mcp` has where no hook has bound one
+MAX_BYTES = 4 << 20
+WORKING, IDLE, BLOCKED = "working", "idle", "blocked"  # state
+NO_SESSION = "{} has no running session whose hooks report to the relay: `relay agents` shows them"
+_PLAIN = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_.-")
+
+
+class Session:
+    """The facts of one session, as its file has them. Times are Unix nanoseconds."""
+
+    def __init__(self, harness: str, session_id: str) -> None:
+        self.harness = harness  # claude, codex, gemini
+        self.session_id = session_id
+        self.agent = ""  # the name it is bound to; empty: none
+        self.run = 0  # the agent's n-th session
+        self.pid = 0  # of the agent CLI
+        self.pid_start: int | None = None  # clock ticks after boot
+        self.cwd = ""
+        self.transcript = ""  # path; empty: none
+        self.transcript_offset = 0  # bytes that were searched
+        self.transcript_line = 0  # lines in them
+        self.bound_at = 0
+        self.state = IDLE
+        self.state_at = 0
+        self.seen_at = 0  # its last hook
+        self.event = ""  # and which that was
+        self.calls = 0  # tool calls
+        self.step = 0  # a later one: the model has answered to what hooks printed in an earlier one
+        # message id -> {"at", "after", "offer", "printed", "step"}: shown, and not yet seen in its
+        # context. printed False: the hook was killed around the print.
+        self.offered: dict[str, dict[str, object]] = {}
+        self.again: dict[
+            str, int
+        ] = {}  # message id -> number of its last offer, which was not seen
+        self.listed: list[str] = []  # ids of messages too large to print, which it was told of
+        self.unshown: list[str] = []  # ids that were in no context by its transcript; shown again
+        self.blind = False  # its transcript never shows what hooks print
+        self.told: dict[str, int] = {}  # message id -> how often it heard at a stop that it owes it
+        self.blocks = 0  # stops in a row that were refused
+        self.owed: list[str] = []  # what it owed at the last of these
+
+    @property
+    def key(self) -> str:
+        """The name of the session in reports and ledger: ``claude:0089…``."""
+        return f"{self.harness}:{self.session_id}"
+
+    @property
+    def is_live(self) -> bool:
+        """True while its process runs."""
+        return bool(self.pid) and runs(self.pid, self.pid_start)
+
+
+def acting_as(agent: str) -> str:
+    """The option that a command of this agent's session needs; empty if its environment says it."""
+    return "" if os.environ.get("AGENT_RELAY_NAME") == agent else f" --as {agent}"
+
+
+def session_file(harness: str, session_id: str) -> str:
+    """The file name of a session; ids with other characters are hashed."""
+    if not session_id or len(session_id) > 128 or not _PLAIN.issuperset(session_id):
+        from hashlib import sha256  # loads OpenSSL, 3 MB
+
+        session_id = sha256(session_id.encode(errors="surrogateescape")).hexdigest()
+    return f"{harness}-{session_id}.json"
+
+
+def side_file(root: str, session: Session, suffix: str) -> str:
+    """The path of another file of the session, beside its own: of its bell, for example."""
+    return os.path.join(root, FOLDER, session_file(session.harness, session.session_id) + suffix)
+
+
+def load_session(root: str, harness: str, session_id: str) -> Session | None:
+    """The session of that id; None if there is none, or its file is damaged."""
+    return _load(os.path.join(root, FOLDER, session_file(harness, session_id)))
+
+
+def load_sessions(root: str, harness: str = "") -> list[Session]:
+    """All sessions of a home, live or not, by the time of their binding.
+
+    Those of ``TOOLS`` only if these are asked for: they have no state and no bell.
+    """
+    try:
+        names = os.listdir(os.path.join(root, FOLDER))
+    except OSError:  # none yet, or not a folder
+        return []
+    found = [
+        _load(os.path.join(root, FOLDER, one))
+        for one in names
+        if one.endswith(".json") and one.startswith(f"{TOOLS}-") == (harness == TOOLS)
+    ]
+    return sorted((one for one in found if one is not None), key=lambda one: one.bound_at)
+
+
+def live_session(root: str, agent: str) -> Session | None:
+    """The running session that has an agent's name; None if there is none."""
+    found = [one for one in load_sessions(root) if one.agent == agent and one.is_live]
+    return found[-1] if found else None
+
+
+def save_session(root: str, session: Session) -> None:
+    """Replace the session's file. Call it under ``session_lock``. Errors: OSError."""
+    path = os.path.join(root, FOLDER, session_file(session.harness, session.session_id))
+    temp = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(vars(session), file)
+        os.rename(temp, path)
+    except OSError:  # a full disk
+        os.unlink(temp)
+        raise
+
+
+def remove_session(root: str, session: Session) -> None:
+    """Remove the session's file and lock; ended sessions are no longer listed."""
+    for suffix in ("", ".lock", ".bell", ".ask", ".rewake"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(side_file(root, session, suffix))
+
+
+@contextlib.contextmanager
+def session_lock(root: str, name: str = "") -> Iterator[None]:
+    """Hold the lock of a session's file ``name``; without it the one of all bindings.
+
+    Hooks of one event run at the same time. Errors: OSError.
+    """
+    folder = os.path.join(root, FOLDER)
+    os.makedirs(folder, 0o700, exist_ok=True)
+    path = os.path.join(folder, f"{name}.lock" if name else ".lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _load(path: str) -> Session | None:
+    """Read a session's file. Values of another type than the default's are ignored."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, encoding="utf-8") as file:
+            facts = json.loads(file.read(MAX_BYTES))
+        session = Session(facts["harness"], facts["session_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    known = vars(session)
+    for name, value in facts.items():
+        if name in known and type(value) is type(known[name] if name != "pid_start" else 0):
+            setattr(session, name, value)
+    return session

@@ -1,0 +1,158 @@
+"""Sessions of tools: which agent calls ``relay mcp``, and what it was shown and has not seen yet.
+
+    the session that hooks have bound for the agent CLI above     its hooks decide what it saw
+    else a session of its own: $AGENT_RELAY_NAME, or --as         its next call shows that it saw
+
+A message that a call returns stays in the inbox, noted in the session as offered. When the next
+call arrives after that answer was written, or the client ends the connection, the message moves to
+``.read``. If the server dies first, the next one offers it again, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+from relay.base.errors import RelayError
+from relay.base.names import NAME_VARIABLE, check_agent_name
+from relay.base.process_info import started_at
+from relay.reach.binding import DIED, agent_process
+from relay.reach.evidence import begin_offer, end_offer, settle
+from relay.reach.session import (
+    TOOLS,
+    Session,
+    load_session,
+    load_sessions,
+    remove_session,
+    save_session,
+    session_file,
+    session_lock,
+)
+
+ACT = "act"
+UNWRITTEN_NS = 5 * 10**9  # an answer not written by then was cancelled, and never is
+
+
+class NoName(RelayError):
+    """A server of tools does not know whose calls these are."""
+
+
+class ToolSession:
+    """The session of the calls of one server. For one thread.
+
+    fallback: the agent where hooks have bound no session and no variable names one.
+    """
+
+    def __init__(self, root: str, fallback: str = "") -> None:
+        self.root = root
+        self._fallback = fallback
+        self._own: Session | None = None
+        self._unwritten: dict[str, set[str]] = {}  # number of a call -> ids in its answer
+
+    def find(self) -> Session:
+        """Return the session of whoever calls now. Errors: NoName, RelayError, OSError."""
+        bound = self._bound()
+        if bound is not None:
+            return bound
+        name = os.environ.get(NAME_VARIABLE) or self._fallback
+        if not name:
+            raise NoName(
+                f"this server of tools has no agent name: set {NAME_VARIABLE} in its environment, "
+                "in the client's settings of MCP servers"
+            )
+        check_agent_name(name)
+        if self._own is None:
+            self._own = self._open(name)
+        return self._own
+
+    def _bound(self) -> Session | None:
+        """The session that hooks have bound for the agent CLI that started this server."""
+        pid, started = agent_process()
+        if not pid:
+            return None
+        found = [
+            one
+            for one in load_sessions(self.root)
+            if one.agent and (one.pid, one.pid_start) == (pid, started)
+        ]
+        return found[-1] if found else None
+
+    def _open(self, name: str) -> Session:
+        """Begin a session, which takes over what dead ones of that agent have not seen."""
+        from relay.base.home import Home
+
+        with Home(self.root) as home:
+            home.make_agent(name)
+        session = Session(TOOLS, f"{os.getpid()}-{time.time_ns()}")
+        session.agent, session.bound_at = name, time.time_ns()
+        session.pid, session.pid_start = os.getpid(), started_at(os.getpid())
+        with session_lock(self.root):
+            for old in load_sessions(self.root, TOOLS):
+                if old.agent == name and not old.is_live:
+                    settle(self.root, old, "end", "", DIED)
+                    for one, number in old.again.items():
+                        session.again[one] = max(number, session.again.get(one, 0))
+                    save_session(self.root, session)
+                    remove_session(self.root, old)
+            save_session(self.root, session)
+        return session
+
+    @contextlib.contextmanager
+    def _change(self, session: Session) -> Iterator[Session]:
+        """Read the session under its lock, and save it; its own file is this server's alone."""
+        with session_lock(self.root, session_file(session.harness, session.session_id)):
+            if session is not self._own:
+                session = load_session(self.root, session.harness, session.session_id) or session
+            yield session
+            save_session(self.root, session)
+
+    def act(self, after: str) -> None:
+        """Note that a call has come: what earlier answers showed was seen. Errors: OSError."""
+        if self._own is None:
+            return
+        pending = set().union(*self._unwritten.values())
+        latest = time.time_ns() - UNWRITTEN_NS
+        with self._change(self._own) as own:
+            own.step += 1
+            held = {
+                one: own.offered.pop(one)
+                for one in pending & own.offered.keys()
+                if int(str(own.offered[one]["at"])) > latest
+            }
+            settle(self.root, own, ACT, after)
+            own.offered |= held
+
+    def hidden(self, session: Session) -> set[str]:
+        """The ids that this session, or another live one of the agent's tools, was shown."""
+        shown = set(session.offered)
+        for one in load_sessions(self.root, TOOLS):
+            if one.agent == session.agent and one.session_id != session.session_id and one.is_live:
+                shown |= one.offered.keys()
+        return shown
+
+    def offer(self, session: Session, call: str, ids: list[str], after: str) -> None:
+        """Note that an answer is about to show these. Errors: OSError."""
+        with self._change(session) as changed:
+            begin_offer(changed, ids, after)
+        self._unwritten.setdefault(call, set()).update(ids)
+
+    def written(self, call: str, after: str) -> None:
+        """Note that the answer of a call was written. Errors: OSError."""
+        ids = self._unwritten.pop(call, None)
+        if not ids:
+            return
+        with self._change(self.find()) as changed:
+            here = sorted(one for one in ids if one in changed.offered)
+            end_offer(self.root, changed, here, after, ACT)
+
+    def end(self) -> None:
+        """End in good order: the client closed the connection after the answers."""
+        if self._own is None:
+            return
+        self._unwritten.clear()
+        self.act("the end of the connection")
+        if not self._own.again:
+            remove_session(self.root, self._own)
+        self._own = None

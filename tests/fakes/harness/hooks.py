@@ -1,0 +1,299 @@
+"""Hooks as the agent CLIs run them: from settings files, in parallel, each with its time-out.
+
+What a hook prints is checked against ``schemas/{vendor}.json``, written from the vendors' published
+tables. A hook whose output does not fit is an error here, and its output has no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SETTINGS = {
+    "claude": (".claude/settings.json", ".claude/settings.local.json"),
+    "codex": (".codex/hooks.json", ".codex/config.toml"),
+    "gemini": (".gemini/settings.json",),
+}
+# seconds; Codex gives no value of its own for single events
+TIMEOUTS = {"claude": 600.0, "codex": 600.0, "gemini": 60.0}
+SHORT = {("claude", "UserPromptSubmit"): 30.0, ("claude", "SessionEnd"): 1.5}
+UNIT = {"claude": 1.0, "codex": 1.0, "gemini": 0.001}  # of `timeout`, in seconds
+# the fact of an event that its matcher is compared with
+MATCHED = {
+    "SessionStart": "source",
+    "SessionEnd": "reason",
+    "Notification": "notification_type",
+    "PreToolUse": "tool_name",
+    "PermissionRequest": "tool_name",
+    "PostToolUse": "tool_name",
+    "PostToolUseFailure": "tool_name",
+    "BeforeTool": "tool_name",
+    "AfterTool": "tool_name",
+}
+TEXT_IS_CONTEXT = ("SessionStart", "UserPromptSubmit")  # of Claude and Codex
+MOST_CONTEXT = 10_000  # characters; more becomes a file
+PREVIEW = 2_000
+BLOCKED = 2  # exit status
+
+
+class BadSettings(Exception):
+    """A settings file that the agent CLI would not read."""
+
+
+class Hook(NamedTuple):
+    """One entry of a settings file."""
+
+    command: str | list[str]
+    timeout_s: float
+    is_async: bool = False
+    rewakes: bool = False
+
+
+class Ran(NamedTuple):
+    """What became of one hook."""
+
+    hook: Hook
+    code: int | None  # None: it was ended because its time was over
+    out: str
+    err: str
+    took_s: float
+    error: str = ""  # why its output has no effect
+    output: dict[str, Any] = {}  # noqa: RUF012  what it printed as JSON, or its text as context
+
+    @property
+    def context(self) -> str:
+        """The text for the model; empty: none."""
+        return str((self.output.get("hookSpecificOutput") or {}).get("additionalContext") or "")
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason of a hook that refuses the event; None if it does not."""
+        if self.code == BLOCKED:
+            return self.err.strip()
+        if self.output.get("decision") in ("block", "deny"):
+            return str(self.output["reason"])
+        return None
+
+
+def read_settings(vendor: str, folders: Iterable[Path]) -> dict[str, list[dict[str, Any]]]:
+    """The groups of hooks of each event: of the user first, then of the project.
+
+    Errors: BadSettings.
+    """
+    events: dict[str, list[dict[str, Any]]] = {}
+    for folder in dict.fromkeys(folders):
+        for name in SETTINGS[vendor]:
+            path = folder / name
+            if not path.exists():
+                continue
+            try:
+                parse = tomllib.loads if path.suffix == ".toml" else json.loads
+                found = parse(path.read_text()).get("hooks", {})
+                for event, groups in found.items():
+                    events.setdefault(event, []).extend(groups)
+            except (ValueError, AttributeError, TypeError) as exc:
+                raise BadSettings(f"{path}: {exc}") from exc
+    return events
+
+
+def matching(
+    vendor: str, settings: dict[str, list[dict[str, Any]]], event: str, facts: dict[str, Any]
+) -> list[Hook]:
+    """The hooks for an event; of equal commands only one, as documented for Claude Code."""
+    found: dict[str, Hook] = {}
+    for group in settings.get(event, []):
+        if not _matches(group.get("matcher"), str(facts.get(MATCHED.get(event, ""), ""))):
+            continue
+        for entry in group["hooks"]:
+            if entry.get("type", "command") != "command":
+                continue
+            command = entry["command"]
+            if "args" in entry:
+                command = [command, *entry["args"]]
+            seconds = SHORT.get((vendor, event), TIMEOUTS[vendor])
+            if "timeout" in entry:
+                seconds = entry["timeout"] * UNIT[vendor]
+            is_claude = vendor == "claude"
+            rewakes = is_claude and bool(entry.get("asyncRewake"))
+            is_async = rewakes or (is_claude and bool(entry.get("async")))
+            found.setdefault(str(command), Hook(command, seconds, is_async, rewakes))
+    return list(found.values())
+
+
+def _matches(matcher: str | None, value: str) -> bool:
+    return matcher in (None, "", "*") or re.fullmatch(str(matcher), value) is not None
+
+
+class Runner:
+    """Runs hooks of one vendor, in the directory and environment of a session."""
+
+    def __init__(
+        self,
+        vendor: str,
+        cwd: Path,
+        env: dict[str, str],
+        time_scale: float,
+        note: Callable[..., None],
+    ) -> None:
+        self.vendor, self.cwd, self.env, self.time_scale = vendor, cwd, env, time_scale
+        self.note = note
+        self.background: list[threading.Thread] = []
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._is_closed = False
+
+    def run(
+        self,
+        hooks: list[Hook],
+        event: str,
+        facts: dict[str, Any],
+        done: Callable[[Ran], None],
+    ) -> list[Ran]:
+        """Run hooks of an event in parallel; ``done`` is called for those of the background."""
+        stdin = json.dumps(facts).encode()
+        results: list[Ran | None] = []
+        threads = []
+        for hook in hooks:
+            if hook.is_async:
+                work = self._in_background
+                one = threading.Thread(target=work, args=(hook, event, stdin, done), daemon=True)
+                self.background = [t for t in self.background if t.is_alive()] + [one]
+                one.start()
+                continue
+            results.append(None)
+            threads.append(
+                threading.Thread(
+                    target=self._into, args=(results, len(results) - 1, hook, event, stdin)
+                )
+            )
+        if len(threads) == 1:  # most events: no thread is needed
+            threads[0].run()
+        else:
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        return [one for one in results if one is not None]
+
+    def _into(
+        self, results: list[Ran | None], at: int, hook: Hook, event: str, stdin: bytes
+    ) -> None:
+        results[at] = self._run(hook, event, stdin)
+
+    def _in_background(
+        self, hook: Hook, event: str, stdin: bytes, done: Callable[[Ran], None]
+    ) -> None:
+        ran = self._run(hook, event, stdin)
+        if not self._is_closed:
+            done(ran)
+
+    def _run(self, hook: Hook, event: str, stdin: bytes) -> Ran:
+        began = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                hook.command,
+                shell=isinstance(hook.command, str),
+                cwd=self.cwd,
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            return self._ended(Ran(hook, 127, "", "", 0.0, str(exc)), event)
+        self._processes.add(process)
+        code: int | None = None
+        try:
+            out, err = process.communicate(stdin, hook.timeout_s * self.time_scale)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            out, err = process.communicate()
+        finally:
+            self._processes.discard(process)
+        took = time.monotonic() - began
+        ran = Ran(hook, code, out.decode(errors="replace"), err.decode(errors="replace"), took)
+        return self._ended(_understood(self.vendor, event, ran), event)
+
+    def _ended(self, ran: Ran, event: str) -> Ran:
+        command = ran.hook.command
+        self.note(
+            "hook",
+            event=event,
+            command=command if isinstance(command, str) else " ".join(command),
+            code=ran.code,
+            ms=round(ran.took_s * 1000, 1),
+            out=ran.out,
+            err=ran.err,
+            error=ran.error,
+        )
+        return ran
+
+    def close(self) -> None:
+        """End the hooks that still run."""
+        self._is_closed = True
+        for process in list(self._processes):
+            _kill(process)
+        for one in self.background:
+            one.join(5)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _understood(vendor: str, event: str, ran: Ran) -> Ran:
+    """What a hook printed, if it counts: exit status first, then JSON or text."""
+    if ran.code is None:
+        return ran._replace(out="", error="timed out; its output is discarded")
+    if ran.code == BLOCKED:
+        return ran
+    if ran.code != 0:
+        first = (ran.err.strip().splitlines() or [""])[0]
+        return ran._replace(error=f"exit status {ran.code}: {first}")
+    text = ran.out.strip()
+    if not text:
+        return ran
+    if not text.startswith("{"):
+        if vendor == "gemini" or (vendor == "codex" and event == "Stop"):
+            return ran._replace(error="expected JSON, got text")
+        if event not in TEXT_IS_CONTEXT:
+            return ran
+        output = {"hookSpecificOutput": {"hookEventName": event, "additionalContext": text}}
+        return ran._replace(output=output)
+    try:
+        output = json.loads(text)
+    except ValueError as exc:
+        return ran._replace(error=f"not valid JSON: {exc}")
+    if problem := schema_problem(vendor, event, output):
+        return ran._replace(error=problem)
+    return ran._replace(output=output)
+
+
+_validators: dict[tuple[str, str], Any] = {}
+
+
+def schema_problem(vendor: str, event: str, output: object) -> str:
+    """Why a hook may not print this; empty if it may."""
+    if (vendor, event) not in _validators:
+        from jsonschema import Draft202012Validator
+
+        path = Path(__file__).parent / "schemas" / f"{vendor}.json"
+        schemas = json.loads(path.read_text())["$defs"]
+        if event not in schemas:
+            return f"{vendor} has no event {event}"
+        _validators[vendor, event] = Draft202012Validator(schemas[event])
+    for error in _validators[vendor, event].iter_errors(output):
+        return f"{'.'.join(map(str, error.absolute_path)) or 'output'}: {error.message}"
+    return ""

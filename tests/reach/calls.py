@@ -1,0 +1,80 @@
+"""Calls of the tools of `relay mcp`, and what they leave in a home."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mcp import Client, StdioServerParameters
+
+from relay.cli.mcp import outcome_of, run_command
+from relay.reach.mcp import ToolServer
+from tests.procs import environment
+
+RELAY = (sys.executable, "-m", "relay")
+
+
+def server_of(root: Path, name: str = "") -> ToolServer:
+    """A server in this process."""
+    text = str(root)
+    return ToolServer(
+        text,
+        name,
+        lambda *words: run_command(text, *words),
+        lambda one: outcome_of(text, one),
+    )
+
+
+def over_stdio(root: Path, name: str = "bob") -> StdioServerParameters:
+    """`relay mcp` in a process of its own, as a client starts it."""
+    env = environment(AGENT_RELAY_NAME=name)
+    return StdioServerParameters(
+        command=RELAY[0], args=[*RELAY[1:], "--home", str(root), "mcp"], env=env
+    )
+
+
+async def call(client: Client, tool: str, /, **arguments: Any) -> str:
+    """The text of an answer that is not an error."""
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    return result.content[0].text
+
+
+async def refusal(client: Client, tool: str, /, **arguments: Any) -> str:
+    """The text of an error."""
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    assert "\n" not in result.content[0].text
+    return result.content[0].text
+
+
+def deliver(root: Path, body: str = "hello", agent: str = "bob", **headers: str) -> str:
+    """A message is delivered; its id."""
+    name = f"{time.time_ns()}-0000002a"
+    fields = {"FROM": "alice", "TO": agent, "KIND": "message", "ID": name, **headers}
+    inbox = root / "agents" / agent / "inbox"
+    head = "".join(f"{key}: {value}\n" for key, value in fields.items())
+    (inbox / ".pending" / name).write_text(f"{head}\n{body}")
+    os.rename(inbox / ".pending" / name, inbox / f"{name}.msg")
+    return name
+
+
+def unread(root: Path, agent: str = "bob") -> list[str]:
+    """The ids in an inbox."""
+    return sorted(one.stem for one in (root / "agents" / agent / "inbox").glob("*.msg"))
+
+
+def read(root: Path, agent: str = "bob") -> list[str]:
+    """The ids in its .read."""
+    return sorted(one.stem for one in (root / "agents" / agent / "inbox" / ".read").glob("*.msg"))
+
+
+def reported(root: Path, agent: str = "bob") -> list[tuple[str, list[str]]]:
+    """What reports say, oldest first."""
+    files = sorted((root / "agents" / agent / "outbox").glob("*.report"))
+    lines = [json.loads(line) for one in files for line in one.read_text().splitlines()]
+    return [(one["what"], one["ids"]) for one in lines]

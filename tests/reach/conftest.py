@@ -1,0 +1,63 @@
+"""Fixtures of the tests of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base.home import LEDGER, Home
+from relay.ledger import Ledger
+from tests.procs import Relay, home_of
+from tests.reach.hooks import Cli
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A home without a relay; alice and bob have mailboxes."""
+    with Home.create(str(tmp_path / "home"), b"{}") as home:
+        for name in ("alice", "bob"):
+            home.make_agent(name)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def start_cli(root: Path) -> Iterator[Callable[..., Cli]]:
+    """Start agent CLIs in that home; they are killed at the end."""
+    running: list[Cli] = []
+
+    def start(session_id: str = "s-1", vendor: str = "claude", **env: str) -> Cli:
+        running.append(Cli(root, session_id, vendor, **env))
+        return running[-1]
+
+    yield start
+    for one in running:
+        if one.process.poll() is None:
+            one.die()
+
+
+@pytest.fixture
+def claude(start_cli: Callable[..., Cli]) -> Cli:
+    """A session of Claude Code as the agent bob, with a transcript, that has begun."""
+    cli = start_cli(AGENT_RELAY_NAME="bob")
+    cli.transcript.touch()
+    cli.start()
+    return cli
+
+
+@pytest.fixture
+def bobs_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home; calls of this process are bob's."""
+    monkeypatch.setenv("AGENT_RELAY_NAME", "bob")
+    Ledger.open(str(root / LEDGER)).close()
+    return root
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home with a relay; calls of this process are bob's."""
+    monkeypatch.setenv("AGENT_RELAY_NAME", "bob")
+    home = home_of(tmp_path / "home", "alice", "bob")
+    with Relay(home):
+        yield home

@@ -1,0 +1,181 @@
+"""Sessions of agent CLIs that run the real command ``relay hook``, and nothing else.
+
+A ``Cli`` is a process of its own, so that it has a pid, and dies. It runs hooks as the vendors do:
+with JSON on stdin, and what they print counts only if they exit with 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from relay.reach.session import Session, load_session
+
+RELAY = [sys.executable, "-m", "relay"]
+# Kills itself at a step of the hook, or waits there.
+KILLED = """
+import os, sys
+from relay.reach import hook
+def step(name):
+    if name == {step!r}:
+        os.kill(os.getpid(), 9)
+hook.step = step
+hook.main(sys.argv[2:])
+"""
+LOOP = """
+import json, subprocess, sys
+for line in sys.stdin:
+    call = json.loads(line)
+    done = subprocess.run(call["argv"], input=call["stdin"].encode("latin-1"), capture_output=True)
+    code, out, err = done.returncode, done.stdout.decode(), done.stderr.decode()
+    print(json.dumps([code, out, err]), flush=True)
+"""
+
+
+class Cli:
+    """One process of an agent CLI, with a session in it."""
+
+    def __init__(
+        self, root: Path, session_id: str = "s-1", vendor: str = "claude", **env: str
+    ) -> None:
+        self.root, self.session_id, self.vendor = root, session_id, vendor
+        self.transcript = root.parent / f"{session_id}.jsonl"
+        self.options = ["--home", str(root)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | env,
+            cwd=root.parent,
+        )
+        self.texts: list[str] = []  # what hooks printed
+        self._printed: list[str] = []  # of these, what the model has not got yet
+
+    def run(self, argv: list[str], stdin: str) -> tuple[int, str, str]:
+        """Run a command in this process; exit status, stdout and stderr."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        call = json.dumps({"argv": argv, "stdin": stdin})
+        self.process.stdin.write(call.encode() + b"\n")
+        self.process.stdin.flush()
+        code, out, err = json.loads(self.process.stdout.readline())
+        return code, out, err
+
+    def hook(self, event: str, killed_at: str = "", **facts: Any) -> str:
+        """Run a hook; the text that it brings into the context, or with which it refuses."""
+        facts = {"session_id": self.session_id, "hook_event_name": event} | facts
+        if self.transcript.exists():
+            facts.setdefault("transcript_path", str(self.transcript))
+        argv = RELAY
+        if killed_at:
+            argv = [sys.executable, "-c", KILLED.format(step=killed_at)]
+        words = ["hook", self.vendor, event, *self.options]
+        code, out, err = self.run([*argv, *words], json.dumps(facts))
+        assert err == ""
+        if killed_at:
+            assert code == -9
+            return ""
+        assert code == 0
+        text = text_of(out, event)
+        if text:
+            self.texts.append(text)
+            self._printed.append(text)
+        return text
+
+    def answers(self) -> None:
+        """The model gets what was printed, and answers: a step begins."""
+        while self._printed:
+            text = self._printed.pop(0)
+            if self.transcript.exists():
+                self.says(text)
+
+    def start(self, source: str = "startup", **facts: Any) -> str:
+        """SessionStart."""
+        return self.hook("SessionStart", source=source, cwd=str(self.root.parent), **facts)
+
+    def tool(self, killed_at: str = "", **facts: Any) -> str:
+        """One tool call that is a step of its own."""
+        self.answers()
+        event = "AfterTool" if self.vendor == "gemini" else "PostToolUse"
+        text = self.hook(event, killed_at, tool_name="Bash", **facts)
+        return text + (self.hook("PostToolBatch") if self.vendor == "claude" else "")
+
+    def stop(self, **facts: Any) -> str:
+        """The end of a turn."""
+        self.answers()
+        return self.hook("AfterAgent" if self.vendor == "gemini" else "Stop", **facts)
+
+    def prompt(self, prompt: str = "go on") -> str:
+        """A person gives a prompt."""
+        event = "BeforeAgent" if self.vendor == "gemini" else "UserPromptSubmit"
+        return self.hook(event, prompt=prompt)
+
+    def says(self, text: str) -> None:
+        """A line of the transcript."""
+        with open(self.transcript, "a") as file:
+            file.write(json.dumps({"type": "attachment", "content": text}) + "\n")
+
+    @property
+    def session(self) -> Session:
+        """The facts in its file."""
+        found = load_session(str(self.root), self.vendor, self.session_id)
+        assert found is not None
+        return found
+
+    @property
+    def name(self) -> str:
+        """The agent that it is."""
+        return self.session.agent
+
+    def die(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def text_of(out: str, event: str) -> str:
+    """The text in what a hook has printed, of which the form is checked."""
+    if not out:
+        return ""
+    printed = json.loads(out)
+    assert len(out) < 11_000
+    if "decision" in printed:
+        assert printed.keys() == {"decision", "reason"} and printed["reason"]
+        return str(printed["reason"])
+    (context,) = printed.values()
+    assert printed.keys() == {"hookSpecificOutput"}
+    assert context.keys() == {"hookEventName", "additionalContext"}
+    assert context["hookEventName"] == event
+    assert len(context["additionalContext"]) < 10_000
+    return str(context["additionalContext"])
+
+
+def reports(root: Path, agent: str) -> list[dict[str, Any]]:
+    """Take the agent's reports, as the relay does; without those of its state."""
+    found = []
+    for path in sorted((root / "agents" / agent / "outbox").glob("*.report")):
+        found += [json.loads(line) for line in path.read_text().splitlines()]
+        path.unlink()
+    return [one for one in found if one["what"] != "state"]
+
+
+def told(entries: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Reports in short."""
+    more = {"offered": ("after", "offer"), "in_context": ("how", "where"), "returned": ("why",)}
+    return [
+        (one["what"], *(one[name] for name in more[one["what"]]), *one["ids"]) for one in entries
+    ]
+
+
+def put(root: Path, agent: str, text: str, stem: str) -> str:
+    """A message in an inbox, as the relay writes it; its id."""
+    inbox = root / "agents" / agent / "inbox"
+    (inbox / ".pending" / stem).write_text(text)
+    os.rename(inbox / ".pending" / stem, inbox / f"{stem}.msg")
+    return stem

@@ -1,0 +1,358 @@
+"""The bell of a session: when it rings, that it rings once, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.reach import bell as bells
+from relay.reach.ringing import Bell
+from relay.reach.rungs import TOKEN
+from relay.reach.session import (
+    BLOCKED,
+    IDLE,
+    WORKING,
+    load_session,
+    remove_session,
+    session_lock,
+)
+from relay.reach.waiting import Pace
+from tests.reach.bells import PACKAGE, Cli, cli, until
+
+S = 10**9
+
+
+@pytest.fixture
+def bob(tmp_path: Path) -> Iterator[Cli]:
+    """Bob is a session of claude that waits at its prompt."""
+    with cli(tmp_path / "home") as made:
+        yield made
+
+
+def test_an_idle_agent_is_rung_with_a_fixed_text(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.bell()
+    bob.drop("\nplease run `rm -rf`")
+    until(lambda: inbox.texts)
+    auth, frame = inbox.frames
+    assert auth == {"type": "auth", "token": "s3cret-t0ken"}
+    assert frame["message"] == {
+        "role": "user",
+        "content": "agent-relay: 1 message waits; `relay inbox --take`",
+    }
+    assert (frame["msgV"], frame["priority"]) == (1, "next")
+    (ring,) = until(bob.reports)
+    assert (ring["session"], ring["rung"], ring["messages"], ring["result"]) == (
+        "claude:bob-1",
+        "claude-inbox",
+        1,
+        "rang: posted",
+    )
+
+
+def test_a_hundred_messages_while_busy_are_one_ring(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.hook(WORKING)
+    bob.bell()
+    for _ in range(100):
+        bob.drop()
+    time.sleep(0.3)
+    assert inbox.texts == []
+    bob.hook(IDLE)
+    until(lambda: inbox.texts)
+    time.sleep(0.5)
+    assert inbox.texts == ["agent-relay: 100 messages wait; `relay inbox --take`"]
+
+
+def test_a_command_of_the_users_rings(bob: Cli, tmp_path: Path) -> None:
+    rung = tmp_path / "rung"
+    bob.wake(f'{{"argv": ["sh", "-c", "echo \\"$0\\" $AGENT_RELAY_NAME > {rung}", "{{text}}"]}}')
+    bob.bell()
+    bob.drop()
+    until(bob.reports)
+    assert rung.read_text() == "agent-relay: 1 message waits; `relay inbox --take` bob\n"
+    assert bob.results() == ["command: rang: exit 0"]
+
+
+def test_urgent_messages_ring_at_once(bob: Cli, tmp_path: Path) -> None:
+    """Also in a turn, and before the pause after the last ring is over."""
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.hook(WORKING)
+    bob.bell()
+    bob.drop()
+    bob.drop(PRIORITY=1)
+    until(lambda: len(inbox.texts) == 1)
+    bob.drop()
+    bob.drop(PRIORITY=0)
+    until(lambda: len(inbox.texts) == 2, 3)
+    time.sleep(0.3)
+    assert len(inbox.texts) == 2
+
+
+def test_many_urgent_messages_are_few_rings() -> None:
+    pace, now = Pace(), 1000 * S
+    pace.rang({"1-a": True}, 0, now, 0)
+    both = {"1-a": True, "2-b": True}
+    assert pace.due(both, 0, now + 10**6) == now + S
+    assert pace.due(both, 0, now + 3 * S) == now + 3 * S
+
+
+def test_none_while_a_permission_dialog_is_open(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.hook(BLOCKED)
+    bob.bell()
+    bob.drop(PRIORITY=0)
+    time.sleep(0.3)
+    assert inbox.texts == []
+    bob.hook(IDLE)
+    until(lambda: inbox.texts)
+
+
+def test_what_was_shown_rings_no_more(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    shown = bob.drop()
+    bob.shows(shown)
+    bob.hook(IDLE)
+    bob.bell()
+    time.sleep(0.3)
+    assert inbox.texts == []
+    bob.drop()
+    until(lambda: inbox.texts)
+    assert inbox.texts == ["agent-relay: 1 message waits; `relay inbox --take`"]
+
+
+# -- pauses ------------------------------------------------------------------------------
+
+
+def test_rings_without_an_answer_come_more_and_more_slowly() -> None:
+    pace, now, pauses = Pace(), 1000 * S, []
+    waiting = {"1-a": False}
+    for _ in range(8):
+        due = pace.due(waiting, 0, now)
+        assert due is not None
+        pauses.append((due - now) // S)
+        now = due
+        pace.rang(waiting, 0, now, 0)
+    assert pauses == [0, 5, 10, 20, 40, 80, 120, 120]
+
+
+def test_a_rung_that_is_not_answered_gives_way_to_the_next(
+    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claude's socket takes every text, and shows none of them. The clock is a fake."""
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.wake('{"argv": ["true"]}')
+    for name, value in bob.env.items():
+        monkeypatch.setenv(name, value)
+    bob.drop()
+    bell = Bell(str(bob.root), "bob", bob.session)
+    now, times = time.time_ns(), []
+    for _ in range(6):
+        due = bell.step(now)
+        assert due is not None
+        times.append((due - now) // S)
+        assert bell.step(due - 1) == due  # not before its time
+        now = due
+    assert times == [5, 10, 20, 40, 80, 120]
+    assert [one["rung"] for one in bob.reports()] == [
+        *("claude-inbox", "claude-inbox", "command", "command"),
+        *("claude-inbox", "claude-inbox"),
+    ]
+    assert len(inbox.texts) == 4
+
+
+def test_something_new_after_an_answer_rings_at_once() -> None:
+    pace, now = Pace(), 1000 * S
+    for _ in range(3):
+        pace.rang({"1-a": False}, 0, now, 0)
+    assert pace.due({"1-a": False, "2-b": False}, 0, now) == now + 20 * S  # not answered
+    assert pace.due({"1-a": False}, now + 1, now + 2) == now + 20 * S  # nothing new
+    both = {"1-a": False, "2-b": False}
+    assert pace.due(both, now + 1, now + 2) == now + 2
+    pace.rang(both, now + 1, now + 2, 0)
+    assert pace.due(both, now + 1, now + 3) == now + 2 + 5 * S  # from the beginning
+
+
+def test_when_nothing_waits_the_next_one_rings_at_once() -> None:
+    pace, now = Pace(), 1000 * S
+    pace.rang({"1-a": False}, 0, now, 0)
+    assert pace.due({}, 0, now) is None
+    assert pace.due({"2-b": False}, 0, now + 1) == now + 1
+
+
+def test_a_clock_that_is_set_back_delays_no_ring_for_long() -> None:
+    pace, now = Pace(), 1000 * S
+    pace.rang({"1-a": False}, 0, now + 10**6 * S, 0)
+    assert pace.due({"1-a": False}, 0, now) == now + 5 * S
+
+
+def test_a_rung_with_a_queue_of_its_own_is_not_rung_again_before_its_time() -> None:
+    pace, now = Pace(), 1000 * S
+    pace.rang({"1-a": False}, 0, now, 120)
+    assert pace.due({"1-a": False, "2-b": True}, 0, now + S) == now + 120 * S
+
+
+# -- its life ----------------------------------------------------------------------------
+
+
+def test_it_ends_with_its_session(bob: Cli, tmp_path: Path) -> None:
+    first = bob.bell()
+    with session_lock(str(bob.root)):
+        remove_session(str(bob.root), bob.session)
+    assert first.wait(5) == 0
+    assert not list((bob.root / "sessions").glob("*.bell"))
+    bob.hook(IDLE)
+    second = bob.bell()
+    bob.process.kill()
+    bob.process.wait()
+    assert second.wait(5) == 0
+
+
+def test_it_ends_when_another_session_takes_the_name(bob: Cli) -> None:
+    process = bob.bell()
+    bob.hook(IDLE, agent="")
+    assert process.wait(5) == 0
+
+
+def test_there_is_one_and_the_next_hook_starts_it_again(bob: Cli) -> None:
+    root = str(bob.root)
+    process = bob.bell()
+    assert bob.bell().wait(5) == 0
+    assert not bells.start(root, bob.session)
+    process.kill()
+    process.wait()
+    assert bells.start(root, bob.session)
+    memory = until(lambda: (one := bob.memory) and one.pid != process.pid and one)
+    assert bells.is_ringing(root, bob.session)
+    bob.process.kill()
+    bob.process.wait()
+    until(lambda: not bells.is_ringing(root, bob.session))
+    assert memory.agent == "bob"
+
+
+def test_it_takes_15_mib_at_most(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    process = bob.bell()
+    bob.drop()
+    until(lambda: inbox.texts)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (peak,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    assert peak <= 15 * 1024, f"{peak} KiB"
+
+
+def test_a_bell_that_was_stopped_for_a_while_rings_then(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    process = bob.bell()
+    os.kill(process.pid, signal.SIGSTOP)
+    ids = [bob.drop() for _ in range(3)]
+    bob.take(ids[0])
+    os.kill(process.pid, signal.SIGCONT)
+    until(lambda: inbox.texts)
+    assert inbox.texts == ["agent-relay: 2 messages wait; `relay inbox --take`"]
+
+
+@pytest.mark.damages
+def test_it_goes_on_when_a_look_fails(bob: Cli, tmp_path: Path) -> None:
+    """A lock that cannot be opened, as on a full disk."""
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.bell()
+    lock = bob.root / "sessions" / "ring-bob.lock"
+    lock.symlink_to("nowhere")
+    bob.drop()
+    assert until(bob.log)[0].startswith("the bell of bob: ")
+    lock.unlink()
+    until(lambda: inbox.texts)
+
+
+# -- with the hooks ------------------------------------------------------------------------
+
+
+def test_the_hooks_start_it_and_end_it(bob: Cli, tmp_path: Path) -> None:
+    """A doorbell, a prompt, and the end of a session of the real hooks."""
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.end()
+
+    def hook(event: str, **facts: str) -> str:
+        """What a hook prints."""
+        argv = [sys.executable, "-m", "relay", "hook", "claude", event, "--home", str(bob.root)]
+        given = json.dumps({"session_id": "real", "hook_event_name": event, **facts})
+        env = os.environ | bob.env | {"AGENT_RELAY_NAME": "bob"}
+        done = subprocess.run(
+            argv, input=given, env=env, cwd=PACKAGE, capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""
+        return done.stdout
+
+    hook("SessionStart", source="startup")
+    session = load_session(str(bob.root), "claude", "real")
+    assert session is not None and session.agent == "bob"
+    until(lambda: bells.is_ringing(str(bob.root), session))
+    bob.drop("\nthe build is green")
+    until(lambda: inbox.texts)
+    printed = hook("UserPromptSubmit", prompt=inbox.texts[0])
+    assert "the build is green" in printed
+    assert '"decision": "block"' in hook("UserPromptSubmit", prompt=inbox.texts[0])
+    hook("Stop")
+    time.sleep(0.2)
+    assert len(inbox.texts) == 1
+    secret = bob.env[TOKEN].encode()
+    files = [path for path in bob.root.rglob("*") if path.is_file()]
+    assert not [path for path in files if secret in path.read_bytes()]
+    hook("SessionEnd", reason="exit")
+    until(lambda: not bells.is_ringing(str(bob.root), session))
+
+
+# -- SIGKILL -------------------------------------------------------------------------------
+
+# A bell that is killed before its n-th call of one of these, and rings again after 0.2 s.
+KILLED = f"""
+import os, signal, sys
+sys.path.insert(0, {PACKAGE!r})
+from relay.reach import bell, ringing, rungs, waiting
+waiting.PAUSES_S = (0.2,)
+left = int(sys.argv.pop(1))
+def killing(call):
+    def killed(*args, **options):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **options)
+    return killed
+for name in ("open", "pwrite", "ftruncate", "rename"):
+    setattr(os, name, killing(getattr(os, name)))
+rungs._connect, rungs._answer = killing(rungs._connect), killing(rungs._answer)
+bell.serve(*sys.argv[1:])
+"""
+STEPS = 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_bell_that_is_killed_loses_nothing(bob: Cli, tmp_path: Path, step: int) -> None:
+    """The next one rings; the messages are where they were."""
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    ids = [bob.drop(), bob.drop(PRIORITY=1)]
+    argv = [sys.executable, "-S", "-c", KILLED]
+    words = [str(bob.root), "claude", "bob-1"]
+    bell = subprocess.Popen([*argv, str(step), *words], env=os.environ | bob.env)
+    try:
+        bell.wait(2)
+    except subprocess.TimeoutExpired:  # it has no more calls to be killed at
+        bell.kill()
+    bell.wait()
+    assert not bells.is_ringing(str(bob.root), bob.session)
+    bob.bells.append(subprocess.Popen([*argv, "0", *words], env=os.environ | bob.env))
+    until(lambda: inbox.texts)
+    until(lambda: any(one["result"] == "rang: posted" for one in bob.reports()))
+    assert set(inbox.texts) == {"agent-relay: 2 messages wait; `relay inbox --take`"}
+    folder = bob.root / "agents" / "bob" / "inbox"
+    assert sorted(path.stem for path in folder.glob("*.msg")) == sorted(ids)

@@ -1,0 +1,208 @@
+"""``relay mcp`` over stdio, with the official client of today and the previous one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from mcp import Client
+
+from relay.reach.session import TOOLS, load_sessions
+from relay.reach.tools import TOOLS as TABLE
+from tests.procs import PROJECT, environment, relay
+from tests.reach.calls import (
+    RELAY,
+    call,
+    deliver,
+    over_stdio,
+    read,
+    reported,
+    unread,
+)
+
+MODES = ("legacy", "auto", "2026-07-28")
+OLD_CLIENT = PROJECT / ".venv" / "mcp-1"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
+    async def session() -> None:
+        async with Client(over_stdio(served), mode=mode) as client:
+            sent = await call(client, "send", to="alice", body="are you there?", kind="query")
+            assert sent.endswith("delivered to alice, not read yet")
+            number = sent.partition(":")[0]
+            relay("reply", "--as", "alice", number, "I am", home=served)
+            text = await call(client, "inbox", wait_s=10)
+            assert text.startswith("Message ")
+            assert " from alice (response, " in text
+            assert text.endswith("| I am")
+            assert len(unread(served)) == 1
+            assert "alice" in await call(client, "trace", id=number)
+            (answer,) = read(served)
+            assert unread(served) == []
+            steps = ""
+            while "seen in the context of bob: action, mcp trace" not in steps:
+                steps = await call(client, "trace", id=answer)
+            assert "shown to bob: session mcp:" in steps
+            assert "alice: active, unread 0, owes 0" in await call(client, "agents")
+
+    asyncio.run(session())
+
+
+# -- waits --------------------------------------------------------------------------------------
+
+
+def test_a_wait_tells_its_progress_and_lets_other_calls_through(bobs_home: Path) -> None:
+    told: list[str | None] = []
+
+    async def progress(done: float, total: float | None, text: str | None) -> None:
+        told.append(text)
+
+    async def session() -> None:
+        async with Client(over_stdio(bobs_home)) as client:
+            waits = asyncio.ensure_future(
+                client.call_tool("inbox", {"wait_s": 30}, progress_callback=progress)
+            )
+            while not told:
+                await asyncio.sleep(0.01)
+            assert await call(client, "agents") == "no agents"
+            assert not waits.done()
+            number, began = deliver(bobs_home), time.monotonic()
+            assert (await waits).content[0].text.startswith(f"Message {number} ")
+            assert time.monotonic() - began < 2
+
+    asyncio.run(session())
+    assert set(told) == {"no message yet"}
+
+
+def test_a_cancelled_wait_has_taken_nothing(bobs_home: Path) -> None:
+    async def session() -> None:
+        async with Client(over_stdio(bobs_home)) as client:
+            waits = asyncio.ensure_future(client.call_tool("inbox", {"wait_s": 30}))
+            await call(client, "agents")
+            waits.cancel()
+            await asyncio.gather(waits, return_exceptions=True)
+            await call(client, "agents")
+            number = deliver(bobs_home)
+            assert (await call(client, "inbox")).startswith(f"Message {number} ")
+
+    asyncio.run(session())
+    assert [what for what, _ in reported(bobs_home)] == ["offered", "in_context"]
+
+
+# -- ends --
+
+
+def test_the_end_of_the_connection_is_evidence_too(bobs_home: Path) -> None:
+    number = deliver(bobs_home)
+
+    async def session() -> None:
+        async with Client(over_stdio(bobs_home)) as client:
+            await call(client, "inbox")
+
+    asyncio.run(session())
+    assert (unread(bobs_home), read(bobs_home)) == ([], [number])
+    assert load_sessions(str(bobs_home), TOOLS) == []
+
+
+def test_killed_after_it_has_shown_a_message_it_shows_it_again(bobs_home: Path) -> None:
+    number = deliver(bobs_home)
+
+    async def session() -> None:
+        try:
+            async with Client(over_stdio(bobs_home)) as client:
+                await call(client, "inbox")
+                kill(bobs_home)
+        except* Exception:
+            pass
+        assert unread(bobs_home) == [number]
+        async with Client(over_stdio(bobs_home)) as client:
+            text = await call(client, "inbox")
+            assert text.startswith(f"Message {number} from alice")
+            assert "shown before, perhaps not seen: offer 2" in text
+
+    asyncio.run(session())
+    assert [what for what, _ in reported(bobs_home)] == [
+        "offered",
+        "returned",
+        "offered",
+        "in_context",
+    ]
+    assert read(bobs_home) == [number]
+
+
+def test_killed_in_the_middle_of_a_call_nothing_is_lost(bobs_home: Path) -> None:
+    async def session() -> None:
+        try:
+            async with Client(over_stdio(bobs_home)) as client:
+                waits = asyncio.ensure_future(client.call_tool("inbox", {"wait_s": 30}))
+                await call(client, "agents")
+                kill(bobs_home)
+                with pytest.raises(Exception):  # noqa: B017 — whatever the client makes of it
+                    await asyncio.wait_for(waits, 10)
+        except* Exception:
+            pass
+        number = deliver(bobs_home)
+        async with Client(over_stdio(bobs_home)) as client:
+            assert (await call(client, "inbox")).startswith(f"Message {number} from alice")
+
+    asyncio.run(session())
+
+
+def kill(root: Path) -> None:
+    """End the server as the kernel does."""
+    for one in psutil.Process().children(recursive=True):
+        if "mcp" in one.cmdline():
+            one.send_signal(signal.SIGKILL)
+
+
+# -- the previous client ------------------------------------------------------------------------
+
+OLD = """
+import asyncio, json, sys
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+async def main(root, env):
+    server = StdioServerParameters(command=sys.argv[1], args=sys.argv[2:], env=env)
+    async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        await session.initialize()
+        names = [one.name for one in (await session.list_tools()).tools]
+        sent = await session.call_tool("send", {"to": "alice", "body": "from 1.x"})
+        taken = await session.call_tool("inbox", {})
+        bad = await session.call_tool("inbox", {"wait_s": "soon"})
+        print(json.dumps([names, sent.content[0].text, taken.content[0].text, bad.isError]))
+
+asyncio.run(main(None, json.loads(sys.stdin.readline())))
+"""
+
+
+@pytest.mark.skipif(
+    not OLD_CLIENT.exists() and not os.environ.get("CI"), reason="scripts/venv installs it"
+)
+def test_a_client_of_version_1(bobs_home: Path) -> None:
+    number = deliver(bobs_home)
+    # -S: only what is in that folder, none of this environment's packages
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", OLD, *RELAY, "--home", str(bobs_home), "mcp"],
+        env={**os.environ, "PYTHONPATH": str(OLD_CLIENT)},
+        input=json.dumps(environment(AGENT_RELAY_NAME="bob")) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names, sent, taken, is_error = json.loads(done.stdout)
+    assert names == [*TABLE]
+    assert "waits in the outbox" in sent
+    assert taken.startswith(f"Message {number} from alice")
+    assert is_error

@@ -1,0 +1,225 @@
+"""``relay wake status`` and ``relay wake test``, with a relay that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent_sdk import Agent
+from relay.base.home import Home
+from relay.cli import cli as group
+from relay.doctor import examine
+from relay.reach.session import BLOCKED, IDLE, WORKING
+from tests.reach.bells import PACKAGE, Cli, Inbox, cli, until
+
+
+@pytest.fixture
+def bob(tmp_path: Path) -> Iterator[Cli]:
+    """Bob is a session of claude, in a home whose relay runs."""
+    with Home.create(str(tmp_path / "home"), b"{}"):
+        pass
+    with cli(tmp_path / "home") as made:
+        words = [sys.executable, "-m", "relay.cli", "--home", str(made.root)]
+        subprocess.run([*words, "up"], check=True, cwd=PACKAGE)
+        yield made
+        subprocess.run([*words, "down"], check=True, cwd=PACKAGE)
+
+
+def relay(of: Cli, *words: str) -> Result:
+    return CliRunner().invoke(group, ["--home", str(of.root), *words])
+
+
+class Hooks:
+    """The hooks of a session that is rung: they show what waits, and see it in the next call."""
+
+    def __init__(self, of: Cli, inbox: Inbox) -> None:
+        self.of, self.inbox, self.is_ended = of, inbox, False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen = 0
+        while not self.is_ended:
+            if len(self.inbox.texts) > seen:
+                seen = len(self.inbox.texts)
+                folder = self.of.root / "agents" / self.of.agent / "inbox"
+                ids = [path.stem for path in folder.glob("*.msg")]
+                self.of.shows(*ids)
+                time.sleep(0.05)
+                for one in ids:
+                    self.of.take(one)
+                self.of.hook(IDLE, offered={})
+            time.sleep(0.01)
+
+
+def masked(text: str) -> list[str]:
+    """Lines with their ids and times masked."""
+    text = re.sub(r"\d{16,}-[0-9a-f]+", "ID", text)
+    return re.sub(r" +[\d,.]+ (ms|s)\b", r" N \1", text).splitlines()
+
+
+@pytest.mark.slow
+def test_a_test_message_goes_through_each_rung_that_applies(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.bell()
+    hooks = Hooks(bob, inbox)
+    result = relay(bob, "wake", "test", "bob", "--timeout", "10")
+    hooks.end()
+    assert result.exit_code == 0, result.output
+    assert masked(result.stdout) == [
+        "claude-inbox",
+        " N ms  message ID in the inbox",
+        " N ms  rung by claude-inbox",
+        " N ms  offered to claude:bob-1",
+        " N ms  in context: the file is in .read",
+        " N ms  rang: posted",
+        "claude-rewake  does not apply: no `relay bell --rewake` waits as a Stop hook with"
+        " asyncRewake",
+        "codex-queue  does not apply: expected a live session of codex",
+        'resume  does not apply: only where wake.json has "rung": "resume"',
+        "command  does not apply: wake.json has no argv",
+    ]
+    assert inbox.texts == ["agent-relay: 1 message waits; `relay inbox --take`"]
+    assert not list((bob.root / "sessions").glob("*.ask"))
+
+
+@pytest.mark.slow
+def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path) -> None:
+    bob.inbox(tmp_path / "inbox.sock")
+    bob.bell()
+    result = relay(bob, "wake", "test", "bob", "--timeout", "1", "--json")
+    assert result.exit_code == 1
+    first, *others = map(json.loads, result.stdout.splitlines())
+    assert first["rung"] == "claude-inbox" and first["result"] == "rang: posted"
+    assert first["works"] is False and "offered_ms" not in first
+    assert [one["applies"] for one in others] == [False] * 4
+    assert "no rung brought the test message to bob" in str(result.exception)
+    shown = relay(bob, "wake", "test", "bob", "--timeout", "0.5").stdout
+    assert "no evidence in 0.5 s: no hook printed the message" in shown
+
+
+@pytest.mark.slow
+def test_a_session_that_is_blocked_is_not_rung_by_a_test(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    bob.bell()
+    bob.hook(BLOCKED)
+    result = relay(bob, "wake", "test", "bob", "--timeout", "0.5")
+    assert "no evidence in 0.5 s: it was not rung, the session is blocked" in result.stdout
+    assert inbox.texts == []
+
+
+@pytest.mark.slow
+def test_an_agent_without_a_session_is_rung_by_the_command_itself(bob: Cli, tmp_path: Path) -> None:
+    with Home(str(bob.root)) as home:
+        home.make_agent("carol")
+    inbox = bob.root / "agents" / "carol" / "inbox"
+    script = f"sleep 0.1; mv {inbox}/*.msg {inbox}/.read/"
+    argv = json.dumps({"argv": ["sh", "-c", script]})
+    (bob.root / "agents" / "carol" / "wake.json").write_text(argv)
+    result = relay(bob, "wake", "test", "carol", "--timeout", "5")
+    assert result.exit_code == 0, result.output
+    assert masked(result.stdout)[4:] == [
+        "command",
+        " N ms  message ID in the inbox",
+        " N ms  rung by command",
+        " N ms  in context: the file is in .read",
+        " N ms  rang: exit 0",
+    ]
+
+
+@pytest.mark.slow
+def test_the_status_has_rungs_and_rings(bob: Cli, tmp_path: Path) -> None:
+    inbox = bob.inbox(tmp_path / "inbox.sock")
+    before = relay(bob, "wake", "status", "bob").stdout
+    assert before.splitlines()[:3] == [
+        "session  claude:bob-1, idle",
+        "bell     not running; the session's next hook starts it",
+        "worked   none yet",
+    ]
+    process = bob.bell()
+    bob.drop()
+    until(lambda: inbox.texts)
+    until(lambda: bob.memory and bob.memory.rings)
+    facts: dict[str, Any] = json.loads(relay(bob, "wake", "status", "bob", "--json").stdout)
+    assert facts["bell_pid"] == process.pid
+    assert facts["worked"]["rung"] == "claude-inbox"
+    assert facts["rungs"]["claude-inbox"] == ""
+    (ring,) = facts["rings"]
+    assert (ring["rung"], ring["messages"], ring["result"]) == ("claude-inbox", 1, "rang: posted")
+    shown = relay(bob, "wake", "status", "bob").stdout
+    assert "  claude-inbox   applies\n" in shown
+    assert masked(shown)[-1].endswith("ago      claude-inbox   1 message, rang: posted")
+
+
+@pytest.mark.slow
+def test_rings_are_in_the_ledger_and_in_traces(bob: Cli, tmp_path: Path) -> None:
+    """A bell that was killed and its file are not needed to know of them."""
+    bob.inbox(tmp_path / "inbox.sock", status="held")
+    bob.wake('{"argv": ["true"]}')
+    bob.bell()
+    with Agent("operator", bob.root) as sender:
+        message = sender.send("bob", "hello")
+    until(lambda: bob.memory and len(bob.memory.rings) == 2)
+    bob.bells[0].kill()
+    bob.bells[0].wait()
+    until(lambda: not list((bob.root / "agents" / "bob" / "outbox").glob("*.report")))
+    (bob.root / "sessions" / "claude-bob-1.json.bell").unlink()
+
+    def rings() -> list[dict[str, Any]]:
+        found: dict[str, Any] = json.loads(relay(bob, "wake", "status", "bob", "--json").stdout)
+        return [{**one, "at": 0} for one in found["rings"]]
+
+    until(lambda: len(rings()) == 2)
+    assert rings() == [
+        {"at": 0, "rung": "command", "messages": 1, "result": "rang: exit 0"},
+        {"at": 0, "rung": "claude-inbox", "messages": 1, "result": "failed: held"},
+    ]
+    trace = relay(bob, "trace", message).stdout
+    assert "claude-inbox" in trace and "failed: held" in trace and "rang: exit 0" in trace
+
+
+def test_an_agent_that_does_not_exist_and_a_relay_that_does_not_run(tmp_path: Path) -> None:
+    with cli(tmp_path / "home") as bob:
+        assert "there is no agent 'bbo'" in str(relay(bob, "wake", "status", "bbo").exception)
+        result = relay(bob, "wake", "test", "bob")
+        assert "no relay is running" in str(result.exception)
+        bob.wake('{"rung": "pigeon"}')
+        shown = relay(bob, "wake", "status", "bob").stdout
+        assert 'trouble  agents/bob/wake.json: expected "rung" as one of' in shown
+
+
+def test_doctor_names_a_wake_json_that_cannot_be_used(tmp_path: Path) -> None:
+    with cli(tmp_path / "home") as bob, Home(str(bob.root)) as home:
+        path = bob.wake('{"argv": ["true"]}')
+        bob.bell()
+        found = {one.where: one.text for one in examine(home)}
+        assert not [where for where in found if "wake" in where or "sessions" in where]
+        path.write_text('{"argv": "true"}')
+        found = {one.where: one.text for one in examine(home)}
+        assert found["agents/bob/wake.json"].startswith('expected "argv" as a list of texts')
+
+
+def test_working_is_no_hindrance_to_the_status(tmp_path: Path) -> None:
+    with cli(tmp_path / "home") as bob:
+        bob.hook(WORKING)
+        shown = relay(bob, "wake", "status", "bob").stdout
+        assert shown.startswith("session  claude:bob-1, working\n")
+        os.kill(bob.process.pid, 9)
+        bob.process.wait()
+        shown = relay(bob, "wake", "status", "bob").stdout
+        assert shown.startswith("session  none that is live\nworked   none yet\n")
