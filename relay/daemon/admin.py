@@ -27,7 +27,7 @@ from typing import Any
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_time
-from relay.base.config import listen_address
+from relay.base.config import digest, listen_address
 from relay.base.disk import DiskUsage
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER
@@ -46,7 +46,7 @@ from relay.ledger import wal
 REQUEST_TIMEOUT_S = 5  # a slow or silent client is disconnected then
 MOST_CONNECTIONS = 32  # at once, per server: each takes a descriptor, and the loop needs some
 QUIET_S = 60  # the same error is not logged again sooner
-STOP_POLL_S = 0.1  # the longest that the end of the process waits for a server
+POLL_S = 0.5  # within this time slow clients are cut off, and a server ends
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -74,6 +74,8 @@ class Admin:
     def end(self) -> None:
         """Stop serving; removes the socket."""
         for server in self._servers:
+            with contextlib.suppress(OSError):
+                server.socket.shutdown(socket.SHUT_RDWR)  # wakes its thread
             server.shutdown()
             server.server_close()
         self._servers = []
@@ -95,13 +97,13 @@ class Admin:
         logged_at = float(-QUIET_S)
         while not server.is_ended.is_set():
             try:
-                server.serve_forever(STOP_POLL_S)
+                server.serve_forever(POLL_S)
             except Exception as exc:
                 if time.monotonic() - logged_at > QUIET_S:
                     text = f"Health and metrics: error on {name}, still serving: {exc}"
                     self._log(text, action="admin", level="warning")
                 logged_at = time.monotonic()
-                server.is_ended.wait(STOP_POLL_S)
+                server.is_ended.wait(POLL_S)
 
     def _socket_path(self) -> str:
         path = socket_path(self._status.home)
@@ -236,7 +238,7 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Between two requests, every ``STOP_POLL_S`` at least."""
+        """Between two requests, every ``POLL_S`` at least."""
         overdue = time.monotonic() - REQUEST_TIMEOUT_S
         with self._lock:
             for request in [one for one, since in self._since.items() if since < overdue]:
@@ -318,7 +320,9 @@ def status_of(status: SharedStatus) -> dict[str, Any]:
         "paused": status.paused,
         "pauses": status.pauses,
         "trouble": status.trouble,
+        "config": digest(status.config),
         "config_error": status.config_error,
+        "reloads": status.reloads,
         "tiers_waiting": list(status.tiers_waiting),
         "ledger_damage": status.ledger_damage,
         "rss_bytes": resident_bytes(),

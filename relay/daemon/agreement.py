@@ -101,12 +101,18 @@ def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery
             yield message, message.relay_id, deliveries
 
 
-def unstaged(store: Engine) -> Iterator[tuple[str, str]]:
-    """Yield (relay id, recipient) of deliveries that were accepted, but never staged."""
-    for _, relay_id, deliveries in relayed(store):
-        for recipient, one in deliveries.items():
+def unstaged(store: Engine, among: Iterable[int] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (relay id, recipient) of deliveries that were accepted, but never staged.
+
+    ``among``: numbers of the messages to check, if not all.
+    """
+    known = store.state.deliveries
+    for number in known if among is None else among:
+        for recipient, one in known.get(number, {}).items():
             if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
-                yield relay_id, recipient
+                message = store.messages.get(number)
+                if message is not None and message.relay_id is not None:
+                    yield message.relay_id, recipient
 
 
 def unmatched_obligations(

@@ -26,8 +26,9 @@ from relay import __version__
 from relay.base import fsio
 from relay.base.clock import Clock, iso_time
 from relay.base.config import Config
+from relay.base.discovery import CONFIG, IGNORED
 from relay.base.errors import FormatError, RelayError, UnsafePath
-from relay.base.home import ARCHIVES, CONFIG, CONTINUITY, JOURNAL, LEDGER, PENDING, READ, Dirs, Home
+from relay.base.home import ARCHIVES, CONTINUITY, JOURNAL, LEDGER, PENDING, READ, Dirs, Home
 from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
@@ -109,6 +110,7 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackupResult:
     at = iso_time(clock.now_ns())
     copy = _Copy(home, root)
     copy.file((), CONFIG)
+    copy.file((), IGNORED)  # of a home in a project
     left_out = _copy_key(copy, config)
     copy.tree("agents")
     copy.tree("archive")

@@ -2,7 +2,7 @@
 
 Files are removed and packed in a thread, in small slices with a longer pause after each; rows of
 the ledger by the loop, its only writer, a few hundred at a time. The next run continues an
-interrupted one.
+interrupted one. The agent that asked for a run is answered at its end.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.errors import LedgerDamaged, RelayError
 from relay.base.home import LEDGER, Home
+from relay.base.message import Kind
+from relay.base.text import plural
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
-from relay.delivery.values import Pack, Prune
+from relay.delivery.values import Pack, Prune, Subject
 from relay.ledger import Ledger, archive_pack, open_readonly
 from relay.ledger import file as ledger_file
 from relay.ledger.archive_pack import PackedDay
@@ -34,6 +36,15 @@ AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays low
 SLICE_NS = 50_000_000  # between two slices of rows
 T = TypeVar("T")
 LogLine = tuple[str, str, dict[str, object]]  # sentence, action, facts
+NOBODY = Subject()  # asked for a job of the relay's own
+
+
+class JobAnswer(NamedTuple):
+    """The answer to the command that asked for a job."""
+
+    subject: Subject
+    kind: Kind
+    text: str
 
 
 class Housekeeper:
@@ -49,6 +60,7 @@ class Housekeeper:
         log: Callable[..., object],
         *,
         pause_s: float = PAUSE_S,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._home = home
         self._ledger = ledger
@@ -58,8 +70,12 @@ class Housekeeper:
         self._log = log
         self._pause_s = pause_s
         self._stopping = threading.Event()
-        self._queue: list[Prune | Pack] = []
+        self._wake = wake  # called in the thread, at the end of a job
+        self._queue: list[tuple[Subject, Prune | Pack]] = []
         self._job: Future[list[LogLine]] | None = None
+        self._running: tuple[Subject, Prune | Pack] | None = None  # until it is answered
+        self._results: list[str] = []  # of that job
+        self.answers: list[JobAnswer] = []  # to be sent
         self._is_pruning_audit = False
         self._audit_rows_pruned = 0
         # Not right at the start, and early enough for a relay that is restarted often.
@@ -75,10 +91,10 @@ class Housekeeper:
         """The reason to pause intake now, or an empty string."""
         return self.wal.paused
 
-    def enqueue(self, job: Prune | Pack) -> None:
+    def enqueue(self, job: Prune | Pack, asked_by: Subject = NOBODY) -> None:
         """Queue a job for the thread; lost in a crash."""
-        if job not in self._queue:
-            self._queue.append(job)
+        if (asked_by, job) not in self._queue:
+            self._queue.append((asked_by, job))
 
     def stop(self) -> None:
         """End the thread after its current slice."""
@@ -95,7 +111,8 @@ class Housekeeper:
         if self._is_pruning_audit and now >= self._next_audit_ns:
             self._prune_audit_rows()
             self._next_audit_ns = now + SLICE_NS
-        if self._job is None:
+        if self._job is None and not self._is_pruning_audit:
+            self._answer()
             self._start_next_job(now, is_low)
         if self._is_pruning_audit:
             due = min(due, self._next_audit_ns)
@@ -113,12 +130,14 @@ class Housekeeper:
             if not self._queue and is_low and packable(self._home, self._clock):
                 self.enqueue(Pack())
         if self._queue:
-            job = self._queue.pop(0)
+            self._running = self._queue.pop(0)
+            job = self._running[1]
             if isinstance(job, Prune):
                 self._is_pruning_audit = True
                 self._job = self._executor.submit(self._prune)
             else:
                 self._job = self._executor.submit(self._pack, job.before)
+            self._job.add_done_callback(lambda _: self._wake())
         elif now >= self._next_check_ns:
             self._next_check_ns = now + CHECK_NS
             self._job = self._executor.submit(self._check)
@@ -129,9 +148,10 @@ class Housekeeper:
         if not pruned:
             self._is_pruning_audit = False
             if self._audit_rows_pruned:
-                self._log(
-                    f"Removed {self._audit_rows_pruned} rows of audit_log and security_events",
-                    action="prune",
+                rows = plural(self._audit_rows_pruned, "row")
+                self._report(
+                    f"Removed {rows} of audit_log and security_events",
+                    "prune",
                     kind="audit",
                     count=self._audit_rows_pruned,
                 )
@@ -143,12 +163,28 @@ class Housekeeper:
         job, self._job = self._job, None
         try:
             for text, action, facts in job.result():
-                self._log(text, action=action, **facts)
+                self._report(text, action, **facts)
         except (RelayError, OSError) as exc:  # the next run tries again
             self._next_disk_ns = self._clock.monotonic_ns() + AFTER_FAILURE_NS
-            self._log(
-                f"Could not prune, pack or check: {exc}", action="prune_failed", level="error"
-            )
+            text = f"Could not prune, pack or check: {exc}"
+            self._log(text, action="prune_failed", level="error")
+            self._answer(text)
+
+    def _report(self, text: str, action: str, **facts: object) -> None:
+        self._log(text, action=action, **facts)
+        self._results.append(text)
+
+    def _answer(self, failure: str = "") -> None:
+        """Answer the command that asked for the last job, if one did."""
+        results, self._results = self._results, []
+        subject, job = self._running or (NOBODY, None)
+        self._running = None
+        if subject is NOBODY:
+            return
+        nothing = "nothing has expired" if isinstance(job, Prune) else "nothing to pack"
+        done = "completed " + ("\n".join(results) or nothing)
+        kind = Kind.NACK if failure else Kind.ACK
+        self.answers.append(JobAnswer(subject, kind, failure or done))
 
     # -- in the thread -----------------------------------------------------------------
 
@@ -157,7 +193,7 @@ class Housekeeper:
         found = self._run_slices(prune.prune_files(self._home, self._config.retention, now))
         return [
             (
-                f"Removed {pruned.number} files of {pruned.kind}, {pruned.n_bytes} bytes",
+                f"Removed {plural(pruned.number, 'file')} of {pruned.kind}, {pruned.n_bytes} bytes",
                 "prune",
                 {"kind": pruned.kind, "count": pruned.number, "bytes": pruned.n_bytes},
             )
@@ -212,7 +248,7 @@ def packable(home: Home, clock: Clock, before: str = "") -> list[str]:
 def describe_pack(packed: PackedDay) -> str:
     """One line about a pack."""
     return (
-        f"packed {packed.files} files of {packed.day}: {packed.n_bytes} bytes are "
+        f"packed {plural(packed.files, 'file')} of {packed.day}: {packed.n_bytes} bytes are "
         f"{packed.packed_bytes} in archive/{packed.day}{archive_pack.SUFFIX}"
     )
 

@@ -6,7 +6,7 @@
     journal/{stream}/        every event
 
 The newest readable checkpoint is loaded, and the journal after its offset is applied. Without a
-checkpoint the store is rebuilt from the journal alone. Source: DESIGN, "CommStore".
+checkpoint the store is rebuilt from the journal alone.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.checkpoint import load_state
-from relay.engine.core import DeliveryRules
 from relay.engine.engine import Engine
 from relay.engine.events import Event, EventCodec, EventRecord
-from relay.engine.state import State
-from relay.engine.validation import DEFAULT_LIMITS
+from relay.engine.rules import DEFAULT_LIMITS
+from relay.engine.state import DeliveryRules, State
+from relay.journal.format import Record
 from relay.journal.journal import Journal, JournalReader
 from relay.journal.plan import TierPolicy
-from relay.journal.records import Record
 from relay.journal.replay import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
@@ -216,6 +215,16 @@ def _continue_after_lost_stream(
     snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
     store_file.save(home.path(STORE), snapshot, config.store.compress, key)
     store.archives.loaded_from(home.path(STORE))
+
+
+def load_checkpoint(
+    home: Home, clock: Clock, config: Config, key: bytes | None
+) -> tuple[State, ArchiveFiles]:
+    """The store's newest checkpoint without the later events, read-only, and its archives.
+
+    Errors: as ``open_store_readonly``.
+    """
+    return _load(home, clock, config, key, None).state, ArchiveFiles(home.path(ARCHIVES), key)
 
 
 class CheckpointWriter:

@@ -296,8 +296,12 @@ def open_session(
     """Open a session; the garbage collector frees the previous one, and ignores what it loads."""
     gc.unfreeze()
     gc.collect()
-    session = Session(home, config, clock, log, status=status)
-    gc.freeze()
+    gc.disable()  # a replay makes very many objects and no cycles
+    try:
+        session = Session(home, config, clock, log, status=status)
+        gc.freeze()
+    finally:
+        gc.enable()
     return session
 
 
@@ -340,6 +344,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
             signal.signal(number, lambda *_: daemon.stop())
         is_at_terminal = log_path is None and sys.stderr.isatty()  # which hangs up when it goes
         hang_up = daemon.stop if is_at_terminal else daemon.reload
+        daemon.status.reloads = not is_at_terminal
         signal.signal(signal.SIGHUP, lambda *_: hang_up())
         signal.signal(signal.SIGCHLD, lambda *_: daemon.wake())  # a process of ours has ended
         daemon.run(ready)

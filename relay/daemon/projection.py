@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
@@ -19,6 +19,7 @@ from relay.delivery.values import system_message_row
 from relay.engine import events
 from relay.engine.events import Event
 from relay.ledger import DeliveryFacts, FileFacts, ObligationFacts
+from relay.ledger.offers import OfferChange, Ring
 
 _STATES = {
     DeliveryState.SENT: "held",
@@ -42,6 +43,8 @@ class Projection:
         self.rows: dict[str, FileFacts] = {}  # by message id
         self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
         self.rejections: list[events.FileRefused] = []  # without a row of their own
+        self.offers: list[OfferChange] = []
+        self.rings: list[Ring] = []
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.delivery_facts: dict[Key, DeliveryFacts] = {}  # without their message ids
         self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
@@ -168,6 +171,14 @@ class Projection:
         self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
         self.failures.append((message_id, event.reason))
 
+    def _on_offer(self, event: events.OfferChanged) -> None:
+        facts = (event.message_id, event.recipient, event.session, event.offer)
+        self.offers.append(OfferChange(*facts, event.became, event.detail, event.at_ns))
+
+    def _on_rung(self, event: events.AgentRung) -> None:
+        facts = (event.session, event.rung, event.messages, event.result)
+        self.rings.append(Ring(event.recipient, event.at_ns, *facts))
+
     def _on_deliveries_moved(self, event: events.DeliveriesMoved) -> None:
         state = _STATES.get(event.state)
         if state is None:
@@ -245,7 +256,7 @@ def facts_of(message: Message, relay_id: str) -> FileFacts:
         return _system_row(message, relay_id)
     known = _system_row(message, relay_id)
     path = f"agents/{message.sender}/outbox/{relay_id}{MSG_SUFFIX}"
-    return known._replace(agent_name=message.sender, file_path=path, file_mtime_ns=0)
+    return replace(known, agent_name=message.sender, file_path=path, file_mtime_ns=0)
 
 
 def deliveries_of(
@@ -274,6 +285,8 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     events.DeliveriesMoved: Projection._on_deliveries_moved,
     events.MessageReceived: Projection._on_received,
     events.LateRead: Projection._on_late_read,
+    events.OfferChanged: Projection._on_offer,
+    events.AgentRung: Projection._on_rung,
     events.DeadLettered: Projection._on_dead_lettered,
     events.DeliveryTimed: Projection._on_timed,
     events.Owed: Projection._on_owed,

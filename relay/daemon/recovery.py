@@ -14,7 +14,7 @@
 | row open, and its folder cannot be read | pending; a scan or the next start finds the file |
 | open intent in pending_operations | spawn, release: the supervisor's; any other: rolled back |
 
-Source: relay-file-system.txt 2.4, DESIGN "After a crash".
+See docs/states.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import NamedTuple
 from relay.acomm.model import DeliveryState, Message
 from relay.agents import status
 from relay.base import fsio
-from relay.base.checksums import sha256_hex
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
@@ -40,7 +39,7 @@ from relay.base.message import (
     parse_delivered,
     render,
 )
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of, sha256_hex
 from relay.daemon.agreement import unmatched_obligations, unstaged
 from relay.daemon.opening import OpenedStore
 from relay.daemon.projection import Projection, deliveries_of, facts_of
@@ -70,18 +69,22 @@ def recover(
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
     with home.dirs() as dirs:
+        open_ones = list(store.messages.incomplete().values())  # checked once: there may be many
         inboxes = _Inboxes(dirs, store, power_cut=power_cut)
-        delivered = inboxes.finish_staged()
-        again = inboxes.check_written(projection) if power_cut else 0
+        delivered = inboxes.finish_staged(open_ones)
+        again = 0
+        if power_cut:
+            again = inboxes.check_written(projection)
+            open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
         for event in store.fresh_events:
             projection.apply(event)
         events.commit()
         restored = _restore_rows(ledger, store, projection, events.journal.durable, now)
-        restored += _restore_unfinished_rows(ledger, store)
+        restored += _restore_unfinished_rows(ledger, store, open_ones)
         _reconcile_obligations(ledger, store)
         _locate_refused_files(dirs, ledger, projection)
-        _defer_unstaged(ledger, store, now)
+        _defer_unstaged(ledger, store, open_ones, now)
         rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
@@ -118,12 +121,16 @@ class _Inboxes:
         self._store = store
         self._power_cut = power_cut
 
-    def finish_staged(self) -> int:
-        """Rename the files of committed deliveries; those without a file were delivered."""
+    def finish_staged(self, open_ones: Iterable[int]) -> int:
+        """Rename the files of committed deliveries; those without a file were delivered.
+
+        ``open_ones``: numbers of the messages that may have some.
+        """
+        known = self._store.state.deliveries
         staged = [
             (number, recipient, one.attempt)
-            for number, deliveries in self._store.state.deliveries.items()
-            for recipient, one in deliveries.items()
+            for number in open_ones
+            for recipient, one in known.get(number, {}).items()
             if one.state is DeliveryState.STAGED
         ]
         for number, recipient, attempt in staged:
@@ -216,12 +223,14 @@ def _restore_rows(
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
             missing = [projection.rows[one] for one in slice_ if one not in known]
-            ledger.add(missing, system=True)
+            ledger.add(missing)
             restored += len(missing)
         ledger.deliveries.restore(projection.deliveries(relay_id_of, now))
         ledger.deliveries.restore_obligations(projection.obligations(relay_id_of))
         ledger.fail(projection.failures, now)
         ledger.agents.add_references(projection.references)
+        ledger.offers.change(projection.offers)
+        ledger.offers.add_rings(projection.rings)
         for one in projection.rejections:
             file, name = one.origin, one.origin.path.rpartition("/")[2]
             ledger.add_rejection(
@@ -246,12 +255,12 @@ def _locate_refused_files(dirs: Dirs, ledger: Ledger, projection: Projection) ->
         ledger.set_path(found)
 
 
-def _restore_unfinished_rows(ledger: Ledger, store: Engine) -> int:
+def _restore_unfinished_rows(ledger: Ledger, store: Engine, among: Iterable[int]) -> int:
     """Restore rows of unfinished messages known to the store alone; returns how many.
 
     Needed when the ledger is gone and the journal starts after those messages.
     """
-    open_ones = store.messages.incomplete()
+    open_ones = store.messages.incomplete(among)
     ids, restored = list(open_ones), 0
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
@@ -261,7 +270,7 @@ def _restore_unfinished_rows(ledger: Ledger, store: Engine) -> int:
                 message = store.messages.get(open_ones[relay_id])
                 if relay_id in known or message is None:
                     continue
-                ledger.add([facts_of(message, relay_id)], system=True)
+                ledger.add([facts_of(message, relay_id)])
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
                 ledger.deliveries.restore_obligations(
@@ -283,10 +292,10 @@ def _reconcile_obligations(ledger: Ledger, store: Engine) -> None:
         ledger.deliveries.restore_obligations(downtime.open_obligations(store))
 
 
-def _defer_unstaged(ledger: Ledger, store: Engine, now: int) -> None:
+def _defer_unstaged(ledger: Ledger, store: Engine, among: Iterable[int], now: int) -> None:
     """Mark accepted deliveries that were never staged as held and due."""
     owed: dict[str, list[str]] = {}
-    for relay_id, recipient in unstaged(store):
+    for relay_id, recipient in unstaged(store, among):
         owed.setdefault(relay_id, []).append(recipient)
     known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
     with ledger.transaction():
@@ -357,9 +366,8 @@ def _resolve_rows(
         ledger.reset(decisions.again)
         ledger.fail(decisions.disappeared, now)
         ledger.claim(decisions.completed)
-        ledger.complete(decisions.completed + decisions.own, now)
-        ledger.archive(decisions.archived)
-        ledger.archive_system(decisions.own)
+        ledger.complete(decisions.completed, now)
+        ledger.archive(decisions.archived + [(one, None) for one in decisions.own], now)
     return decisions.requeued
 
 

@@ -31,6 +31,7 @@ from relay.daemon.disk_monitor import DiskMonitor
 from relay.daemon.housekeeper import PAUSE_S, Housekeeper
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import OpenedStore, open_store
+from relay.daemon.search_filler import SearchFiller
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.engine.archives import Roller, RollPolicy
@@ -52,6 +53,7 @@ class Executors(NamedTuple):
     flush: Executor  # writes the store's file and its archives
     tiers: Executor  # moves the journal's segments between tiers
     keeper: Executor  # retention, packing, the ledger's WAL, logs of processes
+    search: Executor | None = None  # fills the search index; None: no index is kept
     pause_s: float = PAUSE_S  # of the keeper between two slices of its work
 
     @classmethod
@@ -63,6 +65,7 @@ class Executors(NamedTuple):
             ThreadPoolExecutor(1, thread_name_prefix="flush"),
             ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=lower_priority),
             ThreadPoolExecutor(3, thread_name_prefix="keeper"),
+            ThreadPoolExecutor(1, thread_name_prefix="search"),
         )
 
     @classmethod
@@ -72,8 +75,9 @@ class Executors(NamedTuple):
 
     def close(self) -> None:
         """Wait for running work; nothing can be submitted any more."""
-        for executor in (self.keeper, self.tiers, self.flush):
-            executor.shutdown()
+        for executor in (self.keeper, self.tiers, self.flush, self.search):
+            if executor is not None:
+                executor.shutdown()
 
 
 class Session:
@@ -122,9 +126,13 @@ class Session:
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
             self.dispatcher = self._make_dispatcher(config, executors.flush)
             self.housekeeper = Housekeeper(
-                home, ledger, config, clock, keeper, log, pause_s=executors.pause_s
+                home, ledger, config, clock, keeper, log, pause_s=executors.pause_s, wake=wake
             )
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
+            self._search = SearchFiller(
+                home, config, clock, self.opened.key, executors.search, log, wake
+            )
+            stack.callback(self._search.stop)
             self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
             resume = self.dispatcher.notifier.send_resume_message
             spawner = spawner or SystemSpawner()
@@ -225,13 +233,13 @@ class Session:
     def _poll_background(self) -> int:
         """Poll background work; returns when the next turn is due (monotonic ns)."""
         usage = self.status.disk
-        keeper_due = self.housekeeper.poll(
-            idle=self.deadline > self.clock.monotonic_ns(),
-            is_low=usage is not None and usage.state.is_low,
-        )
+        is_low = usage is not None and usage.state.is_low
+        idle = self.deadline > self.clock.monotonic_ns()
+        keeper_due = self.housekeeper.poll(idle=idle, is_low=is_low)
         self.dispatcher.pause("wal", self.housekeeper.paused)
         self.status.ledger_damage = self.housekeeper.damage
         due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
+        due.append(self._search.poll(self.opened.events.journal.durable, is_low=is_low))
         optional = (self.supervisor.due_ns(), self._publisher.due_ns())
         return min([*due, *(at for at in optional if at is not None)])
 
@@ -245,11 +253,13 @@ class Session:
         self._log(f"The store: {text}", action="store_warning", level="warning")
 
     def _run_jobs(self) -> None:
-        for job in self.dispatcher.pop_jobs():
+        for asked_by, job in self.dispatcher.pop_jobs():
             if isinstance(job, JournalCommand):
                 run_command(self.home, self.opened.events, self.opened.tiers, self.clock, job)
             else:
-                self.housekeeper.enqueue(job)
+                self.housekeeper.enqueue(job, asked_by)
+        answers, answer = self.housekeeper.answers, self.dispatcher.notifier.answer
+        self.housekeeper.answers = [one for one in answers if not answer(*one)]
 
     def _poll_tiers(self) -> int:
         done = self._tier_worker.poll(start=not self.is_ending)

@@ -162,6 +162,7 @@ class SharedStatus:
         self.pauses: dict[str, str] = {}  # source of the pause (disk, wal) -> reason
         self.trouble = ""  # reason why no session serves
         self.config_error = ""  # why the new config.json was not applied
+        self.reloads = True  # SIGHUP reads config.json; at a terminal, it stops the relay
         self.tiers_waiting: tuple[str, ...] = ()  # steps of the journal's tiers that failed
         self.ledger_damage = ""  # result of the last check of the ledger
         self.is_serving = False

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 
 from relay.base.clock import Clock
 from relay.base.config import Config, load
+from relay.base.discovery import CONFIG
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
-from relay.base.home import CONFIG, Home, lock_holder
+from relay.base.home import Home, lock_holder
 from relay.doctor import files, rows, stores, system
 from relay.doctor.report import Target, describe_error, repair
 
@@ -22,8 +23,8 @@ __all__ = ["Finding", "Severity", "Target", "examine", "repair"]
 
 
 def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
-    """Yield all findings: settings, process, limits, files, store, journal, tiers, ledger,
-    attachments.
+    """Yield all findings: settings, process, limits, files, hooks, store, journal, tiers, ledger,
+    attachments, search index.
 
     ``deep``: also read every attachment, every store archive and every packed day of the archive.
     """
@@ -39,8 +40,10 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
         system.check_limits,
         files.check_files,
         files.check_agents,
+        files.check_hooks,
         stores.check_stores,
         rows.check_rows,
+        stores.check_search,
     ]
     for check in checks:
         yield from _report_unreadable(check, target)

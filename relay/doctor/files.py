@@ -19,10 +19,15 @@ from relay.base.errors import FormatError, InvalidName
 from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import AGENT_DIRS, META, PENDING
 from relay.base.names import MSG_SUFFIX, check_agent_name, shown
+from relay.base.text import plural
 from relay.delivery.file_ops import REJECTED
 from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import SUFFIX
+from relay.reach import report
+from relay.reach.rungs import WAKE, BadWake, read_wake
+from relay.reach.settings import hook_states
+from relay.reach.vendors import VENDORS
 
 MAX_ENTRIES = 50_000  # takes half a second
 STAGED_S = 30  # a delivery in progress takes milliseconds
@@ -251,12 +256,35 @@ def check_agents(target: Target) -> Iterator[Finding]:
                 item for item in list_dir(target.home.path(folder)) if item.endswith(MSG_SUFFIX)
             ]
             if waiting:
-                count = f"{len(waiting)} message{'s' * (len(waiting) != 1)}"
+                count = plural(len(waiting), "message")
                 found = f"{exc}: {count} in {shown(folder)} cannot be sent"
                 advice = f"move them to the outbox of a valid name: {exc.hint}"
                 yield Finding("files", shown(folder), found, advice, Severity.WARNING)
         else:
             yield from _ignored_files(target, folder)
+            yield from _wake_file(target, name)
+
+
+def check_hooks(target: Target) -> Iterator[Finding]:
+    """Check the hooks of agent CLIs: of the user, and of the project that has this home."""
+    for one in hook_states(target.home.root, os.path.dirname(target.home.root)):
+        if one.problem:
+            yield Finding("hooks", one.path, one.problem, "correct the file", Severity.NOTE)
+        elif one.events and one.fired_at is None:
+            advice = VENDORS[one.vendor].advice or f"start a new session of {one.vendor}"
+            found = f"the hooks of {one.vendor} in {one.path} were never seen to fire"
+            yield Finding("hooks", one.path, found, advice, Severity.NOTE)
+
+
+def _wake_file(target: Target, name: str) -> Iterator[Finding]:
+    """Check the file that says how an agent is rung."""
+    try:
+        read_wake(target.home.root, name)
+    except BadWake as exc:
+        where = f"agents/{name}/{WAKE}"
+        found = str(exc).removeprefix(f"{where}: ")
+        advice = "fix or remove it: until then the agent is not rung when messages wait"
+        yield Finding("files", where, found, advice, Severity.WARNING)
 
 
 def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
@@ -264,7 +292,7 @@ def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
     oldest = time.time() - target.config.detection.orphan_after_s
     left = []
     for name in list_dir(target.home.path(folder)):
-        if name.endswith(MSG_SUFFIX) or name.startswith("."):
+        if name.endswith((MSG_SUFFIX, report.SUFFIX)) or name.startswith("."):
             continue
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(target.home.path(folder, name)).st_mtime < oldest:

@@ -16,7 +16,7 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
 from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore
 from relay.base.finding import Finding, Severity
-from relay.base.home import ARCHIVES, BASE, LEDGER, STORE, Home, unclean_stop
+from relay.base.home import ARCHIVES, BASE, LEDGER, SEARCH, STORE, Home, unclean_stop
 from relay.daemon import agreement
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
@@ -25,13 +25,14 @@ from relay.engine import check as engine_check
 from relay.engine.events import Event
 from relay.journal import check as journal_check
 from relay.journal.catalog import Catalog, Residency, SegmentEntry
-from relay.journal.format import ManifestType, Reason
 from relay.journal.journal import JournalReader
+from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.replay import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_files, segment_path
 from relay.ledger import check as ledger_check
 from relay.ledger import open_readonly
 from relay.ledger.check import RESTORE
+from relay.search import check as search_check
 
 MAX_ROWS = 50_000  # the newest of each kind; takes some tenths of a second
 _DUMP = "`relay aof dump` prints its valid records; remove the file when it is not needed"
@@ -79,6 +80,12 @@ def check_stores(target: Target) -> Iterator[Finding]:
         yield from recheck(target, lambda target: _check_loaded(target, db, position), str)
 
 
+def check_search(target: Target) -> Iterator[Finding]:
+    """Check the search index, which is derived: damage of it is a warning."""
+    path = target.home.path(SEARCH)
+    yield from search_check.check(path, deep=target.deep, is_running=target.is_running)
+
+
 # -- the store -------------------------------------------------------------------------------
 
 
@@ -86,14 +93,15 @@ def _check_store_files(target: Target) -> Iterator[Finding]:
     """Check the checkpoints, the base, archives (``deep``), and files that were set aside."""
     home = target.home
     path, previous, base = home.path(STORE), home.path(STORE) + PREVIOUS, home.path(BASE)
+    written = len(checkpoint_offsets(stream_dir(home)))  # before the files: a relay may write them
+    has_previous = os.path.lexists(previous)
     wrong, wrong_before = _check_file(path), _check_file(previous)
-    written = len(checkpoint_offsets(stream_dir(home)))
     if written or os.path.lexists(path):
         advice = f"the next start rebuilds the store from {os.path.basename(previous)}"
         if not _opens(wrong_before):
             advice = _without_checkpoints(home)
         yield from _advised(wrong, advice)
-    if os.path.lexists(previous):
+    if has_previous:
         yield from _advised(wrong_before, "the next checkpoint replaces it")
     elif written > 1:  # a backup has the newest alone
         severity = Severity.NOTE if _opens(wrong) else Severity.ERROR
