@@ -2,21 +2,32 @@
 
 A command's module is imported when the command is called, so that ``relay --help`` imports neither
 the daemon nor Spark. An error is one line on stderr with a hint; its exit code is that of its
-class (``relay.base.errors.EXIT_CODES``).
+class (``relay.base.errors.EXIT_CODES``). ^C ends a command with 130, a reader that closes the
+pipe with 141; neither is an error. After ^C one line names what the command leaves behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from relay.base.errors import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, RelayError
+from relay.base.errors import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_PIPE_CLOSED,
+    Interrupted,
+    RelayError,
+    RelayWarning,
+)
 
 # command -> (module, one line of help). The line is the command's own; a test compares them.
 COMMANDS = {
@@ -32,10 +43,41 @@ COMMANDS = {
         "Stop an agent's process: SIGTERM, then SIGKILL after spawn.grace_s.",
     ),
     "ps": ("relay.cli.processes", "List the processes started by the relay and their state."),
+    "logs": (
+        "relay.cli.processes",
+        "Show what the process of an agent wrote, or without NAME the relay's own log.",
+    ),
     "send": ("relay.cli.messages", "Send a message."),
-    "inbox": ("relay.cli.messages", "Show or take the messages in an inbox."),
-    "ack": ("relay.cli.messages", "Acknowledge a message."),
-    "nack": ("relay.cli.messages", "Report that a message could not be handled, and why."),
+    "inbox": ("relay.cli.inbox", "Show or take the messages in an inbox."),
+    "show": (
+        "relay.cli.show",
+        "Show a whole message: body, attachments, what became of it, and the answers.",
+    ),
+    "reply": ("relay.cli.messages", "Answer a message: to its sender, in its thread."),
+    "wait": (
+        "relay.cli.messages",
+        "Wait until every recipient of a message has it, has read it, or has done it.",
+    ),
+    "resend": (
+        "relay.cli.messages",
+        "Send a message again, as a new one of the same sender: refused, failed, or lost.",
+    ),
+    "attachment": (
+        "relay.cli.show",
+        "Get the files sent with messages, and add files to be sent.",
+    ),
+    "ack": (
+        "relay.cli.messages",
+        "Acknowledge a message; it counts as read, and leaves the inbox.",
+    ),
+    "nack": (
+        "relay.cli.messages",
+        "Report that a message could not be handled, and why; it leaves the inbox.",
+    ),
+    "guide": (
+        "relay.cli.guide",
+        "Print a page for an agent: how to send, read and answer messages, and what it owes.",
+    ),
     "continuity": (
         "relay.cli.continuity",
         "Save an agent's state for its next run, load it, list saved versions.",
@@ -45,16 +87,20 @@ COMMANDS = {
     "top": ("relay.cli.top", "Show agents, queue, rates and pending answers, refreshed in place."),
     "history": ("relay.cli.history", "Show the messages in the store, newest first."),
     "thread": ("relay.cli.history", "Show the messages of one thread, oldest first."),
-    "search": ("relay.cli.history", "Find messages by a regular expression."),
+    "search": ("relay.cli.search", "Find messages by words, phrases and facts."),
     "channel": ("relay.cli.channel", "Show, create and change channels."),
-    "acks": ("relay.cli.acks", "Show pending answers and acknowledgments."),
-    "dead": ("relay.cli.acks", "Show dead letters, replay or discard them."),
+    "open": ("relay.cli.open", "Show who owes an answer: open, begun and overdue."),
+    "unread": ("relay.cli.inbox", "Show the unread messages of all agents, oldest first."),
+    "failed": ("relay.cli.failed", "Show messages that were refused, bounced, given up or failed."),
+    "dead": ("relay.cli.failed", "Show dead letters, replay or discard them."),
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": (
         "relay.cli.journal",
         "Show the journal's segments, and move them between the tiers.",
     ),
+    "config": ("relay.cli.config", "Show, check and change the settings in config.json."),
+    "where": ("relay.cli.config", "Show the home, the rule that chose it, and other homes."),
     "service": ("relay.cli.service", "Install the relay as a service: systemd or launchd."),
     "ledger": (
         "relay.cli.ledger",
@@ -70,11 +116,31 @@ COMMANDS = {
     ),
     "prune": ("relay.cli.prune", "Remove data that has expired by the `retention` settings."),
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
-    "key": ("relay.cli.agents", "Create and confirm the keys that agents sign with."),
+    "key": ("relay.cli.key", "Create and confirm the keys that agents sign with."),
+    "hooks": (
+        "relay.cli.hooks",
+        "Install the hooks that bring messages into the context of agent CLIs.",
+    ),
+    "wake": ("relay.cli.wake", "Show how an agent is woken when messages wait, and try it."),
+    "bell": ("relay.cli.wake", "Ring an agent when messages wait, until this command is ended."),
+    "mcp": (
+        "relay.cli.mcp",
+        "Serve an agent's tools over stdio: send, inbox, answer, trace, agents, search.",
+    ),
     "doctor": ("relay.cli.doctor", "Check the home for problems."),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
+    "completion": ("relay.cli.usage", "Print the script that completes commands and names."),
+    "help": ("relay.cli.usage", "Show the help of a command."),
+    "version": ("relay.cli.usage", "Show the version."),
 }
+# options and arguments that are not called like the header or field that they become
+FIELDS = {
+    "WORKING_DIR": ("cwd",),
+    "content_pattern": ("pattern", "match", "regex"),
+    "topic_pattern": ("pattern", "topic"),
+}
+COMPLETE_VARIABLE = "_RELAY_COMPLETE"  # set by the script of `relay completion`
 
 
 class LazyGroup(click.Group):
@@ -89,7 +155,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        command = getattr(module, cmd_name)
+        command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command
 
@@ -104,13 +170,16 @@ Examples:
   relay init && relay up
   relay send bob "the build is green"
   relay trace 1706123456789012345-a1b2c3d4
+
 \b
 Exit codes:
 """ + "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
-@click.command(cls=LazyGroup, epilog=EPILOG)
-@click.option("--home", metavar="DIR", help="The relay home [$AGENT_RELAY_DIR, ~/.agent-relay].")
+@click.command(
+    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option("--home", metavar="DIR", help="The relay home [see `relay where --help`].")
 @click.version_option(package_name="agent-relay", prog_name="relay")
 @click.pass_context
 def cli(ctx: click.Context, home: str | None) -> None:
@@ -131,16 +200,23 @@ def _open_standard_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor: this stream's
-            os.set_inheritable(opened, True)
-            setattr(sys, name, os.fdopen(opened, mode))
+            opened = open(os.devnull, mode)  # the lowest free descriptor: this stream's
+            os.set_inheritable(opened.fileno(), True)
+            setattr(sys, name, opened)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. Errors are printed here and nowhere else."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    context = None
     try:
-        result: Any = cli.main(arguments, prog_name="relay", standalone_mode=False)
-    except click.exceptions.Abort:
+        if COMPLETE_VARIABLE in os.environ:
+            return _complete(os.environ[COMPLETE_VARIABLE])
+        with _warnings_in_one_line(), cli.make_context("relay", words) as context:
+            result: Any = cli.invoke(context)
+    except (click.exceptions.Abort, KeyboardInterrupt) as exc:
+        _end_line()
+        _print_notes(exc)
         return EXIT_INTERRUPTED
     except click.exceptions.Exit as exc:
         return exc.exit_code
@@ -148,20 +224,60 @@ def run(arguments: Sequence[str] | None = None) -> int:
         exc.show()  # a group without a command: print its help
         return exc.exit_code
     except click.ClickException as exc:
-        _print_error(_rephrase(exc.format_message()), _help_of(exc))
+        _print_error(*_usage_error(exc))
         return exc.exit_code
     except RelayError as exc:
-        _print_error(str(exc), exc.hint)
+        if isinstance(exc, Interrupted):
+            _end_line()
+        _print_error(_in_user_words(exc, context), exc.hint, context)
         return exc.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has closed the pipe
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except BrokenPipeError as exc:
+        _discard_output()
+        _print_notes(exc)
+        return EXIT_PIPE_CLOSED
     except OSError as exc:
-        _print_error(f"{exc.filename or 'system'}: {exc.strerror or exc}", _hint_of(exc))
+        _print_error(*_system_error(exc))
         return EXIT_FAILED
-    return result if isinstance(result, int) else 0
+    if isinstance(result, int) and result:
+        return result
+    from relay.cli.common import advise_unread
+
+    advise_unread(context, words)
+    return 0
+
+
+def _end_line() -> None:
+    """End the line of a terminal that shows ^C."""
+    if sys.stderr.isatty():
+        click.echo(err=True)
+
+
+def _complete(instruction: str) -> int:
+    """Print what a shell asks for: the completions of a command line, or the script for them."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, "relay", COMPLETE_VARIABLE, instruction)
+
+
+def _usage_error(exc: click.ClickException) -> tuple[str, str]:
+    """Return the message and the hint for a wrong command line.
+
+    The hint is the word that was probably meant, or else the command's help.
+    """
+    from relay.base.text import did_you_mean
+
+    ctx: click.Context | None = getattr(exc, "ctx", None)
+    if ctx is None:
+        return _rephrase(exc.format_message()), ""
+    see = f"see `{ctx.command_path} --help`"
+    option, command = getattr(exc, "option_name", None), getattr(exc, "command_name", None)
+    if isinstance(exc, click.NoSuchOption) and option:
+        known = [name for one in ctx.command.get_params(ctx) for name in one.opts]
+        return f"no such option '{option}'", did_you_mean(option, known) or see
+    if command and isinstance(ctx.command, click.Group):
+        known = ctx.command.list_commands(ctx)
+        return f"no such command '{command}'", did_you_mean(command, known) or see
+    return _rephrase(exc.format_message()), see
 
 
 def _rephrase(message: str) -> str:
@@ -171,10 +287,22 @@ def _rephrase(message: str) -> str:
     return message.rstrip(".")
 
 
-def _help_of(exc: click.ClickException) -> str:
-    """Return a hint at the help of the command that was used wrongly."""
-    ctx = getattr(exc, "ctx", None)
-    return f"see `{ctx.command_path} --help`" if ctx is not None else ""
+def _in_user_words(exc: RelayError, ctx: click.Context | None) -> str:
+    """Name the option or argument of the command, where the error names the header it becomes."""
+    from relay.cli.common import COMMAND
+
+    text = str(exc)
+    field, mark, rest = text.removeprefix("header ").partition(" ")
+    if not (text.startswith("header ") or field.isupper() or field.endswith(":")):
+        return text
+    command: click.Command | None = None if ctx is None else ctx.meta.get(COMMAND)
+    names = (field.rstrip(":").lower(), *FIELDS.get(field.rstrip(":"), ()))
+    for param in command.params if command is not None else ():
+        if param.name in names:
+            is_option = isinstance(param, click.Option)
+            name = max(param.opts, key=len) if is_option else param.human_readable_name
+            return f"{name}{':' * field.endswith(':')}{mark}{rest}"
+    return text
 
 
 def _user() -> str:
@@ -186,20 +314,73 @@ def _user() -> str:
         return str(os.geteuid())
 
 
+def _system_error(exc: OSError) -> tuple[str, str]:
+    """Return the message and the hint for an error of the system."""
+    text = exc.strerror or str(exc)
+    if exc.filename is not None:
+        text = f"{exc.filename}: {text}"
+    elif _is_output_stuck():
+        _discard_output()
+        return "; ".join((f"the output could not be written: {text}", *_notes_of(exc))), ""
+    return "; ".join((text, *_notes_of(exc))), _hint_of(exc)
+
+
+def _notes_of(exc: BaseException) -> list[str]:
+    """Return what an error says was done nevertheless."""
+    return getattr(exc, "__notes__", [])
+
+
+def _print_notes(exc: BaseException) -> None:
+    for note in _notes_of(exc):
+        _print_error(note, "")
+
+
+def _is_output_stuck() -> bool:
+    """True if stdout holds text that it cannot write, for example on a full disk."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _discard_output() -> None:
+    """Send what stdout still holds to /dev/null, so that Python's exit does not fail on it."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
 def _hint_of(exc: OSError) -> str:
     """Return a hint for an error of the system, or nothing if its own text suffices."""
     if exc.errno in (errno.EACCES, errno.EPERM):
         return f"user {_user()} lacks permission; check with `ls -ld`"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space on that disk, then try again"
+        return "free some space on that disk"
     if exc.errno == errno.EROFS:
         return "remount it read-write, or choose another path"
     return ""
 
 
-def _print_error(message: str, hint: str) -> None:
-    """Print one line on stderr, without the control characters that an agent's text may contain."""
-    from relay.cli.common import sanitize
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print warnings of the SDK like errors, for example that the disk is full."""
 
-    line = " ".join(f"relay: {message}{'; ' + hint if hint else ''}".split())
-    click.echo(sanitize(line), err=True)
+    def show(warning: Warning | str, *_: object) -> None:
+        _print_error(str(warning), "")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RelayWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+def _print_error(message: str, hint: str, ctx: click.Context | None = None) -> None:
+    """Print one line on stderr, without the control characters that an agent's text may contain.
+
+    The commands that it names have the --home of the command that failed.
+    """
+    from relay.cli.common import name_home, sanitize
+
+    line = name_home(f"{message}{'; ' + hint if hint else ''}", ctx)
+    click.echo(sanitize(" ".join(f"relay: {line}".split())), err=True)

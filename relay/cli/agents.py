@@ -1,47 +1,69 @@
-"""``relay agents``, ``register`` and ``key``: agents, their status, warnings, signing keys."""
+"""``relay agents`` and ``register``: agents, their status and warnings."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import click
 
+from relay.base import process_info
 from relay.base.clock import NS_PER_S
-from relay.base.home import LEDGER, META
-from relay.base.names import OPERATOR, ORCHESTRATOR, check_agent_name
+from relay.base.errors import RelayError
+from relay.base.home import LEDGER, META, Home
+from relay.base.names import (
+    DIRECT_PREFIX,
+    LEAD,
+    MSG_SUFFIX,
+    OPERATOR,
+    check_agent_name,
+)
+from relay.cli import outcomes
 from relay.cli.common import (
+    agent_not_found,
     ago,
+    complete_agents,
     echo_json,
     home_option,
     json_option,
+    name_home,
     open_home,
     parse_meta,
-    print_table,
+    plural,
     read_agent_meta,
     root_of,
     sanitize,
     unread,
     when,
+    with_iso_times,
 )
+from relay.cli.ids import short_ids
 from relay.cli.request import control_options, send_command
-
-if TYPE_CHECKING:
-    from relay.base.home import Home
-import os
-
-from relay.base import process_info
-from relay.base.errors import NotFound
-from relay.base.home import KEY, Home
+from relay.cli.sessions import AgentState, agent_states
+from relay.cli.tables import colour_by_word, print_table, wide_option
 
 SILENT_S = 60  # shorter pauses are normal
 PRESENT = ("active", "inactive")  # for the others, the reason of the status says it
 WAITING = """SELECT recipient, min(written_at) FROM deliveries WHERE state = 'written' GROUP BY 1
 UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
+
+LATEST = 10  # messages on an agent's page
+MOST_SEARCHED = 100_000  # the newest messages, among which they are found
+_LATEST = """
+SELECT m.*, d.state FROM messages AS m
+LEFT JOIN deliveries AS d ON d.message_id = m.message_id AND d.recipient = :name
+WHERE m.id > (SELECT max(id) FROM messages) - :most
+    AND (d.recipient IS NOT NULL OR m.agent_name = :name)
+ORDER BY m.id DESC LIMIT :latest"""
+_OWED = """SELECT count(*) AS owed, coalesce(sum(due_at <= :now), 0) AS overdue,
+    min(written_at) AS oldest_owed_at
+FROM deliveries WHERE recipient = :name AND obligation = 'open'"""
 
 
 @click.group(
@@ -50,19 +72,22 @@ SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROU
 Examples:
   relay agents
   relay agents --json
+  relay agents show bob
   relay agents retire bob --reason "its work is done"
   relay agents revive bob""",
 )
 @home_option
+@wide_option
 @json_option
 @click.pass_context
-def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
+def agents(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -> None:
     """List the agents and their status.
 
     SINCE: when the current status began (- for active agents). SEEN: when it last wrote or
     read a message. UNREAD: messages in its inbox. DEAD: dead letters addressed to it. NOTE: its
     registered process has exited; how long it has been silent with messages waiting; its own
-    status text.
+    status text. It begins with what the agent's session tells: working, idle, idle and owes 2
+    (answers), blocked on a permission, not seen since 12:03.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
@@ -72,10 +97,10 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
         listed = _listed(opened, now)
     if as_json:
         for one in listed:
-            echo_json(_facts(*one, now))
+            echo_json(with_iso_times(_facts(one, now)))
         return
     header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE")
-    print_table(header, [_cells(*one, now) for one in listed])
+    print_table(header, [_cells(one, now) for one in listed], wide=wide)
 
 
 class _Listed(NamedTuple):
@@ -85,26 +110,37 @@ class _Listed(NamedTuple):
     role: str | None  # in its meta.json
     unread: int | None  # in its inbox
     alert: AgentAlert
+    state: AgentState | None  # of its session
+
+    def text(self, now_ns: int) -> str | None:
+        """The state of its session, warnings, and its own note or the reason of its status."""
+        row = self.row
+        note = self.alert.text(now_ns, row["note"] if row["status"] == "active" else row["reason"])
+        doing = self.state and self.state.text(row["owed"], now_ns)
+        return "; ".join(filter(None, (doing, note))) or None
 
 
 def _listed(home: Home, now_ns: int) -> list[_Listed]:
-    """List all agents by name."""
+    """List all agents by name. Errors: LedgerError."""
     from relay.ledger import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT name, status, reason, changed_at, pid, registered_at, last_seen_at, note, "
-            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead "
+            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead, "
+            "(SELECT count(*) FROM deliveries WHERE recipient = name AND obligation = 'open') "
+            "AS owed "
             "FROM agents ORDER BY name"
         ).fetchall()
         alerts = find_alerts(home, db, now_ns)
-    in_inboxes = unread(home)
+    in_inboxes, states = unread(home), agent_states(home, now_ns)
     return [
         _Listed(
             row,
             _role_in(home, row["name"]),
             in_inboxes.get(row["name"]),
             alerts.get(row["name"], AgentAlert()),
+            states.get(row["name"]),
         )
         for row in rows
     ]
@@ -118,16 +154,15 @@ def _role_in(home: Home, name: str) -> str | None:
         return None
 
 
-def _facts(
-    row: sqlite3.Row, role: str | None, unread: int | None, alert: AgentAlert, now_ns: int
-) -> dict[str, object]:
+def _facts(one: _Listed, now_ns: int) -> dict[str, object]:
+    row, role, unread, alert, state = one
     return {
         "name": row["name"],
         "status": row["status"],
         "role": role,
         "pid": row["pid"],
-        "registered_at": when(row["registered_at"]),
-        "last_seen_at": when(row["last_seen_at"]),
+        "registered_at": row["registered_at"],
+        "last_seen_at": row["last_seen_at"],
         "unread": unread,
         "dead": row["dead"],
         "note": row["note"],
@@ -135,12 +170,16 @@ def _facts(
         "status_since": when(row["changed_at"]),
         "process_ended": alert.ended_pid,
         "silent_s": alert.silent_since and (now_ns - alert.silent_since) // NS_PER_S,
+        "owed": row["owed"],
+        "state": state and state.state,
+        "state_since": state and when(state.since),
+        "session": state and state.session,
+        "session_seen_at": state and state.seen_at,
     }
 
 
-def _cells(
-    row: sqlite3.Row, role: str | None, unread: int | None, alert: AgentAlert, now_ns: int
-) -> tuple[object, ...]:
+def _cells(one: _Listed, now_ns: int) -> tuple[object, ...]:
+    row, role, unread, *_ = one
     is_active = row["status"] == "active"
     return (
         row["name"],
@@ -150,13 +189,151 @@ def _cells(
         ago(row["last_seen_at"], now_ns),
         unread,
         row["dead"],
-        sanitize(alert.text(now_ns, row["note"] if is_active else row["reason"]), 60),
+        sanitize(one.text(now_ns)),
     )
+
+
+@agents.command(epilog="\b\nExamples:\n  relay agents show bob\n  relay agents show bob --json")
+@home_option
+@click.argument("name", shell_complete=complete_agents)
+@json_option
+@click.pass_context
+def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Show everything about one agent on one page.
+
+    Status, process, unread messages, open answers, dead letters, channels, and the latest messages
+    from or to it.
+    """
+    now = time.time_ns()
+    with open_home(ctx, home) as opened:
+        listed = next((one for one in _listed(opened, now) if one.row["name"] == name), None)
+        if listed is None:
+            raise agent_not_found(opened, name)
+        facts = _facts(listed, now) | _page(opened, name, now)
+    if as_json:
+        echo_json(with_iso_times(facts))
+    else:
+        _show_page(facts, listed, now)
+
+
+def _page(home: Home, name: str, now_ns: int) -> dict[str, Any]:
+    """Collect what the list of agents does not show."""
+    from relay.cli.processes import process_facts
+    from relay.ledger import open_readonly
+
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        process = db.execute("SELECT * FROM processes WHERE name = ?", (name,)).fetchone()
+        owed = db.execute(_OWED, {"name": name, "now": now_ns}).fetchone()
+        latest = list(_latest(db, name))
+    inbox = _files(home, name, "inbox")
+    return {
+        "mailbox": home.path("agents", name),
+        "outbox": len(_files(home, name, "outbox")),
+        "oldest_unread_at": min(inbox, default=None),
+        "owed": owed["owed"],
+        "overdue": owed["overdue"],
+        "oldest_owed_at": owed["oldest_owed_at"],
+        "process": process and process_facts(process),
+        "channels": _channels(home, name),
+        "latest": latest,
+    }
+
+
+def _files(home: Home, name: str, folder: str) -> list[int]:
+    """Return when each message in a folder of a mailbox was written (Unix ns)."""
+    found: list[int] = []
+    with contextlib.suppress(OSError), os.scandir(home.path("agents", name, folder)) as files:
+        for one in files:
+            with contextlib.suppress(FileNotFoundError):  # read in the meantime
+                if one.name.endswith(MSG_SUFFIX):
+                    found.append(one.stat(follow_symlinks=False).st_mtime_ns)
+    return found
+
+
+def _latest(db: sqlite3.Connection, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the newest messages from or to an agent; the outcome of one to it is its own."""
+    wanted = {"name": name, "most": MOST_SEARCHED, "latest": LATEST}
+    for row in db.execute(_LATEST, wanted).fetchall():
+        deliveries = outcomes.read_deliveries(db, "message_id = ?", row["message_id"])
+        own = [one for one in deliveries if one["recipient"] == name]
+        yield {
+            "id": row["message_id"],
+            "at": row["discovered_at"],
+            "from": row["agent_name"],
+            "to": row["target"],
+            "kind": row["message_type"],
+            "outcome": str(outcomes.summary(row, own or deliveries)),
+        }
+
+
+def _channels(home: Home, name: str) -> list[str] | None:
+    """List the channels in which an agent takes part; None if the store cannot be read."""
+    from relay.cli.history import read_store
+
+    try:
+        store = read_store(home)
+    except (RelayError, OSError):  # `relay doctor` reports it
+        return None
+    return [
+        channel.name
+        for channel in store.channels.list_all()
+        if not channel.name.startswith(DIRECT_PREFIX)
+        and name in [member.id for member in channel.participants]
+    ]
+
+
+def _show_page(facts: dict[str, Any], listed: _Listed, now_ns: int) -> None:
+    """Print an agent's page."""
+
+    def echo(label: str, *texts: str | None) -> None:
+        click.echo(f"  {label:<10}{sanitize(', '.join(filter(None, texts)))}")
+
+    def aged(what: str, at: int | None) -> str:
+        return what if at is None else f"{what}, the oldest for {ago(at, now_ns)}"
+
+    row = listed.row
+    status = colour_by_word(row["status"])
+    since = None if row["status"] == "active" else f"since {ago(row['changed_at'], now_ns)}"
+    click.echo(facts["name"])
+    click.echo(
+        f"  {'status':<10}{', '.join(filter(None, (status, since, sanitize(facts['role']))))}"
+    )
+    echo("seen", ago(row["last_seen_at"], now_ns) + " ago" * (row["last_seen_at"] is not None))
+    if text := listed.text(now_ns):
+        echo("note", text)
+    if facts["session"]:
+        echo("session", facts["session"], f"seen {ago(facts['session_seen_at'], now_ns)} ago")
+    if one := facts["process"]:
+        pid = f"pid {one['pid']}" if one["pid"] else None
+        echo("process", one["state"], pid, one["cli"], plural(one["restarts"], "restart"))
+        echo("", one["last_error"], name_home(f"`relay logs {facts['name']}` shows its output"))
+    elif facts["pid"]:
+        echo("process", f"pid {facts['pid']}")
+    echo("mailbox", facts["mailbox"])
+    echo("outbox", plural(facts["outbox"], "message"))
+    unread_text = f"{facts['unread'] or 0} unread"
+    echo("inbox", aged(unread_text, facts["oldest_unread_at"]))
+    answers = aged(plural(facts["owed"], "answer"), facts["oldest_owed_at"])
+    echo("owes", answers, f"{facts['overdue']} overdue" if facts["overdue"] else None)
+    echo("dead", plural(facts["dead"], "dead letter"))
+    channels = facts["channels"]
+    echo("channels", "unknown" if channels is None else ", ".join(channels) or "none")
+    if facts["latest"]:
+        click.echo()
+        short = short_ids(one["id"] for one in facts["latest"])
+        header = ("ID", "AGE", "FROM", "TO", "KIND", "STATUS")
+        print_table(
+            header,
+            [
+                (short[m["id"]], ago(m["at"], now_ns), m["from"], m["to"], m["kind"], m["outcome"])
+                for m in facts["latest"]
+            ],
+        )
 
 
 @agents.command(epilog='\b\nExample:\n  relay agents retire bob --reason "its work is done"')
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_agents)
 @click.option("--reason", metavar="TEXT", help="Reason, shown to agents that write to it.")
 def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) -> None:
     """Take an agent out of service: mail to it bounces, with the reason.
@@ -169,7 +346,7 @@ def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) 
 
 @agents.command(epilog="\b\nExample:\n  relay agents revive bob")
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_agents)
 def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
     """Make a retired or terminated agent active again, with inbox and history."""
     send_command(ctx, "agent.revive", {"NAME": name}, **caller)
@@ -192,40 +369,28 @@ def register(
     retired agent becomes active again, by a message to the relay.
     """
     from relay.base import fsio
+    from relay.reach.binding import revive
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:
+        alike = [one for one in opened.agent_names() if one != name and one.lower() == name.lower()]
         opened.make_agent(name)
         if role is not None:
             meta = read_agent_meta(opened, name)
             path = opened.path("agents", name, META)
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))
-        _revive(opened, name)
+        revive(opened, name)
+    if name.lower() == LEAD != meta_role:
+        line = f"relay: `TO: {name}` means the agent with the role lead; {name} gets it without one"
+        click.echo(line, err=True)
+    elif alike:
+        line = f"relay: there is also an agent {', '.join(sorted(alike))}; names are case-sensitive"
+        click.echo(line, err=True)
     if as_json:
         echo_json({"name": name, "role": meta_role})
     else:
         click.echo(f"registered {name}; mailbox: {opened.path('agents', name)}")
-
-
-def _revive(home: Home, name: str) -> None:
-    """Ask the relay, running now or later, to make a terminated or retired agent active."""
-    from relay.base.errors import LedgerError
-    from relay.ledger import open_readonly
-
-    try:
-        db = open_readonly(home.path(LEDGER))
-    except LedgerError:  # no relay has ever run here
-        return
-    away = "SELECT 1 FROM agents WHERE name = ? AND status IN ('terminated', 'retired')"
-    is_away = db.execute(away, (name,)).fetchone() is not None
-    db.close()
-    if is_away:
-        from agent_sdk import Agent, Kind
-
-        with Agent(OPERATOR, home.root, registers=False) as operator:
-            body = f"ACTION: agent.revive\nNAME: {name}"
-            operator.send(ORCHESTRATOR, body, kind=Kind.COMMAND)
 
 
 def _role(data: bytes | None) -> str | None:
@@ -298,91 +463,3 @@ def _supervised(db: sqlite3.Connection) -> set[str]:
     """Return the agents whose processes the relay supervises, shown by `relay ps`."""
     tended = "SELECT name FROM processes WHERE state NOT IN ('exited', 'failed', 'released')"
     return {row[0] for row in db.execute(tended)}
-
-
-@click.group(
-    epilog="""\b
-Examples:
-  relay key make alice
-  relay key show alice
-  relay key trust alice 4f0c…   # 64 hex digits""",
-)
-def key() -> None:
-    """Create and confirm the keys that agents sign with.
-
-    An agent with a key signs its messages; the SDK and `relay send` do it automatically. The relay
-    registers the first public key in an agent's meta.json and ignores others until confirmed.
-    """
-
-
-@key.command("make", epilog="\b\nExamples:\n  relay key make alice\n  relay key make operator")
-@home_option
-@click.argument("name")
-@json_option
-@click.pass_context
-def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
-    """Create an agent's key, and write the public key to its meta.json.
-
-    The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
-    the file, create a new one and confirm it with `relay key trust`.
-    """
-    from relay.base import fsio
-    from relay.base.crypto import create_key, load_key, public_key
-
-    check_agent_name(name)
-    with open_home(ctx, home) as opened:
-        opened.make_agent(name)
-        meta = read_agent_meta(opened, name)
-        path = opened.path("agents", name, KEY)
-        private = load_key(path) if os.path.lexists(path) else create_key(path)
-        public = public_key(private).hex()
-        if meta.get("public_key") != public:
-            data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
-            fsio.write_atomic(opened.path("agents", name, META), data)
-    _print_key(name, public, as_json)
-
-
-@key.command("show", epilog="\b\nExample:\n  relay key show alice --json")
-@home_option
-@click.argument("name")
-@json_option
-@click.pass_context
-def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
-    """Show the public key used to check an agent's signatures.
-
-    If none is registered, the one in its meta.json, which is registered with its next message.
-    """
-    from relay.ledger import open_readonly
-
-    with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
-        row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
-        db.close()
-        public = row["public_key"] if row else None
-        if public is None and name in opened.agent_inodes():
-            public = read_agent_meta(opened, name).get("public_key")
-    if not isinstance(public, str):
-        raise NotFound(f"{name!a} has no key", hint=f"create one with `relay key make {name}`")
-    _print_key(name, public, as_json)
-
-
-@key.command(
-    "trust", epilog="\b\nExamples:\n  relay key trust alice 4f0c…\n  relay key trust alice none"
-)
-@control_options
-@click.argument("name")
-@click.argument("public_key", metavar="HEX")
-def trust_key(ctx: click.Context, /, name: str, public_key: str, **caller: Any) -> None:
-    """Change the key used to check an agent's signatures.
-
-    HEX is 64 hex digits as printed by `relay key show`, or none: then the key in its meta.json is
-    registered with its next message. Only the operator and the lead may do this.
-    """
-    send_command(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
-
-
-def _print_key(name: str, public: str, as_json: bool) -> None:
-    if as_json:
-        echo_json({"name": name, "public_key": public})
-    else:
-        click.echo(sanitize(public))

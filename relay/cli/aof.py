@@ -23,15 +23,15 @@ from relay.cli.common import (
     echo_findings,
     echo_json,
     findings_json,
-    print_table,
     sanitize,
     when,
 )
+from relay.cli.tables import print_table
 
 if TYPE_CHECKING:
     from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
-    from relay.journal.format import ManifestRecord
-    from relay.journal.records import Record
+    from relay.journal.format import Record
+    from relay.journal.manifest_format import ManifestRecord
     from relay.journal.segment import SegmentFile
 
 CHECK_EXAMPLES = """\b
@@ -262,7 +262,7 @@ def _shown(payload: bytes) -> str:
 
 
 def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
-    from relay.journal.format import REASONS
+    from relay.journal.manifest_format import REASONS
 
     kind, segment, offset, at_ms = (row.pop(name) for name in list(row)[:4])
     if (code := row.get("reason_code")) is not None:

@@ -213,8 +213,8 @@ def _require_extra() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise RelayError(
-            f"audits need {', '.join(missing)}: pip install 'agent-relay[audit]'",
-            hint="the relay itself runs without them",
+            f"audits need {', '.join(missing)}",
+            hint="`pip install '.[audit]'` in the source of agent-relay; the relay runs without",
         )
 
 

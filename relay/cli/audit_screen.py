@@ -17,7 +17,8 @@ from rich.progress import (
 from rich.table import Table
 
 from relay.audit.run import ProgressListener
-from relay.audit.summary import Examples, JobReport, format_size, is_byte_count
+from relay.audit.summary import Examples, JobReport, is_byte_count
+from relay.base.text import format_size
 from relay.cli.common import sanitize
 
 FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown

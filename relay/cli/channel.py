@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
+from relay.cli.common import (
+    agent_not_found,
+    channel_not_found,
+    complete_agents,
+    complete_channels,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    print_rows,
+    sanitize,
+)
 from relay.cli.history import read_store, wait_for_flush
 from relay.cli.request import control_options, send_command
 
@@ -19,7 +30,11 @@ if TYPE_CHECKING:
 
 TYPES = ("group", "broadcast", "pubsub", "direct")
 agent_option = click.option(
-    "--agent", "other", metavar="NAME", help="Act on this agent instead of yourself."
+    "--agent",
+    "other",
+    metavar="NAME",
+    shell_complete=complete_agents,
+    help="Act on this agent instead of yourself.",
 )
 
 
@@ -67,19 +82,17 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
 
 @channel.command(epilog="\b\nExample:\n  relay channel show ci")
 @home_option
-@click.argument("name")
+@click.argument("name", shell_complete=complete_channels)
 @json_option
 @click.pass_context
 def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Show one channel: participants, subscriptions, settings."""
-    from relay.base.errors import ChannelNotFound
-
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
         store = read_store(opened)
     found = store.channels.get_by_name(name.removeprefix("#"))
     if found is None:
-        raise ChannelNotFound(f"channel {name!a} does not exist", hint="`relay channel list --all`")
+        raise channel_not_found(name, [one.name for one in store.channels.list_all()])
     facts = _facts(store, found)
     if as_json:
         echo_json(facts)
@@ -160,7 +173,7 @@ Examples:
 @click.argument("name")
 @click.argument("settings", metavar="[SETTING=VALUE]...", nargs=-1)
 @click.option("--type", "kind", type=click.Choice(TYPES), default="group", show_default=True)
-@click.option("--owner", metavar="NAME", help="Owner [yourself].")
+@click.option("--owner", metavar="NAME", shell_complete=complete_agents, help="Owner [yourself].")
 def create(
     ctx: click.Context,
     /,
@@ -185,7 +198,7 @@ def create(
     "  relay channel join team --agent bob"
 )
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_channels)
 @agent_option
 def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
     """Join a channel."""
@@ -195,7 +208,7 @@ def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> 
 
 @channel.command(epilog="\b\nExample:\n  relay channel leave team --agent bob")
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_channels)
 @agent_option
 def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
     """Leave a channel; its subscriptions there end."""
@@ -204,7 +217,7 @@ def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) ->
 
 @channel.command(epilog="\b\nExample:\n  relay channel subscribe ci 'build.#' --agent bob")
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_channels)
 @click.argument("pattern")
 @click.option(
     "--filter",
@@ -237,7 +250,7 @@ def subscribe(
     "  relay channel unsubscribe ci --agent bob    # all subscriptions"
 )
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_channels)
 @click.argument("pattern", required=False)
 @agent_option
 def unsubscribe(
@@ -259,13 +272,14 @@ Settings:
   flush=immediate|batch|manual
   description=TEXT       tags=ci,build
   none unsets an optional setting: ack_timeout=none
+
 \b
 Examples:
   relay channel config ci delivery=at-least-once ack_timeout=30
   relay channel config ci retention='duration 3600' max_participants=none""",
 )
 @control_options
-@click.argument("name")
+@click.argument("name", shell_complete=complete_channels)
 @click.argument("settings", metavar="SETTING=VALUE...", nargs=-1, required=True)
 def config(ctx: click.Context, /, name: str, settings: tuple[str, ...], **caller: Any) -> None:
     """Change settings of a channel; `relay channel show` prints the current ones."""
@@ -288,7 +302,7 @@ def _state_command(verb: str, says: str) -> click.Command:
 
     @click.command(verb, help=says, epilog=f"\b\nExample:\n  relay channel {verb} ci")
     @control_options
-    @click.argument("name")
+    @click.argument("name", shell_complete=complete_channels)
     def change(ctx: click.Context, /, name: str, **caller: Any) -> None:
         send_command(ctx, f"channel.{verb}", {"CHANNEL": name}, **caller)
 
@@ -299,19 +313,14 @@ for _verb, _says in {
     "pause": "Accept no new messages in a channel until it is resumed.",
     "resume": "Accept messages again in a paused or draining channel.",
     "drain": "Accept no new messages in a channel, but deliver pending ones.",
-    "close": "Close a channel permanently.",
+    "close": "Close a channel permanently: its name cannot be used again.",
 }.items():
     channel.add_command(_state_command(_verb, _says))
 
 
 def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
     """Require that the agent exists, if a name is given. Errors: NotFound."""
-    from relay.base.errors import NotFound
-
     if name is not None:
         with open_home(ctx, home) as opened:
             if name not in opened.agent_inodes():
-                raise NotFound(
-                    f"there is no agent {name!a}",
-                    hint=f"`relay agents` lists all agents, `relay register {name}` creates it",
-                )
+                raise agent_not_found(opened, name)

@@ -3,32 +3,114 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import click
 
+from relay.base import fsio
 from relay.base.clock import elapsed, iso_time
-from relay.base.errors import RelayError
+from relay.base.discovery import (
+    HOME_VARIABLE,
+    default_home,
+    default_root,
+    search,
+    two_homes,
+)
+from relay.base.errors import ChannelNotFound, NotFound, RelayError
 from relay.base.finding import Finding, Severity
-from relay.base.home import META, Home, default_root, lock_home
-from relay.base.names import MSG_SUFFIX, OPERATOR
-from relay.base.text import json_line, visible
+from relay.base.home import META, Home, lock_home
+from relay.base.names import (
+    MSG_SUFFIX,
+    NAME_VARIABLE,
+    OPERATOR,
+    ORCHESTRATOR,
+    is_agent_name,
+)
+from relay.base.text import did_you_mean, json_line, visible
+from relay.base.text import plural as plural  # for the commands
+from relay.cli.tables import print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
-AGENT_VARIABLE = "AGENT_RELAY_NAME"
+NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to name
+USED_HOME = "relay.used"  # likewise: the home of the command
+READERS = ("inbox", "unread", "top", "guide")  # commands that show the inbox, or text to be copied
+COMMAND = "relay.command"  # likewise: the command that works on the home
+_AGE = re.compile(r"([0-9]{1,9})([smhd])")
+_AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NAMED = re.compile(r"`relay (?=[a-z])(?!acomm\b|aof\b|sh\b|help\b|[a-z ]+ --help)")
+
+SCANNED = 300  # newest messages in which completion looks for channels and threads
+_NAMED_IN = re.compile(
+    rb"^(?:TO: #|ACTION: channel[.]create\nCHANNEL: )(?P<channel>[\w/-]+)$"
+    rb"|^THREAD: (?P<thread>[!-~]+)$",
+    re.MULTILINE,
+)
+
+
+def complete_agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of an agent."""
+    with contextlib.suppress(RelayError, OSError), _completed_home(ctx) as home:
+        return sorted(name for name in home.agent_names() if name.startswith(incomplete))
+    return []
+
+
+def complete_channels(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a channel that recent messages name."""
+    return _recently_named(ctx, "channel", incomplete)
+
+
+def complete_threads(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a thread that recent messages name."""
+    return _recently_named(ctx, "thread", incomplete)
+
+
+def complete_recipients(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete an address: an agent, or a channel after ``#``."""
+    if incomplete.startswith("#"):
+        return [f"#{name}" for name in complete_channels(ctx, param, incomplete[1:])]
+    return complete_agents(ctx, param, incomplete)
+
+
+def _completed_home(ctx: click.Context) -> Home:
+    given = ctx.params.get("home") or ctx.find_root().params.get("home")
+    return Home(default_root(given))
+
+
+def _recently_named(ctx: click.Context, what: str, incomplete: str) -> list[str]:
+    """Names in the newest originals; the store has them all, but takes too long to open."""
+    import glob
+
+    found: set[str] = set()
+    with contextlib.suppress(RelayError, OSError), _completed_home(ctx) as home:
+        files = []
+        for day in sorted(os.listdir(home.path("archive")), reverse=True):
+            for path in glob.glob("*/*" + MSG_SUFFIX, root_dir=home.path("archive", day)):
+                files.append((os.path.basename(path), home.path("archive", day, path)))
+            if len(files) >= SCANNED:
+                break
+        for _, path in sorted(files, reverse=True)[:SCANNED]:
+            with contextlib.suppress(RelayError, OSError):
+                data, _ = fsio.read_regular(path, None, 4096, shared=True, narrow=False)
+                found |= {one[what].decode() for one in _NAMED_IN.finditer(data) if one[what]}
+    return sorted(name for name in found if name.startswith(incomplete))
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines for programs.")
 as_option = click.option(
     "--as",
     "agent",
     metavar="NAME",
-    default=lambda: os.environ.get(AGENT_VARIABLE, OPERATOR),
-    help=f"Act as this agent [${AGENT_VARIABLE}, {OPERATOR}].",
+    shell_complete=complete_agents,
+    default=lambda: os.environ.get(NAME_VARIABLE, OPERATOR),
+    help=f"Act as this agent [${NAME_VARIABLE}, {OPERATOR}].",
 )
 
 
@@ -51,19 +133,66 @@ def home_option(command: F) -> F:
 
 
 def root_of(ctx: click.Context, home: str | None) -> str:
-    """Return the home's path: the command's --home, the group's, $AGENT_RELAY_DIR, ~/.agent-relay.
+    """Return the home's path: the command's --home, the group's, or what ``discovery`` chooses.
 
-    Errors: BadParameter for an empty --home, which comes from an unset variable.
+    Errors: BadParameter for an empty --home, which comes from an unset variable; UnsafePath for a
+    home that was found and is refused.
     """
+    given = given_home(ctx, home)
+    ctx.meta[COMMAND] = ctx.command
+    root = default_root(given)
+    found, pinned = search(), os.environ.get(HOME_VARIABLE) or root
+    usual = found.root if found else default_home()
+    if not root == usual == os.path.abspath(pinned):  # not found without --home in another shell
+        ctx.meta[NAMED_HOME] = root
+    ctx.meta[USED_HOME] = root
+    return root
+
+
+def given_home(ctx: click.Context, home: str | None) -> str | None:
+    """Return the --home of the command or the group. Errors: BadParameter for an empty one."""
     given = (ctx.obj or {}).get("home") if home is None else home
     if given is not None and not given.strip():
         raise click.BadParameter("it is empty; name a directory", ctx, param_hint="--home")
-    return default_root(given)
+    return given
+
+
+def root_to_take_from(ctx: click.Context, home: str | None) -> str:
+    """Return the home's path, for a command that takes messages out of an inbox.
+
+    Errors: TwoHomes when $AGENT_RELAY_DIR and the working directory mean different homes.
+    """
+    root = root_of(ctx, home)
+    if given_home(ctx, home) is None and (error := two_homes()):
+        raise error
+    return root
+
+
+def name_home(text: str, ctx: click.Context | None = None) -> str:
+    """Add --home to the commands in a text, unless they would find this home without it.
+
+    ``ctx``: of the command that is running, by default.
+    """
+    ctx = ctx or click.get_current_context(silent=True)
+    root = None if ctx is None else ctx.meta.get(NAMED_HOME)
+    if root is None:
+        return text
+
+    words = f"`relay --home {shlex.quote(root)} "
+    return _NAMED.sub(lambda _: words, text)
 
 
 def open_home(ctx: click.Context, home: str | None) -> Home:
     """Open the home. Errors: HomeMissing."""
     return Home(root_of(ctx, home))
+
+
+def parse_age(text: str) -> int:
+    """Seconds of ``30s``, ``10m``, ``2h`` or ``7d``. Errors: ValueError."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an age such as 30s, 10m, 2h or 7d")
+    return int(match[1]) * _AGE_UNITS[match[2]]
 
 
 def hold_lock(home: Home) -> AbstractContextManager[None]:
@@ -81,7 +210,7 @@ def not_running_text(home: Home) -> str:
 
     gone = unclean_stop(home)
     last = f": the last one, {gone}" if gone is not None else ""
-    return f"no relay is running{last}; start one with `relay up`"
+    return name_home(f"no relay is running{last}; start one with `relay up`")
 
 
 def unread(home: Home) -> dict[str, int]:
@@ -89,11 +218,30 @@ def unread(home: Home) -> dict[str, int]:
 
     Agents whose inbox cannot be listed are left out.
     """
-    found: dict[str, int] = {}
-    for name in home.agent_names():
-        with contextlib.suppress(OSError), os.scandir(home.path("agents", name, "inbox")) as files:
-            found[name] = sum(one.name.endswith(MSG_SUFFIX) for one in files)
-    return found
+    counts = {name: _count_unread(home.root, name) for name in home.agent_names()}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _count_unread(root: str, name: str) -> int | None:
+    """Count the messages in an inbox; None if it cannot be listed."""
+    try:
+        with os.scandir(os.path.join(root, "agents", name, "inbox")) as files:
+            return sum(one.name.endswith(MSG_SUFFIX) for one in files)
+    except OSError:
+        return None
+
+
+def advise_unread(ctx: click.Context, words: Sequence[str]) -> None:
+    """Tell the person at a terminal about unread messages, on stderr after a command's output.
+
+    ``ctx``: of the group; ``words``: the command line.
+    """
+    root, name = ctx.meta.get(USED_HOME), os.environ.get(NAME_VARIABLE) or OPERATOR
+    is_wanted = ctx.invoked_subcommand not in READERS and "--json" not in words
+    if root is None or not is_wanted or not sys.stderr.isatty() or not is_agent_name(name):
+        return
+    if count := _count_unread(root, name):
+        click.echo(name_home(f"{count} unread for {name}; see `relay inbox`", ctx), err=True)
 
 
 def echo_json(value: object) -> None:
@@ -101,17 +249,50 @@ def echo_json(value: object) -> None:
     click.echo(json_line(value))
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print plain columns as wide as their cells, control characters escaped."""
-    table = [header, *([("-" if c is None else visible(str(c))) for c in row] for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    for row in table:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
+@contextlib.contextmanager
+def printing(done: str) -> Iterator[None]:
+    """Print what a command has done; an error of stdout, even a closed one, says ``done`` as well.
+
+    For what must not be done again only because it was not printed.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+        if getattr(sys.stdout, "name", "") == os.devnull:
+            raise OSError(errno.EBADF, "stdout is closed")
+    except OSError as exc:
+        exc.add_note(done)
+        raise
+
+
+def agent_not_found(home: Home, name: str) -> NotFound:
+    """Make the error for an agent that does not exist, with the name that was probably meant."""
+    usual = f"`relay agents` lists all agents, `relay register {name}` creates it"
+    hint = did_you_mean(name, home.agent_names()) or usual
+    return NotFound(f"there is no agent {name!a} in {home.root}", hint=hint)
+
+
+def check_agents(home: Home, *names: str | None) -> None:
+    """Check the agents whose messages a command did not find; None is skipped.
+
+    Errors: NotFound for one that does not exist.
+    """
+    known = {ORCHESTRATOR, *home.agent_names()}
+    for name in names:
+        if name is not None and name not in known:
+            raise agent_not_found(home, name)
+
+
+def channel_not_found(name: str, known: Iterable[str]) -> ChannelNotFound:
+    """Make the error for a channel that does not exist, with the name that was probably meant."""
+    hint = did_you_mean(name, known) or "`relay channel list --all` lists all channels"
+    return ChannelNotFound(f"channel {name!a} does not exist", hint=hint)
 
 
 def parse_meta(data: bytes | None) -> dict[str, object] | None:
     """Decode a meta.json: an empty object without a file, None if it is not a JSON object."""
+    import json  # most commands start without it
+
     try:
         value = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -137,15 +318,16 @@ def print_rows(
     *,
     as_json: bool,
     nothing: str,
+    wide: bool = False,
 ) -> None:
     """Print rows as JSON lines or as a table; ``nothing`` is printed for an empty table."""
     if as_json:
         for row in rows:
             echo_json(row)
     elif rows:
-        print_table(header, [tuple(cells(row)) for row in rows])
+        print_table(header, [tuple(cells(row)) for row in rows], wide=wide)
     else:
-        click.echo(nothing, err=True)
+        click.echo(name_home(nothing), err=True)
 
 
 def sanitize(text: str | None, most: int | None = None, *, lines: bool = False) -> str | None:
@@ -157,11 +339,6 @@ def sanitize(text: str | None, most: int | None = None, *, lines: bool = False) 
         return None
     clean = visible(text, keep="\n\t" if lines else "")
     return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
-
-
-def plural(number: int, what: str) -> str:
-    """Format a count, like ``1 error`` or ``2 errors``."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def findings_json(findings: Iterable[Finding]) -> dict[str, list[str]]:
@@ -188,6 +365,21 @@ def echo_findings(findings: Iterable[Finding]) -> int:
 def when(at_ns: int | None) -> str | None:
     """Format a time as ISO 8601; None stays None."""
     return None if at_ns is None else iso_time(at_ns)
+
+
+def with_iso_times(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the times of a row to ISO 8601: the values ``at`` and ``…_at`` at any depth."""
+
+    def shown(name: str, value: Any) -> Any:
+        if isinstance(value, int) and (name == "at" or name.endswith("_at")):
+            return when(value)
+        if isinstance(value, Mapping):
+            return with_iso_times(value)
+        if isinstance(value, list):
+            return [shown("", one) for one in value]
+        return value
+
+    return {name: shown(name, value) for name, value in facts.items()}
 
 
 def ago(at_ns: int | None, now_ns: int) -> str:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import echo_json, print_rows, root_of, sanitize
+from relay.cli.common import complete_agents, echo_json, print_rows, root_of, sanitize
+from relay.cli.ids import short_ids
 from relay.cli.request import control_options, open_agent, require_relay
+from relay.cli.tables import local_iso
 
 if TYPE_CHECKING:
     from agent_sdk import Agent
 
 of_option = click.option(
-    "--of", "name", metavar="NAME", help="Another agent; for the operator and the lead."
+    "--of",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_agents,
+    help="Another agent; for the operator and the lead.",
 )
 
 
@@ -110,7 +116,17 @@ def list_(
     of = name or agent
     header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
     rows = [_facts(of, one) for one in found]
-    print_rows(rows, header, _cells, as_json=as_json, nothing=f"{of} has no saved state")
+    short = short_ids(row["message_id"] for row in rows)
+    print_rows(
+        rows,
+        header,
+        lambda row: (
+            *(row["version"], row["bytes"], local_iso(row["saved_at"])),
+            short[row["message_id"]],
+        ),
+        as_json=as_json,
+        nothing=f"{of} has no saved state",
+    )
 
 
 def _facts(name: str, one: Any) -> dict[str, Any]:
@@ -121,10 +137,6 @@ def _facts(name: str, one: Any) -> dict[str, Any]:
         "saved_at": one.saved_at,
         "message_id": one.message_id,
     }
-
-
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    return (row["version"], row["bytes"], row["saved_at"], row["message_id"])
 
 
 @contextlib.contextmanager

@@ -15,23 +15,29 @@ from typing import Any
 import click
 
 from relay.base import fsio, process_info
+from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
 from relay.base.status_client import StatusReply, ask, silence, socket_path
+from relay.base.text import format_size
 from relay.cli.agents import find_alerts
 from relay.cli.common import (
     Amount,
+    ago,
     echo_json,
+    given_home,
     home_option,
     json_option,
+    name_home,
     not_running_text,
     open_home,
-    print_table,
     root_of,
     sanitize,
     unread,
-    when,
+    with_iso_times,
 )
+from relay.cli.ids import short_ids
+from relay.cli.tables import local_time, print_table
 from relay.cli.trace import count_waiting
 
 START_TIMEOUT_S = 60
@@ -57,29 +63,38 @@ WAITING = "state IN ('held', 'staged')"
 
 
 @click.command(
-    epilog="\b\nExamples:\n  relay init\n  relay init --home /srv/team-relay",
+    epilog="\b\nExamples:\n  relay init\n  relay init --here    # for this project alone\n"
+    "  relay init --home /srv/team-relay",
 )
 @home_option
+@click.option("--here", is_flag=True, help="In .agent-relay of the working directory.")
 @json_option
 @click.pass_context
-def init(ctx: click.Context, home: str | None, as_json: bool) -> None:
+def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> None:
     """Create a relay home, or complete one.
 
-    Existing files stay: config.json, messages, the ledger. Modes are set to 700 and 600.
+    Existing files stay: config.json, messages, the ledger. Modes are set to 700 and 600. With
+    --here, commands and agents in this directory and below it use the home from then on; git
+    ignores it.
     """
     from relay.base import config
     from relay.base.home import LEDGER, Home
     from relay.ledger import Ledger
 
-    root = root_of(ctx, home)
+    if here and given_home(ctx, home) is not None:
+        raise click.UsageError("--here cannot be used with --home", ctx)
+    root = os.path.abspath(FOLDER) if here else root_of(ctx, home)
     existed = os.path.exists(os.path.join(root, LEDGER))
     with Home.create(root, config.encode(config.Config())) as made:
         Ledger.open(made.path(LEDGER)).close()
+        if here and not fsio.exists(made.path(IGNORED)):
+            fsio.write_atomic(made.path(IGNORED), b"*\n")
     if as_json:
         echo_json({"home": root, "created": not existed})
         return
     click.echo(f"{'completed' if existed else 'created'} {root}")
-    click.echo("start the relay with `relay up`")
+    root_of(ctx, root if here else home)  # so that the hint names it where that is necessary
+    click.echo(name_home("start the relay with `relay up`"))
 
 
 @click.command(
@@ -199,7 +214,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
         facts = _facts(opened)
         none = not_running_text(opened)
     if as_json:
-        echo_json(facts)
+        echo_json(with_iso_times(facts))
     else:
         _show(facts, none)
     is_there = facts["running"] and facts["answers"] is not False
@@ -223,14 +238,14 @@ def _facts(home: Home) -> dict[str, Any]:
         "pid": pid,
         "trouble": running_trouble(home) if pid is not None else "",
         "rss_bytes": _memory(pid),
-        "started_at": when(int(state["started_at"])) if "started_at" in state else None,
+        "started_at": int(state["started_at"]) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
         **counts,
         "unread": sum(unread(home).values()),
         "in_outboxes": count_waiting(home) if pid is None else None,  # else `pending` counts
         **_daemon_status(home, pid),
         "socket": socket_path(home.root),
-        "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
+        "left": gone and {"pid": gone.pid, "last_sign_at": gone.last_sign_ns},
         "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
         "last_errors": last_errors,
     }
@@ -251,6 +266,7 @@ def _counts(db: sqlite3.Connection) -> dict[str, int]:
         "held": count(f"deliveries WHERE {WAITING} AND state = 'held'"),
         "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
         "agents": count("agents WHERE status = 'active'"),
+        "agents_known": count("agents"),
     }
 
 
@@ -287,13 +303,12 @@ def _memory(pid: int | None) -> int | None:
 def _show(facts: dict[str, Any], none: str) -> None:
     if facts["answers"] is False:
         what, remedy = silence(facts["pid"])
-        click.echo(f"the relay, pid {facts['pid']}, {what}; {remedy}")
+        click.echo(name_home(f"the relay, pid {facts['pid']}, {what}; {remedy}"))
     elif facts["running"]:
-        rss = facts["rss_bytes"]
-        memory = f", {rss // 1_000_000} MB" if rss else ""
-        click.echo(
-            f"the relay is running, pid {facts['pid']}{memory}, since {facts['started_at'] or '-'}"
-        )
+        started, rss = facts["started_at"], facts["rss_bytes"]
+        since = f", since {local_time(started)} ({ago(started, time.time_ns())})" if started else ""
+        memory = f", {format_size(rss)}" if rss else ""
+        click.echo(f"the relay is running, pid {facts['pid']}{since}{memory}")
         if facts["trouble"]:
             text = f"not serving; retrying: {facts['trouble']}"
             click.echo(sanitize(text))
@@ -302,13 +317,17 @@ def _show(facts: dict[str, Any], none: str) -> None:
         click.echo(none)
     click.echo(f"home {facts['home']}")
     header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
-    print_table(header, [[facts[name] for name in header]])
+    agents = f"{facts['agents']} active of {facts['agents_known']}"
+    print_table(header, [[*(facts[name] for name in header[:-1]), agents]])
+    if facts["failed"]:
+        click.echo(name_home("`relay failed` lists what failed, and why"))
     if facts["in_outboxes"]:
         click.echo(f"unsent messages in outboxes: {facts['in_outboxes']}")
     if facts["ended"]:
-        click.echo(f"process exited: {_named(facts['ended'])}; see `relay agents`")
+        click.echo(name_home(f"process exited: {_named(facts['ended'])}; see `relay agents`"))
+    short = short_ids(error["message_id"] for error in facts["last_errors"])
     for error in facts["last_errors"]:
-        click.echo(sanitize(f"pending: {error['message_id']}: {error['error']}"))
+        click.echo(sanitize(f"pending: {short[error['message_id']]}: {error['error']}"))
 
 
 def _named(ended: dict[str, int]) -> str:
@@ -336,15 +355,15 @@ def _show_health(facts: dict[str, Any]) -> None:
         click.echo(sanitize(facts["ledger_damage"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has grown to {facts['wal_bytes'] >> 20} MiB: a process keeps a read"
-        click.echo(f"{text} transaction open; `relay doctor` names it")
+        click.echo(name_home(f"{text} transaction open; `relay doctor` names it"))
     if os.path.dirname(facts["socket"]) != facts["home"]:
         click.echo(f"health and metrics: {facts['socket']}")
     disk, age_s = facts["disk"], facts["snapshot_age_s"]
     if disk:
-        free, used = disk["free_bytes"] >> 20, disk["used_percent"]
+        free, used = format_size(disk["free_bytes"]), disk["used_percent"]
         health = "ready" if facts["ready"] else "not ready"
         seen = f", seen {age_s:.0f} s ago" if age_s is not None else ""
-        click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} MiB free")
+        click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} free")
 
 
 @click.command(

@@ -11,6 +11,7 @@ from relay.cli.common import (
     echo_json,
     home_option,
     json_option,
+    name_home,
     open_home,
     plural,
     sanitize,
@@ -51,7 +52,7 @@ def doctor(ctx: click.Context, home: str | None, do_repair: bool, deep: bool, as
             if as_json:
                 echo_json(_facts(finding))
             else:
-                click.echo(sanitize(str(finding)))
+                click.echo(sanitize(name_home(str(finding))))
     if not as_json:
         well = "OK, as far as checked" if is_part else "OK"
         click.echo(f"{plural(problems, 'problem')} found" if problems else well)
@@ -75,6 +76,6 @@ def _facts(finding: Finding) -> dict[str, Any]:
         "severity": str(finding.severity),
         "where": finding.where or None,
         "finding": finding.text,
-        "remedy": finding.advice,
+        "remedy": name_home(finding.advice),
         "repairable": bool(finding.repairs),
     }

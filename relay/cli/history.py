@@ -1,4 +1,4 @@
-"""``relay history``, ``thread`` and ``search``: messages in the store.
+"""``relay history`` and ``relay thread``: messages in the store.
 
 They read the store file as of its last flush, at most 100 messages or 5 s ago; the relay may be
 running or not.
@@ -9,12 +9,35 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import home_option, json_option, open_home, print_rows, sanitize
+from relay.base.message import Kind
+from relay.base.names import DIRECT_PREFIX, EVERYONE, EVERYONE_CHANNEL
+from relay.cli.common import (
+    channel_not_found,
+    check_agents,
+    complete_agents,
+    complete_channels,
+    complete_threads,
+    home_option,
+    json_option,
+    open_home,
+    parse_age,
+    print_rows,
+    sanitize,
+)
+from relay.cli.ids import resolve_id, short_ids
+from relay.cli.tables import (
+    colour,
+    colour_by_word,
+    limit_option,
+    local_iso,
+    wide_option,
+)
 
 if TYPE_CHECKING:
     from relay.base.home import Home
@@ -32,7 +55,9 @@ TYPES = (
 )
 STATUSES = ("Created", "Sent", "Delivered", "Acknowledged", "Failed", "DeadLetter", "Archived")
 SORTS = ("created", "priority", "sender", "type")  # in the order of the engine's SortField
-limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+HEADER = ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
+INDENT = " " * 4
+MOST_MESSAGES = 10**9
 # A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
 FLUSH_TIMEOUT_S = 15.0
 FLUSH_POLL_S = 0.05
@@ -52,21 +77,37 @@ Examples:
     "channels",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_channels,
     help="Channel; dm/alice/bob is the one between two agents.",
 )
-@click.option("--sender", metavar="NAME")
-@click.option("--type", "types", multiple=True, type=click.Choice(TYPES))
-@click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES))
+@click.option("--sender", metavar="NAME", shell_complete=complete_agents)
+@click.option("--type", "types", multiple=True, type=click.Choice(TYPES, case_sensitive=False))
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice([str(kind) for kind in Kind], case_sensitive=False),
+    help="As in the file: several kinds have one type, e.g. ack and nack.",
+)
+@click.option(
+    "--status", "statuses", multiple=True, type=click.Choice(STATUSES, case_sensitive=False)
+)
 @click.option("--topic", metavar="PATTERN")
 @click.option("--priority", "priorities", multiple=True, type=click.IntRange(0, 4))
-@click.option("--thread", "thread_id", metavar="THREAD", help="Thread, as in `relay thread`.")
+@click.option(
+    "--thread",
+    "thread_id",
+    metavar="THREAD",
+    shell_complete=complete_threads,
+    help="Thread, as in `relay thread`.",
+)
 @click.option("--match", metavar="REGEX", help="Regular expression to find in the content.")
 @click.option(
     "--after",
     "--since",
     "after",
     metavar="TIME",
-    help="Sent after this: 2026-11-20T18:30 (UTC by default), or 30s, 10m, 2h ago.",
+    help="Sent after this: 2026-11-20T18:30 (UTC by default), or 30s, 10m, 2h, 1d ago.",
 )
 @click.option("--before", metavar="TIME", help="Sent before this.")
 @click.option("--sort", type=click.Choice(SORTS), default="created", show_default=True)
@@ -74,60 +115,94 @@ Examples:
 @limit_option
 @click.option("--offset", type=click.IntRange(0), default=0, help="Skip this many messages.")
 @click.option("--no-archived", is_flag=True, help="Leave out archived messages.")
+@wide_option
 @json_option
 @click.pass_context
-def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: Any) -> None:
+def history(
+    ctx: click.Context, /, home: str | None, wide: bool, as_json: bool, **options: Any
+) -> None:
     """Show the messages in the store, newest first.
 
     A message must match every given option; a repeated option matches any of its values. Archived
     messages are included. The column STATUS is the outcome shown by `relay trace`; --status
-    filters by the store's own status.
+    filters by the store's own status. Every command that takes an id takes the one shown here.
+    --wide adds the thread and the message that each one answers (RE).
     """
+    wanted = HistoryOptions(**options)
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    wanted = HistoryOptions(**options)
-    result = store.messages.query(_filter(store, wanted), grouped=False)
-    _show(opened, store, result.messages, as_json)
-    if result.has_more and not as_json:
-        shown = wanted.offset + len(result.messages)
-        click.echo(f"{shown} of {result.total_count}; --offset {shown} shows more", err=True)
+        result = store.messages.query(_filter(opened, store, wanted), grouped=False)
+        if not result.total_count:
+            check_agents(opened, wanted.sender)
+    messages, total = result.messages, result.total_count
+    if wanted.kinds:
+        messages = [m for m in messages if message_facts(store, m)["kind"] in wanted.kinds]
+        total = len(messages)
+        messages = messages[wanted.offset : wanted.offset + wanted.limit]
+    rows = rows_of(opened, store, messages)
+    print_table(rows, as_json=as_json, wide=wide)
+    shown = wanted.offset + len(messages)
+    if shown < total and not as_json:
+        click.echo(f"{shown} of {total}; --offset {shown} shows more", err=True)
 
 
-@click.command(epilog="\b\nExample:\n  relay thread release-42")
+@click.command(epilog="\b\nExamples:\n  relay thread release-42\n  relay thread --short release-42")
 @home_option
-@click.argument("thread_id", metavar="THREAD")
+@click.argument("thread_id", metavar="THREAD", shell_complete=complete_threads)
+@click.option("--short", is_flag=True, help="A table with the first lines.")
+@wide_option
 @json_option
 @click.pass_context
-def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) -> None:
-    """Show the messages of one thread, oldest first.
+def thread(
+    ctx: click.Context, home: str | None, thread_id: str, short: bool, wide: bool, as_json: bool
+) -> None:
+    """Show the messages of one thread, oldest first, with their bodies.
 
-    THREAD is the value of the header, or the id of the command or query that started the thread.
+    THREAD is the value of the header, or the id of any message in the thread.
     """
-    from relay.base.checksums import uuid4_of
     from relay.base.errors import NotFound
 
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    messages = store.messages.thread(uuid4_of(thread_id))
+        messages = store.messages.thread(_thread(opened, store, thread_id))
     if not messages:
-        raise NotFound(f"thread {thread_id} does not exist", hint="`relay history` lists messages")
-    _show(opened, store, messages, as_json)
+        raise NotFound(
+            f"thread {thread_id} does not exist, and no message in a thread has this id",
+            hint="`relay history --wide` lists messages with their threads",
+        )
+    rows = rows_of(opened, store, messages)
+    if short or as_json:
+        print_table(rows, as_json=as_json, wide=wide)
+        return
+    ids = short_ids_of(rows)
+    for row in rows:
+        echo_message(row, ids, [sanitize(line) or "" for line in row["content"].splitlines()])
 
 
-@click.command(epilog="\b\nExample:\n  relay search 'deploy(ed)? to (staging|production)'")
-@home_option
-@click.argument("pattern")
-@limit_option
-@json_option
-@click.pass_context
-def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_json: bool) -> None:
-    """Find messages by a regular expression.
+def _thread(home: Home, store: Engine, given: str) -> str:
+    """Return the id of the thread of this name, or of the one that the message of this id is in."""
+    from relay.base.errors import InvalidName, NotFound
+    from relay.base.names import uuid4_of
 
-    Newest first; archived messages are included.
-    """
-    with open_home(ctx, home) as opened:
-        store = read_store(opened)
-    _show(opened, store, store.messages.search(pattern, limit), as_json)
+    named = uuid4_of(given)
+    if not store.messages.thread(named):
+        with contextlib.suppress(NotFound, InvalidName):
+            whole = resolve_id(home, given)
+            found = store.messages.find_by_relay_id(whole, include_archived=True)
+            if found is not None and found.correlation_id is not None:
+                return found.correlation_id
+    return named
+
+
+def echo_message(row: dict[str, Any], short: dict[str, str], lines: Iterable[str]) -> None:
+    """Print a line about a message, then lines of its content, indented, and an empty line."""
+    shown = colour(short.get(row["id"], str(row["number"])), bold=True)
+    kind = f"{row['kind']} re {short.get(row['re'], row['re'])}" if row["re"] else row["kind"]
+    about = sanitize(f"{local_iso(row['at'])}  {row['from']} -> {_target(row)}  {kind}")
+    click.echo(f"{shown}  {about}  {colour_by_word(row['outcome'] or row['status'])}")
+    for line in lines:
+        click.echo(f"{INDENT}{line}".rstrip())
+    click.echo()
 
 
 def read_store(home: Home) -> Engine:
@@ -149,6 +224,7 @@ class HistoryOptions(NamedTuple):
     channels: tuple[str, ...]
     sender: str | None
     types: tuple[str, ...]
+    kinds: tuple[str, ...]
     statuses: tuple[str, ...]
     topic: str | None
     priorities: tuple[int, ...]
@@ -163,9 +239,8 @@ class HistoryOptions(NamedTuple):
     no_archived: bool
 
 
-def _filter(store: Engine, wanted: HistoryOptions) -> MessageFilter:
+def _filter(home: Home, store: Engine, wanted: HistoryOptions) -> MessageFilter:
     """Build the engine's filter."""
-    from relay.base.checksums import uuid4_of
     from relay.engine import (
         MessageFilter,
         MessageStatus,
@@ -184,10 +259,10 @@ def _filter(store: Engine, wanted: HistoryOptions) -> MessageFilter:
         before=parse_time(wanted.before, "--before") if wanted.before else None,
         status=tuple(s for s in MessageStatus if s.label in wanted.statuses) or None,
         priority=tuple(map(Priority, wanted.priorities)) or None,
-        correlation_id=uuid4_of(wanted.thread_id) if wanted.thread_id else None,
+        correlation_id=_thread(home, store, wanted.thread_id) if wanted.thread_id else None,
         content_pattern=wanted.match,
-        limit=wanted.limit,
-        offset=wanted.offset,
+        limit=MOST_MESSAGES if wanted.kinds else wanted.limit,  # the engine knows no kinds
+        offset=0 if wanted.kinds else wanted.offset,
         sort_by=SortField(SORTS.index(wanted.sort)),
         sort_order=SortOrder.ASCENDING if wanted.oldest_first else SortOrder.DESCENDING,
         include_archived=not wanted.no_archived,
@@ -195,40 +270,36 @@ def _filter(store: Engine, wanted: HistoryOptions) -> MessageFilter:
 
 
 def _channel_id(store: Engine, name: str) -> int:
-    from relay.base.errors import ChannelNotFound
-
     found = store.channels.get_by_name(name.removeprefix("#"))
     if found is None:
-        raise ChannelNotFound(f"channel {name!a} does not exist", hint="`relay channel list --all`")
+        raise channel_not_found(name, [one.name for one in store.channels.list_all()])
     return found.id
 
 
 def parse_time(text: str, option: str) -> int:
     """Parse an ISO 8601 time, or a duration before now, as Unix seconds. Errors: BadParameter."""
-    from relay.base.message import parse_duration_ms
-
     with contextlib.suppress(ValueError):
-        return int(time.time() - parse_duration_ms(text) / 1000)
+        return max(0, int(time.time()) - parse_age(text))
     try:
         at = datetime.fromisoformat(text)
         return max(0, int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()))
     except (ValueError, OverflowError) as exc:
         raise click.BadParameter(
-            f"invalid time {text!r}: expected 2026-11-20T18:30 or a duration such as 30s, 10m, 2h",
+            f"invalid time {text!r}: expected 2026-11-20T18:30, or 30s, 10m, 2h, 1d ago",
             param_hint=option,
         ) from exc
 
 
-def _show(home: Home, store: Engine, messages: list[Message], as_json: bool) -> None:
+def rows_of(home: Home, store: Engine, messages: list[Message]) -> list[dict[str, Any]]:
+    """Collect the facts of messages, with their outcomes by the ledger."""
     rows = [message_facts(store, message) for message in messages]
-    outcomes = _outcomes(home, [row["id"] for row in rows if row["id"]])
+    outcomes = outcomes_of(home, [row["id"] for row in rows if row["id"]])
     for row in rows:
         row["outcome"] = outcomes.get(row["id"])
-    header = ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT")
-    print_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
+    return rows
 
 
-def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
+def outcomes_of(home: Home, ids: list[str]) -> dict[str, str]:
     """Return the outcomes of messages by the ledger: id -> a word or phrase."""
     from relay.base.errors import LedgerError
     from relay.base.home import LEDGER
@@ -240,26 +311,53 @@ def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
     try:
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
             rows = db.execute(f"SELECT * FROM messages WHERE {which}", wanted).fetchall()
-            found = db.execute(f"SELECT * FROM deliveries WHERE {which}", wanted).fetchall()
+            found = outcomes.read_deliveries(db, which, *wanted)
     except LedgerError:  # the store can be read without it
         return {}
     deliveries: dict[str, list[outcomes.Fields]] = {}
     for one in found:
-        deliveries.setdefault(one["message_id"], []).append(outcomes.delivery_fields(one))
+        deliveries.setdefault(one["message_id"], []).append(one)
     return {
         row["message_id"]: outcomes.summary(row, deliveries.get(row["message_id"], []))
         for row in rows
     }
 
 
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    first_line = row["content"].split("\n", 1)[0]
-    return (
-        *(row["at"], row["from"], row["channel"]),
-        "Nack" if row["kind"] == "nack" else row["type"],
-        row["outcome"] or row["status"],
-        sanitize(first_line, 40),
-    )
+def short_ids_of(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Shorten the ids of messages and of those that they answer."""
+    return short_ids(one for row in rows for one in (row["id"], row["re"]) if one)
+
+
+def print_table(rows: list[dict[str, Any]], *, as_json: bool, wide: bool) -> None:
+    """Print messages as a table; ``wide`` adds the thread and what each one answers."""
+    from relay.base.names import uuid4_of
+
+    short = short_ids_of(rows)
+    threads = {uuid4_of(whole): digits for whole, digits in short.items()}
+    named = {row["thread"] for row in rows if row["thread"]}
+    threads |= {uuid4_of(name): name for name in named if uuid4_of(name) != name}
+
+    def cells(row: dict[str, Any]) -> tuple[object, ...]:
+        thread = threads.get(uuid4_of(row["thread"]), row["thread"]) if row["thread"] else None
+        more = (thread, short.get(row["re"])) if wide else ()
+        first, *others = row["content"].split("\n", 1)
+        return (
+            *(short.get(row["id"], row["number"]), local_iso(row["at"])),
+            *(row["from"], _target(row), row["kind"], *more, row["outcome"] or row["status"]),
+            f"{first} …" if any(map(str.strip, others)) else first,
+        )
+
+    header = (*HEADER[:5], "THREAD", "RE", *HEADER[5:]) if wide else HEADER
+    print_rows(rows, header, cells, as_json=as_json, nothing="nothing found", wide=wide)
+
+
+def _target(row: dict[str, Any]) -> str:
+    """Return the recipient of a direct message, ``*`` or a channel's name with ``#``."""
+    if row["channel"] == EVERYONE_CHANNEL:
+        return EVERYONE
+    if row["channel"].startswith(DIRECT_PREFIX):
+        return ", ".join(row["recipients"])
+    return f"#{row['channel']}"
 
 
 def message_facts(store: Engine, message: Message) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from relay.cli.common import (
     home_option,
     json_option,
     open_home,
-    print_table,
     sanitize,
 )
 from relay.cli.request import control_options, send_command
+from relay.cli.tables import print_table
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -353,7 +353,7 @@ def _warn(line: str) -> None:
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:
     from relay.journal.catalog import Residency
-    from relay.journal.format import Reason
+    from relay.journal.manifest_format import Reason
 
     tiers = [number for number, tier in enumerate(Residency) if entry.residency & tier]
     last = max(

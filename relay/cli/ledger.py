@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
 import math
 import os
+import signal
 import sqlite3
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +31,8 @@ from relay.cli.common import (
     when,
 )
 from relay.cli.history import parse_time
+from relay.cli.ids import short_ids
+from relay.cli.tables import cut, local_time, screen_columns, wide_option
 
 if TYPE_CHECKING:
     from relay.ledger.file import LedgerContent
@@ -44,14 +48,14 @@ TABLE_ROWS = 1_000  # of one table; its columns are as wide as the cells of thes
 _ROWS = {
     "audit_log": """
         SELECT a.id, a.at, 'audit_log' AS source, a.what, a.old_status AS old,
-               a.new_status AS new, a.who, NULL AS kind, m.agent_name AS agent, NULL AS path,
-               NULL AS detail
+               a.new_status AS new, a.who, a.attempt, NULL AS kind, m.agent_name AS agent,
+               NULL AS path, NULL AS detail
         FROM audit_log AS a LEFT JOIN messages AS m
             ON m.message_id = substr(a.what, 1, instr(a.what || ' ', ' ') - 1)
         WHERE a.id > ? AND a.at >= ?""",
     "security_events": """
         SELECT id, at, 'security_events' AS source, NULL AS what, NULL AS old, NULL AS new,
-               NULL AS who, kind, agent, path, detail
+               NULL AS who, NULL AS attempt, kind, agent, path, detail
         FROM security_events WHERE id > ? AND at >= ?""",
 }
 _OF_AGENT = {
@@ -59,7 +63,7 @@ _OF_AGENT = {
     "security_events": " AND (agent = ? OR agent = ?)",
 }
 _FIELDS = {
-    "audit_log": ("what", "old", "new", "who", "agent"),
+    "audit_log": ("what", "old", "new", "attempt", "who", "agent"),
     "security_events": ("kind", "agent", "path", "detail"),
 }
 
@@ -195,9 +199,25 @@ def query(ctx: click.Context, home: str | None, sql: str, style: str | None) -> 
     """
     from relay.ledger.inspect import open_for_queries, run_query
 
-    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
+    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db, _killable():
         names, rows = run_query(db, sql)
         _print_blocks(_STYLES[style or "table"](names, rows), db.close)
+
+
+@contextlib.contextmanager
+def _killable() -> Iterator[None]:
+    """Let ^C end the process at once.
+
+    Python would handle it between two bytecodes: not inside a statement, and it loses an interrupt
+    raised in a callback of SQLite. A process that reads leaves nothing to clean up.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _print_blocks(lines: Iterator[str], end: Callable[[], None]) -> None:
@@ -304,7 +324,7 @@ Examples:
 )
 @home_option
 @click.option(
-    "--since", metavar="TIME", help="Start at 2026-11-20T18:30 (UTC), or 30s, 10m, 2h ago."
+    "--since", metavar="TIME", help="Start at 2026-11-20T18:30 (UTC), or 30s, 10m, 2h, 1d ago."
 )
 @click.option(
     "--agent", metavar="NAME", help="Only messages from or to this agent, and its own events."
@@ -318,6 +338,7 @@ Examples:
     help="Show at most this many, the newest.",
 )
 @click.option("--follow", is_flag=True, help="Keep printing new rows, until ^C.")
+@wide_option
 @json_option
 @click.pass_context
 def audit(
@@ -328,6 +349,7 @@ def audit(
     security: bool,
     limit: int,
     follow: bool,
+    wide: bool,
     as_json: bool,
 ) -> None:
     """Show status changes and security events, oldest first.
@@ -344,8 +366,7 @@ def audit(
         last = dict.fromkeys(tables, 0)
         rows = _read(db, last, begin_ns, agent, newest=limit)
         while True:
-            for row in rows:
-                _show(row, as_json)
+            _show(rows, as_json, screen_columns(wide=wide))
             if not follow:
                 if not rows and not as_json:
                     click.echo("nothing found", err=True)
@@ -378,23 +399,29 @@ def _read(
     return found[-newest:] if newest else found
 
 
-def _show(row: sqlite3.Row, as_json: bool) -> None:
+def _show(rows: Sequence[sqlite3.Row], as_json: bool, columns: int | None) -> None:
     if as_json:
-        facts: dict[str, Any] = {"at": when(row["at"]), "source": row["source"], "id": row["id"]}
-        echo_json(facts | {name: row[name] for name in _FIELDS[row["source"]]})
+        for row in rows:
+            facts: dict[str, Any] = {"at": when(row["at"]), "source": row["source"]}
+            echo_json(facts | {name: row[name] for name in ("id", *_FIELDS[row["source"]])})
         return
-    click.echo(f"{when(row['at'])}  {'  '.join(_words(row))}")
+    short = short_ids(row["what"].partition(" > ")[0] for row in rows if row["what"])
+    for row in rows:
+        line = visible("  ".join((local_time(row["at"], precise=True), *_words(row, short))))
+        click.echo(line if columns is None else cut(line, columns))
 
 
-def _words(row: sqlite3.Row) -> Iterator[str]:
+def _words(row: sqlite3.Row, short: dict[str, str]) -> Iterator[str]:
     if row["source"] == "audit_log":
-        yield sanitize(row["what"]) or ""
-        yield f"{sanitize(row['old']) or '-'} > {sanitize(row['new'])}"
-        yield f"({sanitize(row['who']) or 'by hand'})"
+        message_id, arrow, recipient = row["what"].partition(" > ")
+        yield f"{short[message_id]}{arrow}{recipient}"
+        attempt = f", attempt {row['attempt']}" if (row["attempt"] or 1) > 1 else ""
+        yield f"{row['old'] or '-'} > {row['new']}{attempt}"
+        yield f"({row['who'] or 'by hand'})"
     else:
-        yield f"! {sanitize(row['kind'])}"
-        yield sanitize(row["agent"]) or "-"
-        yield sanitize(row["detail"]) or ""
+        yield f"! {row['kind']}"
+        yield row["agent"] or "-"
+        yield row["detail"] or ""
 
 
 def _say(facts: dict[str, Any], content: LedgerContent, text: str, as_json: bool) -> None:

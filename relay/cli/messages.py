@@ -1,36 +1,58 @@
-"""``relay send``, ``inbox``, ``ack`` and ``nack``: the SDK on the command line."""
+"""``relay send``, ``wait``, ``reply``, ``resend``, ``ack`` and ``nack``."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
+import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.errors import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_STATE,
+    EXIT_TIMEOUT,
+    InvalidName,
+    RelayError,
+)
+from relay.base.names import ORCHESTRATOR
 from relay.cli.common import (
     as_option,
+    complete_recipients,
+    complete_threads,
     echo_json,
     home_option,
     json_option,
-    print_table,
+    name_home,
+    not_running_text,
+    printing,
     root_of,
+    root_to_take_from,
     sanitize,
 )
-from relay.cli.request import open_agent, request, require_mailbox, require_relay
+from relay.cli.request import (
+    Progress,
+    check_has_session,
+    duration_s,
+    open_agent,
+    request,
+    require_mailbox,
+    require_relay,
+    watch,
+)
 
 if TYPE_CHECKING:
-    from agent_sdk import Received
-import contextlib
-import time
-from collections.abc import Iterable
+    from agent_sdk import Agent, Received
+    from relay.base.home import Home
 
-from relay.base.errors import LedgerError
-from relay.base.home import LEDGER, Home
-
-NOT_OURS = "not delivered by the relay"
-UNKNOWN = "not in the ledger"  # e.g. the relay was killed before it recorded the delivery
-PATIENCE_S = 1.0  # the delivery is recorded shortly after the rename
+WAIT_S = 2.0  # for the relay's word about a message; it needs some milliseconds
+RECORD_S = 0.5  # at least, for the ledger's record of a message that the relay has taken over
+STEPS = ("delivered", "read", "done")
+STEP_S = 30  # the longest wait for a step
+COMMIT_S = 30.0  # and of --committed
 
 
 @click.command(
@@ -44,10 +66,10 @@ Examples:
 )
 @home_option
 @as_option
-@click.argument("to")
+@click.argument("to", shell_complete=complete_recipients)
 @click.argument("body")
 @click.option("--kind", default="message", show_default=True)
-@click.option("--thread", metavar="ID")
+@click.option("--thread", metavar="ID", shell_complete=complete_threads)
 @click.option("--re", metavar="ID", help="The message this one answers.")
 @click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
 @click.option("--topic", metavar="TOPIC")
@@ -56,10 +78,31 @@ Examples:
 @click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--await",
-    "awaited",
+    "awaited_s",
     metavar="DURATION",
-    help="Wait this long for the answer (30s, 1m, 60000 = ms) and print it.",
+    callback=duration_s,
+    help="Wait this long for the answer (30 or 30s, 1m, 500ms) and print it.",
 )
+@click.option(
+    "--until",
+    "step",
+    type=click.Choice(STEPS),
+    help="Wait until every recipient has it, has read it, or has done it.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="DURATION",
+    callback=duration_s,
+    help=f"The longest wait of --until [{STEP_S} s].",
+)
+@click.option(
+    "--committed",
+    is_flag=True,
+    help="Send only with a running relay, and return when it has the message.",
+)
+@click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
 @json_option
 @click.pass_context
 def send(
@@ -70,86 +113,280 @@ def send(
     to: str,
     body: str,
     files: tuple[str, ...],
-    awaited: str | None,
+    awaited_s: float | None,
+    step: str | None,
+    timeout_s: float | None,
+    committed: bool,
+    notify_idle: bool,
+    no_wait: bool,
     as_json: bool,
     **headers: Any,
-) -> None:
+) -> int:
     """Send a message.
 
-    BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows its
-    state. Without a running relay the message waits in the outbox.
+    BODY is the text, or - for standard input. Prints the message id on stdout, and on stderr what
+    became of it, for which it waits up to 2 s. Exit code 6: the relay refused it; 5: no relay is
+    running, and the message waits in the outbox.
 
     With --await, prints the body of the answer instead: a response or message that names this one
     in RE, or an ack `completed`. Other acks are shown on stderr. With several recipients (`*`, a
     channel) the first answer counts. A nack is an error, exit code 6; a timeout is exit code 4.
     Without a running relay nothing is sent, exit code 5.
+
+    With --until, exits as `relay wait`. With --committed, nothing is sent without a running relay,
+    exit code 5; after 30 s the message waits in the outbox, exit code 4.
+
+    With --notify-idle, an ack of the relay comes into the sender's inbox when the agent is idle and
+    has read the message, or a nack if that does not happen within its TTL, by default 24 hours.
+    The agent needs a session whose hooks report to the relay.
     """
-    timeout_s = duration_s(awaited, "--await") if awaited else 0.0
+    if sum((awaited_s is not None, step is not None, committed, no_wait)) > 1:
+        named = "--await, --until, --committed and --no-wait"
+        raise click.UsageError(f"{named} cannot be used together", ctx)
+    if timeout_s is not None and not step:
+        raise click.UsageError("--timeout needs --until", ctx)
     root = root_of(ctx, home)
-    if awaited:
+    if notify_idle:
+        if awaited_s is not None:
+            raise click.UsageError("--notify-idle and --await cannot be used together", ctx)
+        check_has_session(root, to)
+    if headers["re"]:
+        with contextlib.suppress(InvalidName):  # the error of the message names the option
+            headers["re"] = _resolve(root, headers["re"])
+    if awaited_s is not None:
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
     with open_agent(agent, root) as me:
         headers["attachments"] = [me.attach(path) for path in files]
-        if awaited:
-            answer = request(me, to, content, timeout_s, progress=_progress, **headers)
+        if awaited_s is not None:
+            answer = request(me, to, content, awaited_s, progress=_progress, **headers)
             _show_answer(answer, as_json)
-            return
-        sent = me.send(to, content, **headers)
-    if as_json:
-        echo_json({"id": sent, "from": agent, "to": to})
-    else:
-        click.echo(sent)
+            return EXIT_OK
+        headers["wait_s"] = 0 if no_wait else None
+        limit_s = (STEP_S if timeout_s is None else timeout_s) if step else WAIT_S
+        return _send(
+            me,
+            to,
+            content,
+            as_json,
+            step,
+            limit_s,
+            committed=committed,
+            notify_idle=notify_idle,
+            **headers,
+        )
+
+
+def _send(
+    me: Agent,
+    to: str,
+    body: str | bytes,
+    as_json: bool,
+    step: str | None = None,
+    timeout_s: float = WAIT_S,
+    notify_idle: bool = False,
+    **options: Any,
+) -> int:
+    """Send a message, print its id, and on stderr what became of it; return the exit code."""
+    from agent_sdk.agent import default_wait_s
+    from agent_sdk.requests import idle_body
+    from relay.base.errors import Refused, RelayWarning
+    from relay.base.home import Home, lock_holder
+
+    unprinted: list[OSError] = []
+
+    def print_id(message_id: str) -> None:
+        try:
+            _print_sent({"id": message_id, "from": me.name, "to": to}, as_json)
+        except OSError as exc:
+            unprinted.append(exc)  # the message is sent all the same, and waited for
+
+    is_waiting = options.get("wait_s") is None and default_wait_s() > 0
+    ends_at = time.monotonic() + timeout_s
+    if options.get("committed"):
+        options["timeout_s"] = COMMIT_S
+    elif is_waiting:
+        options["wait_s"] = default_wait_s(timeout_s)
+    with warnings.catch_warnings():
+        # The line below says the same.
+        warnings.filterwarnings("ignore", ".* waits in the outbox$", RelayWarning)
+        try:
+            sent = me.send(to, body, on_sent=print_id, **options)
+        except Refused as exc:
+            raise Refused(sanitize(str(exc)) or "") from exc  # it may quote another agent's text
+        if notify_idle:
+            body = idle_body(to, options.get("ttl_s"), sent)
+            me.send(ORCHESTRATOR, body, kind="command", wait_s=options.get("wait_s"))
+    if unprinted:
+        raise unprinted[0]
+    if not (is_waiting or step):
+        return EXIT_OK
+    with Home(me.home) as home:
+        if lock_holder(home) is None:
+            click.echo(f"relay: it waits in the outbox: {not_running_text(home)}", err=True)
+            return EXIT_STATE
+        left_s = max(ends_at - time.monotonic(), RECORD_S)
+        if step:
+            return _wait(home, sent, step, left_s)
+        _echo_progress(watch(home, sent, None, left_s))
+    return EXIT_OK
+
+
+def _print_sent(facts: dict[str, str], as_json: bool) -> None:
+    """Print the id of a message that was sent."""
+    with printing(f"sent as {facts['id']}"):
+        echo_json(facts) if as_json else click.echo(facts["id"])
 
 
 @click.command(
     epilog="""\b
 Examples:
-  relay inbox                 # list messages without reading them
-  relay inbox --take          # print the first one and mark it as read
-  relay inbox --follow --as bob""",
+  relay wait 3f6777fc --for read
+  id=$(relay send --no-wait bob --kind command "deploy") && relay wait "$id" --for done""",
 )
 @home_option
-@as_option
-@click.option("--take", is_flag=True, help="Print the first message and mark it as read.")
-@click.option("--follow", is_flag=True, help="Take messages as they arrive, until ^C.")
+@click.argument("message_id", metavar="ID")
+@click.option("--for", "step", type=click.Choice(STEPS), default="done", show_default=True)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.IntRange(0, 10**9),
-    help="Seconds to wait, with --take or --follow.",
+    metavar="DURATION",
+    callback=duration_s,
+    default=f"{STEP_S}s",
+    show_default=True,
 )
+@click.pass_context
+def wait(ctx: click.Context, home: str | None, message_id: str, step: str, timeout_s: float) -> int:
+    """Wait until every recipient of a message has it, has read it, or has done it.
+
+    done: completed, answered, or read where no answer is expected. Prints what became of it. Exit
+    code 4: not in the time given; 5: not so far, and no relay is running; 6: refused, failed,
+    bounced, expired, dead or removed unread.
+    """
+    from relay.base.home import Home
+    from relay.cli.ids import resolve_id
+
+    with Home(root_of(ctx, home)) as opened:
+        known = resolve_id(opened, message_id, must_exist=True)
+        return _wait(opened, known, step, timeout_s)
+
+
+def _wait(home: Home, message_id: str, step: str, timeout_s: float) -> int:
+    from relay.base.home import lock_holder
+
+    progress = watch(home, message_id, step, timeout_s)
+    if progress.is_there or progress.is_over:
+        _echo_progress(progress)
+        return EXIT_OK if progress.is_there else EXIT_REFUSED
+    if lock_holder(home) is None:
+        _echo_progress(Progress(f"{progress.text}; {not_running_text(home)}"))
+        return EXIT_STATE
+    _echo_progress(progress)
+    return EXIT_TIMEOUT
+
+
+def _echo_progress(progress: Progress) -> None:
+    click.echo(sanitize(name_home(f"relay: {progress.text}")), err=True)
+
+
+@click.command(epilog="\b\nExample:\n  relay reply 3f6777fc 'main, at 4f2c1e9'")
+@home_option
+@as_option
+@click.argument("message_id", metavar="ID")
+@click.argument("body")
+@click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
 @json_option
 @click.pass_context
-def inbox(
+def reply(
     ctx: click.Context,
     home: str | None,
     agent: str,
-    take: bool,
-    follow: bool,
-    timeout_s: int | None,
+    message_id: str,
+    body: str,
+    files: tuple[str, ...],
+    no_wait: bool,
     as_json: bool,
 ) -> int:
-    """Show or take the messages in an inbox, by priority, then age."""
-    from relay.base.errors import EXIT_OK, EXIT_TIMEOUT
+    """Answer a message: to its sender, in its thread.
+
+    The answer to a query is a response. The answered message leaves the inbox. BODY is the text, or
+    - for standard input. To report that a command is done use `relay ack ID completed`.
+    """
+    from relay.cli.show import read_message
+
+    root = root_to_take_from(ctx, home)
+    require_mailbox(root, agent)
+    answered = read_message(root, message_id)
+    content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
+    with open_agent(agent, root) as me:
+        code = _send(
+            me,
+            answered.sender,
+            content,
+            as_json,
+            kind="response" if answered.file.kind == "query" else "message",
+            re=answered.id,
+            thread=answered.file.headers.get("THREAD"),
+            attachments=[me.attach(path) for path in files],
+            wait_s=0 if no_wait else None,
+        )
+    _mark_read(root, agent, answered.id)
+    return code
+
+
+@click.command(epilog="\b\nExamples:\n  relay resend 3f6777fc\n  relay resend 3f6777fc --to carol")
+@home_option
+@click.argument("message_id", metavar="ID")
+@click.option("--to", metavar="NAME", help="Another recipient.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
+@json_option
+@click.pass_context
+def resend(
+    ctx: click.Context,
+    home: str | None,
+    message_id: str,
+    to: str | None,
+    no_wait: bool,
+    as_json: bool,
+) -> int:
+    """Send a message again, as a new one of the same sender: refused, failed, or lost.
+
+    Its content and headers are those of the original; its id, and with --to its recipient, are new.
+    """
+    from relay.cli.show import OWN_HEADERS, read_message
 
     root = root_of(ctx, home)
-    if not (take or follow):
-        _list(root, agent, as_json)
-        return EXIT_OK
-    if not follow and not timeout_s:
-        require_mailbox(root, agent)  # an agent waiting for its first message may be new
-    with open_agent(agent, root) as me:
-        if follow:
-            for message in me.messages(timeout_s):
-                _show(message, as_json, root, agent)
-            return EXIT_OK
-        taken = me.receive(timeout_s or 0)
-        if taken is None:
-            click.echo(f"relay: no messages for {agent}", err=True)
-            return EXIT_TIMEOUT
-        _show(taken, as_json, root, agent)
-    return EXIT_OK
+    original = read_message(root, message_id)
+    if original.place == "outbox":
+        raise RelayError(
+            f"message {original.id} is still in {original.path}",
+            hint="it is delivered when a relay runs; `relay trace` shows it",
+        )
+    if original.place:
+        is_own = original.sender == ORCHESTRATOR
+        why = "was sent by the relay itself" if is_own else "has only a copy left"
+        raise RelayError(
+            f"message {original.id} {why}: {original.path}",
+            hint="expected an original in the archive",
+        )
+    headers = {
+        name: value for name, value in original.file.headers.items() if name not in OWN_HEADERS
+    }
+    recipient = to or original.file.to
+    text = f"relay: sending it again, from {original.sender} to {recipient}"
+    click.echo(sanitize(text), err=True)
+    with open_agent(original.sender, root) as me:
+        return _send(
+            me,
+            recipient,
+            original.file.body,
+            as_json,
+            kind=str(original.file.kind),
+            headers=headers,
+            attachments=original.file.attachments,
+            wait_s=0 if no_wait else None,
+        )
 
 
 @click.command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")
@@ -171,14 +408,16 @@ def ack(
     text: str,
     as_json: bool,
 ) -> None:
-    """Acknowledge a message."""
+    """Acknowledge a message; it counts as read, and leaves the inbox."""
     from agent_sdk import Agent
 
-    root = root_of(ctx, home)
+    root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
+    message_id = _resolve(root, message_id)
     with Agent(agent, root, registers=False) as me:
         sent = me.ack(message_id, status, text)
-    _print_id(sent, message_id, as_json)
+    _mark_read(root, agent, message_id)
+    _print_sent({"id": sent, "re": message_id}, as_json)
 
 
 @click.command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
@@ -191,85 +430,49 @@ def ack(
 def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
 ) -> None:
-    """Report that a message could not be handled, and why."""
+    """Report that a message could not be handled, and why; it leaves the inbox."""
     from agent_sdk import Agent
 
-    root = root_of(ctx, home)
+    root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
+    message_id = _resolve(root, message_id)
     with Agent(agent, root, registers=False) as me:
         sent = me.nack(message_id, error)
-    _print_id(sent, message_id, as_json)
+    _mark_read(root, agent, message_id)
+    _print_sent({"id": sent, "re": message_id}, as_json)
 
 
-def _print_id(sent: str, re: str, as_json: bool) -> None:
-    if as_json:
-        echo_json({"id": sent, "re": re})
-    else:
-        click.echo(sent)
-
-
-def _list(root: str, agent: str, as_json: bool) -> None:
-    """List the inbox by priority, then age, without changing it."""
+def _mark_read(root: str, agent: str, message_id: str) -> None:
+    """Move an answered message to ``.read``, if it is still in the inbox."""
     from relay.base import fsio
-    from relay.base.errors import MessageError, UnsafePath
+    from relay.base.home import READ, Home
+    from relay.base.names import MSG_SUFFIX
+
+    name = message_id + MSG_SUFFIX
+    with Home(root) as home, home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
+        inbox = dirs.get("agents", agent, "inbox")
+        fsio.rename(name, inbox, name, dirs.ensure("agents", agent, "inbox", READ))
+
+
+def _resolve(root: str, message_id: str) -> str:
     from relay.base.home import Home
-    from relay.base.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
+    from relay.cli.ids import resolve_id
 
-    require_mailbox(root, agent)
-    found = []
-    with Home(root) as home, home.dirs() as dirs:
-        folder = dirs.get("agents", agent, "inbox")
-        for name in sorted(os.listdir(folder)):
-            if not name.endswith(".msg"):
-                continue
-            try:
-                limit = DEFAULT_MAX_BODY_BYTES + (1 << 14)
-                data, _ = fsio.read_regular(name, folder, limit, shared=True)
-                message = parse_delivered(data, file=name)
-            except (MessageError, UnsafePath) as exc:
-                click.echo(f"relay: {exc}", err=True)
-                continue
-            first = message.body.decode().split("\n", 1)[0]
-            row = (name[:-4], message.headers.get("FROM"), str(message.kind), first)
-            found.append((message.priority, row))
-    rows = [row for _, row in sorted(found, key=lambda one: one[0])]
-    marked = undelivered_notes(root, agent, [row[0] for row in rows])
-    if as_json:
-        for row in rows:
-            facts = dict(zip(("id", "from", "kind", "first_line"), row, strict=True))
-            echo_json(facts | {"delivered": None if marked is None else row[0] not in marked})
-    elif rows:
-        shown = [(*r[:3], sanitize(r[3], 40), (marked or {}).get(r[0], "")) for r in rows]
-        width = 5 if marked else 4
-        print_table(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
-    else:
-        click.echo(f"no messages for {agent}")
-
-
-def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
-    marked = undelivered_notes(root, agent, [message.id])
-    if as_json:
-        _echo_message(message, delivered=None if marked is None else not marked)
-        return
-    about = "".join(
-        f"  {label} {value}"
-        for label, value in (
-            ("re", message.re),
-            ("thread", message.thread),
-            ("in", message.channel),
-        )
-        if value
-    )
-    about += "".join(f"  {mark}" for mark in (marked or {}).values())
-    click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
-    _echo_body(message)
+    with Home(root) as home:
+        return resolve_id(home, message_id)
 
 
 def _show_answer(message: Received, as_json: bool) -> None:
-    if as_json:
-        _echo_message(message)
-    else:
-        _echo_body(message)
+    with printing_taken(message):
+        if as_json:
+            echo_message(message)
+        else:
+            echo_body(message)
+
+
+def printing_taken(message: Received) -> contextlib.AbstractContextManager[None]:
+    """Print a message that was taken: one that cannot be printed is found by its file."""
+    return printing(f"message {message.id} is read, and is in {message.path}")
 
 
 def _progress(message: Received) -> None:
@@ -277,7 +480,7 @@ def _progress(message: Received) -> None:
     click.echo(f"relay: {message.sender}: {said}", err=True)
 
 
-def _echo_message(message: Received, **more: object) -> None:
+def echo_message(message: Received, **more: object) -> None:
     echo_json(
         {
             "id": message.id,
@@ -291,45 +494,7 @@ def _echo_message(message: Received, **more: object) -> None:
     )
 
 
-def _echo_body(message: Received) -> None:
+def echo_body(message: Received) -> None:
     is_person = sys.stdout.isatty()  # a pipe gets the text as sent, escape sequences included
     text = sanitize(message.body, lines=True) if is_person else message.body
     click.echo((text or "").rstrip("\n"), color=True)
-
-
-def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
-    """Return a note for each inbox message without a delivery in the ledger, by id; None if the
-    ledger cannot be read."""
-    from relay.base.home import lock_holder
-
-    with Home(root) as home:
-        try:
-            found = _undelivered(home, agent, set(message_ids))
-            if not found:
-                return {}
-            if lock_holder(home) is None:
-                return dict.fromkeys(found, UNKNOWN)
-            end = time.monotonic() + PATIENCE_S
-            while found and time.monotonic() < end:
-                time.sleep(0.05)
-                found = _undelivered(home, agent, found)
-        except LedgerError:
-            return None
-    return dict.fromkeys(found, NOT_OURS)
-
-
-def _undelivered(home: Home, agent: str, message_ids: set[str]) -> set[str]:
-    from relay.ledger import open_readonly, undelivered
-
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-        return undelivered(db, agent, message_ids)
-
-
-def duration_s(text: str, option: str) -> float:
-    """Parse ``30s``, ``1m``, ``2h`` or ``60000`` (ms) as seconds. Errors: BadParameter."""
-    from relay.base.message import parse_duration_ms
-
-    try:
-        return parse_duration_ms(text) / 1000
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), param_hint=option) from exc

@@ -1,7 +1,8 @@
 """Outcomes of messages and deliveries in words, for all commands.
 
     waiting      not in the inbox yet                held         cannot be written now; why
-    delivered    in the inbox                        read         taken out of the inbox
+    delivered    in the inbox                        shown        by a hook, and not seen yet
+    read         taken out of the inbox
     removed      gone from it, not seen in .read     handled      by the relay itself
     in progress  reported by the recipient           completed    reported by the recipient
     failed       reported by the recipient; why      refused      by the relay; why
@@ -13,6 +14,7 @@ Pure: rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,7 @@ from relay.ledger.deliveries import REMOVED
 Fields = Mapping[str, Any]  # a row, by column name
 Row = Fields | sqlite3.Row  # of ``messages``
 NO_RECIPIENTS = "no recipients"
+MOST_NAMED = 3  # recipients named one by one; more are counted
 
 
 class Outcome(StrEnum):
@@ -41,6 +44,7 @@ class Outcome(StrEnum):
     BOUNCED = "bounced"
     EXPIRED = "expired"
     DEAD = "dead"
+    SHOWN = "shown"
     DELIVERED = "delivered"
     WAITING = "waiting"
     REFUSED = "refused"
@@ -67,6 +71,7 @@ _BEFORE_A_NAME = dict.fromkeys(Outcome, "for") | {
     Outcome.IN_PROGRESS: "by",
     Outcome.READ: "by",
     Outcome.DELIVERED: "to",
+    Outcome.SHOWN: "to",
 }
 _REASONED = frozenset({Outcome.HELD, Outcome.BOUNCED, Outcome.EXPIRED, Outcome.DEAD})
 OWING = ("command", "query")
@@ -75,6 +80,30 @@ OWING = ("command", "query")
 _SINCE_SCHEMA_3: Fields = dict.fromkeys(
     ("read_how", "answer_id", "answer_text", "obligation", "reminders")
 )
+
+
+_SHOWN = (
+    "SELECT message_id, recipient FROM offers WHERE state = 'offered' "
+    "AND message_id IN (SELECT value FROM json_each(?))"
+)
+
+
+def read_deliveries(db: sqlite3.Connection, which: str, *values: object) -> list[Fields]:
+    """The deliveries of a ledger that meet a condition, with ``is_shown``, by recipient.
+
+    ``is_shown``: a session was shown it, and has not seen it yet; never in an earlier schema.
+    """
+    query = f"SELECT * FROM deliveries WHERE {which} ORDER BY message_id, recipient"
+    found = [delivery_fields(row) for row in db.execute(query, values)]
+    unread = json.dumps([one["message_id"] for one in found if one["state"] == "written"])
+    is_there = "SELECT 1 FROM sqlite_master WHERE name = 'offers'"
+    if unread == "[]" or not db.execute(is_there).fetchone():
+        return found
+    shown = {(row[0], row[1]) for row in db.execute(_SHOWN, (unread,))}
+    return [
+        {**one, "is_shown": True} if (one["message_id"], one["recipient"]) in shown else one
+        for one in found
+    ]
 
 
 def delivery_fields(row: sqlite3.Row) -> Fields:
@@ -94,7 +123,32 @@ def outcome_of(delivery: Fields) -> Outcome:
         )
     if state == "read" and delivery["read_how"] == REMOVED:
         return Outcome.REMOVED
+    if state == "written" and delivery.get("is_shown"):
+        return Outcome.SHOWN
     return _OF_STATE[state]
+
+
+_IN_INBOX = (Outcome.DELIVERED, Outcome.SHOWN, Outcome.REMOVED)
+_TAKEN = (Outcome.READ, Outcome.IN_PROGRESS, Outcome.COMPLETED, Outcome.HANDLED, Outcome.FAILED)
+_ON_THE_WAY = (Outcome.WAITING, Outcome.HELD)
+
+
+def has_reached(delivery: Fields, step: str) -> bool | None:
+    """True at the step ``delivered``, ``read`` or ``done``; None: it may come; False: it cannot."""
+    outcome = outcome_of(delivery)
+    if outcome in _ON_THE_WAY:
+        return None
+    if step == "delivered":
+        return outcome in _IN_INBOX or outcome in _TAKEN
+    if outcome in (Outcome.DELIVERED, Outcome.SHOWN):
+        return None
+    if step == "read":
+        return outcome in _TAKEN
+    if outcome is Outcome.READ:
+        return None if delivery["obligation"] == "open" else delivery["obligation"] != "given_up"
+    if outcome is Outcome.IN_PROGRESS:
+        return None
+    return outcome in (Outcome.COMPLETED, Outcome.HANDLED)
 
 
 def summary(row: Row, deliveries: Sequence[Fields]) -> str:
@@ -127,6 +181,15 @@ def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
     return describe(one, row["message_type"], now_ns, is_named=one["recipient"] != row["target"])
 
 
+def progress(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
+    """The outcome for the person who sent a message, with recipients: ``delivered to bob``."""
+    if len(deliveries) > 1 and {outcome_of(one) for one in deliveries} == {Outcome.DELIVERED}:
+        return f"delivered to {len(deliveries)} recipients, not read yet"
+    if 0 < len(deliveries) <= MOST_NAMED:
+        return "; ".join(describe(one, row["message_type"], now_ns) for one in deliveries)
+    return headline(row, deliveries, now_ns)
+
+
 def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = True) -> str:
     """The outcome of one delivery, with recipient, reason and time."""
     outcome, name = outcome_of(delivery), delivery["recipient"]
@@ -148,6 +211,8 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
         return _with_reason(said, delivery["last_error"]) + _since(delivery)
     elif outcome is Outcome.DELIVERED:
         said += ", not read yet"
+    elif outcome is Outcome.SHOWN:
+        said += ", not seen yet"
     elif outcome is Outcome.READ and kind in OWING and delivery["state"] == "read":
         said += ", not answered yet"
     return said + reminders_text(delivery)

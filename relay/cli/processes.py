@@ -1,28 +1,41 @@
-"""``relay spawn``, ``release`` and ``ps``: processes of agents, started by the relay."""
+"""``relay spawn``, ``release``, ``ps`` and ``logs``: processes of agents, started by the relay."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
-from relay.base.home import LEDGER
+from relay.base.errors import NotFound
+from relay.base.home import LEDGER, LOG, Home
+from relay.base.names import check_agent_name
 from relay.cli.common import (
+    agent_not_found,
     ago,
+    complete_agents,
     echo_json,
     home_option,
     json_option,
+    name_home,
     open_home,
-    print_table,
     root_of,
     sanitize,
-    when,
+    with_iso_times,
 )
 from relay.cli.request import control_options, print_answer, request, require_relay
+from relay.cli.tables import print_table, wide_option
 
+POLL_S = 0.2
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 RESTARTS = ("never", "on-failure", "always")
 
 
@@ -57,7 +70,7 @@ def spawn(
 
     The relay supervises it: `relay ps` shows its state, and its exit and restarts are reported to
     you as messages. Its output goes to logs/NAME.log in the home. The values of --env are not
-    recorded anywhere.
+    recorded anywhere. Claude, Codex and Gemini get the page of `relay guide` before the prompt.
     """
     from agent_sdk.requests import spawn_headers
 
@@ -86,7 +99,7 @@ Examples:
   relay release reviewer
   relay release builder --reason "the release is out" --timeout 60""",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_agents)
 @click.option("--reason", default="", help="Reason, shown to the agent that started it.")
 @control_options
 def release(ctx: click.Context, /, name: str, reason: str, **caller: Any) -> None:
@@ -122,15 +135,16 @@ def _ask(
 @click.command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")
 @home_option
 @click.option("--all", "everything", is_flag=True, help="Include processes that have ended.")
+@wide_option
 @json_option
 @click.pass_context
-def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
+def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_json: bool) -> None:
     """List the processes started by the relay and their state.
 
     starting: no sign of activity yet. stuck: a read or an answer is overdue.
     """
     from relay.ledger import open_readonly
-    from relay.ledger.processes import ENDS
+    from relay.ledger.agents import ENDS
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))
@@ -140,21 +154,143 @@ def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) ->
         rows = [row for row in rows if row["state"] not in ENDS]
     if as_json:
         for row in rows:
-            echo_json(_facts(row))
+            echo_json(with_iso_times(process_facts(row)))
         return
     if not rows:
-        click.echo("no processes; `relay spawn NAME --cli …` starts one", err=True)
+        click.echo(name_home("no processes; `relay spawn NAME --cli …` starts one"), err=True)
         return
     now = time.time_ns()
     header = ("NAME", "STATE", "PID", "CLI", "STARTED", "CPU%", "RSS", "IDLE", "RESTARTS", "LAST")
-    print_table(header, [_cells(row, now) for row in rows])
+    print_table(header, [_cells(row, now) for row in rows], wide=wide)
 
 
-def _facts(row: dict[str, Any]) -> dict[str, Any]:
+@click.command(
+    epilog="\b\nExamples:\n  relay logs worker -n 20\n  relay logs worker --follow\n  relay logs",
+)
+@home_option
+@click.argument("name", required=False, shell_complete=complete_agents)
+@click.option("-n", "--lines", "most", type=click.IntRange(0), default=100, show_default=True)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing what is written, until ^C.")
+@click.pass_context
+def logs(ctx: click.Context, home: str | None, name: str | None, most: int, follow: bool) -> None:
+    """Show what the process of an agent wrote, or without NAME the relay's own log.
+
+    A terminal gets it without control sequences, and the relay's log as sentences; a pipe or a
+    file gets it as it was written.
+    """
+    with open_home(ctx, home) as opened:
+        own = os.path.basename(LOG)
+        file = LogFile(opened, own if name is None else f"{check_agent_name(name)}.log")
+        lines = file.last(most)
+        if not lines and not file.is_there:
+            raise _no_output(opened, name)
+        show = _show_raw if not sys.stdout.isatty() else _show_text if name else _show_record
+        for line in lines:
+            show(line)
+        if file.rest and not follow:
+            show(file.rest)
+        while follow:
+            sys.stdout.flush()
+            for line in file.read():
+                show(line)
+            time.sleep(POLL_S)
+
+
+def _no_output(home: Home, name: str | None) -> NotFound:
+    if name is None:
+        return NotFound(f"{LOG} does not exist yet", hint="start the relay with `relay up`")
+    if name not in home.agent_names():
+        return agent_not_found(home, name)
+    return NotFound(
+        f"the relay has no output of {name}",
+        hint="it has that of processes started by `relay spawn`, and not removed by retention",
+    )
+
+
+def _show_raw(line: bytes) -> None:
+    click.echo(line, nl=False)
+
+
+def _show_text(line: bytes) -> None:
+    text = COLOURS.sub("", line.decode(errors="replace")).rstrip("\r\n")
+    click.echo(sanitize(text, lines=True))
+
+
+def _show_record(line: bytes) -> None:
+    import json
+
+    from relay.base.logs import line_for_people
+
+    try:
+        text = line_for_people(json.loads(line))
+    except (ValueError, KeyError, TypeError):  # cut short, on a full disk
+        text = sanitize(line.decode(errors="replace").rstrip()) or ""
+    click.echo(text)
+
+
+class LogFile:
+    """A file in ``logs/`` and the reading position in it.
+
+    It may be rotated meanwhile: it is renamed or copied to the same name with ``.1`` and begins
+    again.
+    """
+
+    def __init__(self, home: Home, name: str) -> None:
+        """``name``: of the file."""
+        self.is_there = False  # at the last look
+        self.rest = b""  # the beginning of the last line
+        self._home = home
+        self._name = name
+        self._inode = 0
+        self._at = 0
+
+    def last(self, most: int) -> list[bytes]:
+        """Return the last lines, and read on after them."""
+        lines = list(deque(self.read(), maxlen=most))
+        if len(lines) < most:
+            with self._open(f"{self._name}.1") as before:
+                lines = [*deque(before, maxlen=most - len(lines)), *lines]
+        return lines
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the lines since the last call."""
+        with self._open(self._name) as file:
+            self.is_there = not isinstance(file, io.BytesIO)
+            if not self.is_there:
+                return
+            status = os.fstat(file.fileno())
+            if self._at and (status.st_ino != self._inode or status.st_size < self._at):
+                with self._open(f"{self._name}.1") as before:
+                    yield from self._lines(before)
+                self._at = 0
+            self._inode = status.st_ino
+            yield from self._lines(file)
+
+    def _lines(self, file: IO[bytes]) -> Iterator[bytes]:
+        """Yield complete lines from the position on, and move it."""
+        file.seek(self._at)
+        for line in file:
+            self._at += len(line)
+            self.rest += line
+            if line.endswith(b"\n"):
+                yield self.rest
+                self.rest = b""
+
+    def _open(self, name: str) -> IO[bytes]:
+        """Open a file of the folder; one that is missing is empty."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
+            folder = dirs.get(os.path.dirname(LOG))
+            return os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
+        return io.BytesIO()
+
+
+def process_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what --json shows of a process; times are Unix ns."""
     plain = ("name", "state", "pid", "cli", "cwd", "restart", "requested_by", "request_id")
     more = ("restarts", "exit_code", "cpu_percent", "rss_bytes", "idle_s", "last_error")
-    times = {name: when(row[name]) for name in ("started_at", "changed_at", "ended_at")}
-    return {name: row[name] for name in (*plain, *more)} | times
+    times = ("started_at", "changed_at", "ended_at")
+    return {name: row[name] for name in (*plain, *more, *times)}
 
 
 def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:
@@ -169,5 +305,5 @@ def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:
         None if rss is None else f"{rss >> 20} MiB",
         None if row["idle_s"] is None else f"{row['idle_s']} s",
         row["restarts"],
-        sanitize(row["last_error"], 60),
+        row["last_error"],
     )

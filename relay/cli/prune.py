@@ -5,14 +5,16 @@ A running relay does it in the background; without one this process does, holdin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from relay.base.clock import Clock
 from relay.base.home import is_served
-from relay.cli.common import echo_json, hold_lock, open_home, print_table, when
+from relay.cli.common import echo_json, hold_lock, open_home, when
 from relay.cli.request import control_options, send_command
+from relay.cli.tables import local_iso, print_table
 
 if TYPE_CHECKING:
     from relay.daemon.prune import Pruned
@@ -39,7 +41,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
             with hold_lock(home):
                 _show(run_retention(home, config, Clock()), caller["as_json"])
             return
-    send_command(ctx, "prune", {}, **caller)
+    _have_it_run(ctx, "prune", {}, caller)
 
 
 @click.group(epilog="\b\nExamples:\n  relay archive pack\n  relay archive pack --before 2026-01-31")
@@ -77,7 +79,20 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
                     else:
                         click.echo(describe_pack(packed))
             return
-    send_command(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
+    _have_it_run(ctx, "archive.pack", {"BEFORE": before or None}, caller)
+
+
+def _have_it_run(
+    ctx: click.Context, action: str, fields: Mapping[str, object], caller: dict[str, Any]
+) -> None:
+    """Have the running relay do it and print the result. Errors: Timeout; it goes on then."""
+    from agent_sdk import Timeout
+
+    try:
+        send_command(ctx, action, fields, **caller)
+    except Timeout as exc:
+        hint = "the result comes as a message, `relay inbox` shows it"
+        raise Timeout(str(exc), message_id=exc.message_id, hint=hint) from exc
 
 
 def _show(found: list[Pruned], as_json: bool) -> None:
@@ -95,5 +110,13 @@ def _show(found: list[Pruned], as_json: bool) -> None:
         return
     print_table(
         ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST"),
-        [(g.kind, g.number, g.n_bytes, when(g.oldest_ns), when(g.newest_ns)) for g in found],
+        [
+            (
+                g.kind,
+                g.number,
+                g.n_bytes,
+                *(local_iso(when(at)) for at in (g.oldest_ns, g.newest_ns)),
+            )
+            for g in found
+        ],
     )

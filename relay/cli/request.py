@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from relay.cli.common import (
     Amount,
+    agent_not_found,
     as_option,
     echo_json,
     home_option,
     json_option,
+    name_home,
     root_of,
     sanitize,
 )
 
 if TYPE_CHECKING:
-    from agent_sdk import Agent, Received
+    import sqlite3
 
-MAX_NAMED = 3  # recipients named one by one; more are counted
+    from agent_sdk import Agent, Received
+    from relay.base.home import Home
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,16 +79,16 @@ def print_answer(answer: Received, as_json: bool) -> None:
     if as_json:
         echo_json({"id": answer.re, "answer": said})
     else:
-        click.echo(sanitize(said))
+        click.echo(sanitize(name_home(said), lines=True))
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
     """Call ``Agent.request``; a Timeout tells the present state of the message.
 
-    After ^C the id of the message is printed, since it stays sent.
+    Errors: Interrupted with the id of the message, which stays sent, after ^C.
     """
     from agent_sdk import Refused, Timeout
-    from relay.base.errors import EXIT_INTERRUPTED
+    from relay.base.errors import Interrupted
 
     sent: list[str] = []
     try:
@@ -92,10 +96,9 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
     except KeyboardInterrupt as exc:
         if not sent:
             raise
-        one = sent[0]
-        line = f"relay: stopped waiting for the answer to {one}; `relay trace {one}` shows it"
-        click.echo(f"\n{line}", err=True)  # after the terminal's ^C
-        raise click.exceptions.Exit(EXIT_INTERRUPTED) from exc
+        raise Interrupted(
+            f"stopped waiting for the answer to {sent[0]}", hint=f"`relay trace {sent[0]}` shows it"
+        ) from exc
     except Refused as exc:
         raise Refused(sanitize(str(exc)) or "") from exc  # its text is another agent's
     except Timeout as exc:
@@ -132,13 +135,11 @@ def open_agent(agent: str, root: str) -> Agent:
 
 def require_mailbox(root: str, agent: str) -> None:
     """Require an inbox, so that a typo does not create an agent. Errors: InvalidName; NotFound."""
-    from relay.base.errors import NotFound
+    from relay.base.home import Home
 
     if not _has_mailbox(root, agent):
-        raise NotFound(
-            f"there is no agent {agent} in {root}",
-            hint=f"`relay agents` lists all agents, `relay register {agent}` creates it",
-        )
+        with Home(root) as home:
+            raise agent_not_found(home, agent)
 
 
 def _has_mailbox(root: str, agent: str) -> bool:
@@ -154,26 +155,82 @@ def _has_mailbox(root: str, agent: str) -> bool:
     return True
 
 
-def _describe_progress(root: str, message_id: str) -> str:
-    """Describe the state of a message by the ledger."""
-    from relay.base.home import LEDGER, Home, lock_holder
-    from relay.cli import outcomes
+def duration_s(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Parse ``30`` or ``30s``, ``1m``, ``2h``, ``500ms`` as seconds. Errors: BadParameter."""
+    from relay.base.message import parse_duration_ms
+
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return parse_duration_ms(f"{text}s" if text.isdecimal() else text) / 1000
+    raise click.BadParameter(f"{text!r} is not a duration such as 30, 30s, 1m or 500ms", ctx, param)
+
+
+def check_has_session(root: str, to: str) -> None:
+    """Check that an agent has a session that tells when it is idle. Errors: RelayError."""
+    from relay.base.errors import RelayError
+    from relay.base.home import Home
+    from relay.base.names import LEAD, is_agent_name
+    from relay.cli.common import agent_not_found
+    from relay.reach.session import NO_SESSION, live_session
+
+    if not is_agent_name(to) or to.lower() == LEAD:
+        raise click.UsageError(f"--notify-idle needs the name of one agent, got {to!a}")
+    with Home(root) as home:
+        if to not in home.agent_names():
+            raise agent_not_found(home, to)
+    if live_session(root, to) is None:
+        raise RelayError(NO_SESSION.format(to))
+
+
+class Progress(NamedTuple):
+    """The progress of a message."""
+
+    text: str
+    is_there: bool = False  # at the step waited for
+    is_over: bool = False  # and will not come there
+
+
+def watch(home: Home, message_id: str, step: str | None, timeout_s: float) -> Progress:
+    """Look at the ledger until a message has come to a step, cannot, or the time is over.
+
+    Without a step: until the relay has recorded what became of it.
+    """
+    from relay.base.home import LEDGER
     from relay.ledger import open_readonly
+
+    ends_at, pause_s = time.monotonic() + timeout_s, 0.001
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        while True:
+            progress = _progress_of(db, message_id, step)
+            left_s = ends_at - time.monotonic()
+            if progress.is_there or progress.is_over or left_s <= 0:
+                return progress
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 0.05)
+
+
+def _progress_of(db: sqlite3.Connection, message_id: str, step: str | None) -> Progress:
+    from relay.cli import outcomes
+
+    which = "message_id = ?"
+    row = db.execute(f"SELECT * FROM messages WHERE {which}", (message_id,)).fetchone()
+    if row is None:
+        return Progress("the relay has not picked it up yet, it waits in the outbox")
+    deliveries = outcomes.read_deliveries(db, which, message_id)
+    text = outcomes.progress(row, deliveries, time.time_ns())
+    if row["status"] in ("pending", "processing"):
+        return Progress(text if deliveries else "the relay has not recorded it yet")
+    if step is None:
+        return Progress(text, is_there=True)
+    reached = [outcomes.has_reached(one, step) for one in deliveries]
+    return Progress(text, bool(reached) and all(reached), not reached or False in reached)
+
+
+def _describe_progress(root: str, message_id: str) -> str:
+    """Describe the present state of a message."""
+    from relay.base.home import Home, lock_holder
 
     with Home(root) as home:
         stopped = "" if lock_holder(home) else ", and the relay has stopped"
-        db = open_readonly(home.path(LEDGER))
-    try:
-        query = "SELECT * FROM {} WHERE message_id = ?"
-        row = db.execute(query.format("messages"), (message_id,)).fetchone()
-        found = db.execute(query.format("deliveries"), (message_id,)).fetchall()
-    finally:
-        db.close()
-    deliveries = [outcomes.delivery_fields(one) for one in found]
-    if row is None:
-        return f"the relay has not picked it up yet{stopped}"
-    if len(deliveries) > MAX_NAMED:
-        return f"{outcomes.summary(row, deliveries)}{stopped}"
-    kind, now = row["message_type"], time.time_ns()
-    known = [outcomes.describe(one, kind, now) for one in deliveries]
-    return f"{', '.join(known) or 'it had no recipients'}{stopped}"
+        return f"{watch(home, message_id, None, 0).text}{stopped}"

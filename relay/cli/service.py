@@ -24,14 +24,16 @@ from xml.parsers.expat import ExpatError
 import click
 
 from relay.base import fsio
+from relay.base.discovery import DEFAULT_HOME
 from relay.base.errors import EXIT_STATE, NotFound, RelayError
-from relay.base.home import DEFAULT_HOME, tag_of
-from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize
+from relay.base.home import tag_of
+from relay.cli.common import echo_json, home_option, json_option, name_home, open_home, sanitize
 
 NAME = "agent-relay"
 LABEL = "local.agent-relay"
 UNIT = ".service"
 PLIST = ".plist"
+TARGET = "default.target"
 STOP_S = 30  # usually less than five; allows for a hanging disk
 START_S = 600  # a start after a crash replays the journal
 WATCHDOG_S = 60  # a loop stuck for this long is killed and restarted
@@ -44,6 +46,12 @@ class NoService(RelayError):
     hint = "start the relay with `relay up`"
 
 
+class StillEnabled(RelayError):
+    """The unit is enabled: systemd disables only a unit whose file is there."""
+
+    exit_code = EXIT_STATE
+
+
 class Service(NamedTuple):
     """A file, its path, and the commands that activate and deactivate it."""
 
@@ -51,7 +59,8 @@ class Service(NamedTuple):
     path: str
     text: bytes
     start: tuple[str, ...]  # commands, for a person
-    stop: tuple[str, ...]
+    stop: tuple[str, ...]  # without the file
+    disable: str = ""  # with it; empty where `stop` is enough
 
 
 @click.group(epilog="\b\nExamples:\n  relay service install\n  relay service show")
@@ -89,13 +98,21 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
 @json_option
 @click.pass_context
 def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Remove the unit of this home; a running relay keeps running."""
+    """Remove the unit of this home.
+
+    While it is enabled, this prints the commands that stop and disable it, and exits 5.
+    """
     found = _of(ctx, home)
+    if is_enabled(found):
+        raise StillEnabled(
+            f"{os.path.basename(found.path)} is enabled",
+            hint=f"first `{found.disable}`, then `relay service uninstall`",
+        )
     remove_unit(found)
     if as_json:
         echo_json({"path": found.path, "commands": list(found.stop)})
         return
-    click.echo("\n  ".join([f"removed {found.path}. To stop the running service:", *found.stop]))
+    click.echo("\n  ".join([f"removed {found.path}; if it is running, stop it with", *found.stop]))
 
 
 @service.command(epilog="\b\nExample:\n  relay service status")
@@ -116,7 +133,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
             "another": "installed for another Python or version, or edited; "
             "run `relay service install` to replace it",
         }
-        click.echo(f"{found.path}: {means[word]}")
+        click.echo(name_home(f"{found.path}: {means[word]}"))
     return 0 if word == "current" else EXIT_STATE
 
 
@@ -228,6 +245,12 @@ def remove_unit(unit: Service) -> None:
         ) from exc
 
 
+def is_enabled(unit: Service) -> bool:
+    """True if systemd starts the unit by itself: there is a link to it for `[Install]`."""
+    folder, name = os.path.split(unit.path)
+    return bool(unit.disable) and os.path.lexists(os.path.join(folder, f"{TARGET}.wants", name))
+
+
 def _refuse_another(unit: Service) -> None:
     """Errors: NoService where the file in the service's place is another home's."""
     named = home_in(unit.path)
@@ -284,7 +307,7 @@ WatchdogSec={WATCHDOG_S}
 UMask=0077
 
 [Install]
-WantedBy=default.target
+WantedBy={TARGET}
 """
     unit = os.path.basename(path)
     return Service(
@@ -292,7 +315,8 @@ WantedBy=default.target
         path,
         text.encode(),
         ("systemctl --user daemon-reload", f"systemctl --user enable --now {unit}"),
-        (f"systemctl --user disable --now {unit}", "systemctl --user daemon-reload"),
+        (f"systemctl --user stop {unit}", "systemctl --user daemon-reload"),
+        f"systemctl --user disable --now {unit}",
     )
 
 

@@ -6,35 +6,56 @@ it blocks nothing and needs no running relay.
 
 from __future__ import annotations
 
-import re
+import contextlib
+import shutil
 import sqlite3
 import sys
 import time
 from collections.abc import Iterator
 from operator import itemgetter
+from textwrap import indent
 from typing import Any
 
 import click
 
-from relay.base.home import LEDGER
+from relay.base.errors import RelayError
+from relay.base.home import LEDGER, READ, Home
+from relay.base.names import ORCHESTRATOR
+from relay.base.text import visible
 from relay.cli import outcomes
-from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
+from relay.cli.common import (
+    complete_agents,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    parse_age,
+    sanitize,
+    when,
+)
+from relay.cli.ids import SHORT, read_file, short_ids
+from relay.cli.tables import clock_of, colour, colour_by_word, cut, day_of, wide_option
 from relay.ledger.deliveries import REMOVED
+from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED
 
 POLL_S = 0.2
 INITIAL_EVENTS = 10  # events shown first, without --since
 MAX_EVENTS_PER_READ = 1000  # a backlog is read in pieces
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-INTERMEDIATE = ("processing", "archived")  # statuses shown only with --all
+LONGEST_KIND = len("notification")
+INTERMEDIATE = ("pending", "processing", "archived")  # events shown only with --all
 
 # status -> name in an event's line
 EVENT_NAMES = {
-    "pending": "new",
-    "completed": "delivered",
     "failed": "refused",
     "written": "delivered",
+    "offered": "shown",
+    "in_context": "seen",
 }
+DELIVERED = frozenset(  # (old, new): the message is in its inboxes
+    {("processing", "completed"), ("processing", "archived")}
+)
 
+OFFERS = (OFFERED, IN_CONTEXT, RETURNED)
 WITH_REASON = (
     "read",
     "held",
@@ -46,7 +67,7 @@ WITH_REASON = (
 
 _EVENTS = """
 SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
-       m.agent_name, m.target, m.message_type, m.last_error,
+       m.agent_name, m.target, m.message_type, m.last_error, m.file_path,
        CASE WHEN instr(a.what, ' > ') THEN substr(a.what, instr(a.what, ' > ') + 3) END AS recipient
 FROM audit_log AS a LEFT JOIN messages AS m ON m.message_id =
     CASE WHEN instr(a.what, ' > ') THEN substr(a.what, 1, instr(a.what, ' > ') - 1) ELSE a.what END
@@ -56,14 +77,24 @@ _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE
 
 
 @click.command(
-    epilog="\b\nExamples:\n  relay tail\n  relay tail --agent bob\n"
-    "  relay tail --since 1h --no-follow --json",
+    epilog="""\b
+Examples:
+  relay tail
+  relay tail --agent bob --body
+  relay tail --since 1h --no-follow --json""",
 )
 @home_option
 @click.option("-f/ ", "--follow/--no-follow", default=True, help="Keep printing new events [yes].")
-@click.option("--agent", metavar="NAME", help="Only messages from or to this agent.")
+@click.option(
+    "--agent",
+    metavar="NAME",
+    shell_complete=complete_agents,
+    help="Only messages from or to this agent.",
+)
 @click.option("--since", metavar="TIME", help="Start this long ago: 30s, 10m, 2h, 7d.")
+@click.option("--body", "has_bodies", is_flag=True, help="Also show what the messages say.")
 @click.option("--all", "everything", is_flag=True, help="Also show intermediate states.")
+@wide_option
 @json_option
 @click.pass_context
 def tail(
@@ -72,25 +103,35 @@ def tail(
     follow: bool,
     agent: str | None,
     since: str | None,
+    has_bodies: bool,
     everything: bool,
+    wide: bool,
     as_json: bool,
 ) -> None:
     """Show events as they happen, one line each.
 
-    The relay need not be running. ^C ends it.
+    --body adds the text of each message when it is delivered or refused. The relay need not be
+    running. ^C ends it.
     """
     from relay.ledger import open_readonly
 
-    with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
-    try:
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(open_home(ctx, home))
+        db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
         begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
         cursor, is_silent = EventCursor(db, begin), not as_json
+        lines = EventLines(wide=wide)
         while True:
             found = cursor.read()
             for event in found:
-                if (everything or event["status"] not in INTERMEDIATE) and _is_of(event, agent):
-                    _show(event, as_json)
+                path = event.pop("path")
+                if (everything or event["event"] not in INTERMEDIATE) and _is_of(event, agent):
+                    if has_bodies:
+                        event["body"] = _body(opened, event, path)
+                    if as_json:
+                        echo_json({"at": when(event.pop("at_ns")), **event})
+                    else:
+                        lines.show(event)
                     is_silent = False
             sys.stdout.flush()
             if not found and not follow:
@@ -99,10 +140,14 @@ def tail(
                 return
             if not found:
                 time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        return
-    finally:
-        db.close()
+
+
+def _event_name(row: sqlite3.Row) -> str:
+    """The name of a change; a message of the relay's own is not shown as new."""
+    is_message = row["recipient"] is None
+    if is_message and row["old_status"] is None and row["agent_name"] != ORCHESTRATOR:
+        return "new"
+    return str(EVENT_NAMES.get(row["new_status"], row["new_status"]))
 
 
 class EventCursor:
@@ -134,17 +179,19 @@ class EventCursor:
         for row in rows:
             self._audit = row["id"]
             recipient = row["recipient"]
-            new = row["new_status"]
+            new, moved = row["new_status"], (row["old_status"], row["new_status"])
+            is_delivered = recipient is None and moved in DELIVERED
             yield {
                 "at_ns": row["at"],
-                "event": EVENT_NAMES.get(new, new),
+                "event": "delivered" if is_delivered else _event_name(row),
                 "status": new,
                 "before": row["old_status"],
                 "message_id": row["message_id"] or row["what"],
                 "from": row["agent_name"],
                 "to": recipient or row["target"],
-                "recipients": self._recipients(row) if new == "completed" else None,
+                "recipients": self._recipients(row) if is_delivered else None,
                 "kind": row["message_type"],
+                "path": row["file_path"],
                 "detail": row["last_error"] if new == "failed" else self._reason(row, new),
             }
 
@@ -158,8 +205,10 @@ class EventCursor:
     def _reason(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
             return f"attempt {row['attempt']}"
-        if row["recipient"] is None or new not in WITH_REASON:
+        if row["recipient"] is None or new not in (*WITH_REASON, *OFFERS):
             return None
+        if new in OFFERS:
+            return self._offer(row, new)
         found = self._db.execute(
             "SELECT * FROM deliveries WHERE message_id = ? AND recipient = ?",
             (row["message_id"], row["recipient"]),
@@ -174,6 +223,20 @@ class EventCursor:
         why: str | None = facts["ack_status"] if new == "acked" else facts["last_error"]
         return why
 
+    def _offer(self, row: sqlite3.Row, state: str) -> str | None:
+        """The session and the evidence of the latest offer in this state."""
+        found = self._db.execute(
+            "SELECT session, after, evidence FROM offers WHERE message_id = ? AND recipient = ? "
+            "ORDER BY state = ? DESC, offer DESC",
+            (row["message_id"], row["recipient"], state),
+        ).fetchone()
+        if found is None:
+            return None
+        session, after, evidence = found
+        if state != OFFERED:
+            return f"{session}: {evidence}"
+        return f"{session}, after {after}" if after else str(session)
+
     def _security_events(self) -> Iterator[dict[str, Any]]:
         for row in self._db.execute(_SECURITY, (self._security, MAX_EVENTS_PER_READ)).fetchall():
             self._security = row["id"]
@@ -187,6 +250,7 @@ class EventCursor:
                 "to": None,
                 "recipients": None,
                 "kind": None,
+                "path": None,
                 "detail": f"{row['kind']}: {row['path'] or ''} {row['detail'] or ''}".strip(),
             }
 
@@ -196,27 +260,69 @@ def _is_of(event: dict[str, Any], agent: str | None) -> bool:
     return agent is None or agent in named
 
 
-def _show(event: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        event = {"at": when(event["at_ns"]), **event}
-        del event["at_ns"]
-        echo_json(event)
-        return
-    at = (when(event["at_ns"]) or "")[:23] + "Z"
-    to = ", ".join(event["recipients"] or ()) or event["to"]
-    route = f"{event['from'] or '?'} -> {to}" if to else event["from"] or "?"
-    parts = [at, f"{event['event']:<9}", event["message_id"] or "-", event["kind"] or "-", route]
-    if event["detail"]:
-        parts.append(f"({event['detail']})")
-    click.echo(sanitize("  ".join(parts)))
+def _body(home: Home, event: dict[str, Any], path: str | None) -> str | None:
+    """Read the text of a message that is delivered or refused now; None for other events.
+
+    None also for a message whose file has been removed.
+    """
+    from relay.base.message import split
+
+    if path is None or event["event"] not in ("delivered", "refused") or event["to"] is None:
+        return None
+    if event["event"] == "delivered" and event["recipients"] is None:
+        return None  # to one recipient again
+    name = path.rpartition("/")[2]
+    inboxes = [f"agents/{one}/inbox" for one in event["recipients"] or ()]
+    # the relay's own messages have only these copies
+    copies = (f"{folder}/{name}" for one in inboxes for folder in (one, f"{one}/{READ}"))
+    for place in (path, *copies):
+        with contextlib.suppress(OSError, RelayError):
+            data = read_file(home, place)
+            if data is not None:
+                return split(data)[1].decode(errors="replace")
+    return None
+
+
+class EventLines:
+    """Prints events for people: local times, a line above each new day, short ids."""
+
+    def __init__(self, *, wide: bool) -> None:
+        """``wide``: lines are not cut to the terminal."""
+        self._most = None
+        if not wide and sys.stdout.isatty():
+            self._most = shutil.get_terminal_size().columns
+        self._day = day_of(time.time_ns())
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Print one event."""
+        at = event["at_ns"]
+        if self._day != day_of(at):
+            self._day = day_of(at)
+            click.echo(self._day)
+        to = ", ".join(event["recipients"] or ()) or event["to"]
+        route = f"{event['from'] or '?'} -> {to}" if to else event["from"] or "?"
+        name = f"{event['event']:<9}"
+        message_id = event["message_id"] or "-"
+        short, kind = short_ids([message_id])[message_id], event["kind"] or "-"
+        parts = [f"{short:<{SHORT}}", f"{kind:<{LONGEST_KIND}}", route]
+        if event["detail"]:
+            parts.append(f"({event['detail']})")
+        line = visible("  ".join([clock_of(at), name, *parts]))
+        if self._most:
+            line = cut(line, self._most)
+        is_failed = event["event"] == "acked" and (event["detail"] or "").startswith("failed")
+        coloured = colour(name, "red") if is_failed else colour_by_word(name)
+        click.echo(line.replace(name, coloured, 1))
+        if event.get("body"):
+            click.echo(indent(sanitize(event["body"].rstrip(), lines=True) or "", " " * 14))
 
 
 def _duration_ns(text: str) -> int:
     """Parse ``30s``, ``10m``, ``2h``, ``7d`` as nanoseconds. Errors: BadParameter."""
-    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
-    if match is None:
+    try:
+        return parse_age(text) * 1_000_000_000
+    except ValueError as exc:
         raise click.BadParameter(
             f"invalid duration {text!r}: expected a number and s, m, h or d, as in 10m",
             param_hint="--since",
-        )
-    return int(match[1]) * UNITS[match[2]] * 1_000_000_000
+        ) from exc

@@ -8,26 +8,65 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
+import shutil
 import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from relay.base.home import LEDGER, Home
 from relay.base.status_client import ask, silence
+from relay.base.text import format_size
 from relay.cli.agents import AgentAlert, find_alerts
-from relay.cli.common import Amount, ago, home_option, not_running_text, open_home, sanitize, unread
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from relay.cli.common import (
+    Amount,
+    ago,
+    home_option,
+    not_running_text,
+    open_home,
+    plural,
+    sanitize,
+    unread,
+)
+from relay.cli.sessions import agent_states
+from relay.cli.tables import colour, cut, cut_middle, table_lines
 
 REFRESH_S = 1.0
 COLUMNS = ("AGENT", "STATUS", "OUTBOX", "UNREAD", "OWES", "SEEN", "NOTE")
-MAX_NOTE = 40
+NUMBERS = ("OUTBOX", "UNREAD", "OWES")
+LEAST_NAME = 16  # columns for a name that is cut
+MAX_NAME = 64
+QUIT = ("q", "Q", "\x03")
+ONE_KEY = re.compile(r"\x1b[\[O]\d*[A-Za-z~]|.", re.DOTALL)
+KEYS = (
+    dict.fromkeys(("j", "\x1b[B", "\x1bOB"), "down")
+    | dict.fromkeys(("k", "\x1b[A", "\x1bOA"), "up")
+    | dict.fromkeys((" ", "\x06", "\x1b[6~"), "page down")
+    | dict.fromkeys(("b", "\x02", "\x1b[5~"), "page up")
+    | dict.fromkeys(("g", "\x1b[H", "\x1b[1~"), "home")
+    | dict.fromkeys(("G", "\x1b[F", "\x1b[4~"), "end")
+)
+HELP = """\
+q           quit
+j, k        scroll down and up; also the arrow keys
+space, b    a page down and up; also Page Down and Page Up
+g, G        the first and the last agent
+?           this help
+
+OUTBOX      files not yet taken in by the relay
+UNREAD      messages in the inbox
+OWES        open answers and acknowledgments
+SEEN        when the agent last wrote or read a message
+
+accepted and the other totals count since the relay started, with the rate per second.
+p50, p99    half and 99 % of the messages are delivered in less time
+
+any key closes this help"""
 
 
 class AgentLine(NamedTuple):
@@ -54,64 +93,88 @@ class Snapshot(NamedTuple):
 
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
 @home_option
-@click.option("--every", "every_s", type=Amount(0.1), default=REFRESH_S, show_default=True)
+@click.option(
+    "--every", "every_s", type=Amount(0.1), default=REFRESH_S, show_default=True, help="Seconds."
+)
 @click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:
     """Show agents, queue, rates and pending answers, refreshed in place.
 
-    q or ^C ends it. If the output is not a terminal, prints once as plain text.
+    q or ^C ends it, ? shows all keys. If the output is not a terminal, prints once as plain text.
     """
-    from rich.console import Console
-
     from relay.ledger import open_readonly
 
-    with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
-        try:
-            if not (sys.stdout.isatty() and sys.stdin.isatty()):
-                console = Console(width=None if sys.stdout.isatty() else 120, no_color=True)
-                console.print(render(snapshot(opened, db), None))
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(open_home(ctx, home))
+        db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
+        is_screen = os.environ.get("TERM", "dumb") != "dumb"
+        if is_screen and sys.stdout.isatty() and sys.stdin.isatty():
+            stack.enter_context(_screen())
+            _refresh(opened, db, every_s)
+        else:
+            for line in _page(snapshot(opened, db), None):
+                click.echo(line)
+
+
+def _refresh(home: Home, db: sqlite3.Connection, every_s: float) -> None:
+    """Draw the screen again after each key, and with new facts when they are due."""
+    previous, current, first, is_help = None, snapshot(home, db), 0, False
+    due = time.monotonic() + every_s
+    while True:
+        size = shutil.get_terminal_size()
+        lines, last = draw(current, previous, size, first, is_help=is_help)
+        below = "\n\x1b[J" if len(lines) < size.lines else ""
+        sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + below)
+        sys.stdout.flush()
+        for key in _pressed(min(REFRESH_S, max(0.0, due - time.monotonic()))):
+            if key in QUIT:
                 return
-            _refresh(opened, db, every_s, Console())
-        finally:
-            db.close()
-
-
-def _refresh(home: Home, db: sqlite3.Connection, every_s: float, console: Console) -> None:
-    from rich.live import Live
-
-    previous, current = None, snapshot(home, db)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        _keys() as pressed,
-        Live(render(current, None), console=console, screen=True, auto_refresh=False) as live,
-    ):
-        while True:
-            live.update(render(current, previous), refresh=True)
-            if pressed(every_s) in ("q", "Q", "\x03"):
-                return
+            is_help = key == "?" and not is_help
+            first = _scrolled(first, last, len(current.rows) - last, KEYS.get(key))
+        if time.monotonic() >= due:
             previous, current = current, snapshot(home, db)
+            due = time.monotonic() + every_s
+
+
+def _scrolled(first: int, last: int, page: int, move: str | None) -> int:
+    """Return the number of the first agent to show after a key; ``last`` is the greatest."""
+    first = min(first, last)
+    to = {
+        "down": first + 1,
+        "up": first - 1,
+        "page down": first + page,
+        "page up": first - page,
+        "home": 0,
+        "end": last,
+    }
+    return max(0, min(last, to.get(move or "", first)))
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Any]:
-    """Read single keys without echo; the terminal's settings are restored at the end."""
+def _screen() -> Iterator[None]:
+    """Use the terminal's second screen, without cursor and echo; restore all at the end."""
     import termios
     import tty
 
     fd = sys.stdin.fileno()
     previous = termios.tcgetattr(fd)
-
-    def pressed(timeout_s: float) -> str:
-        if not select.select([fd], [], [], timeout_s)[0]:
-            return ""
-        return os.read(fd, 1).decode(errors="replace") or "q"  # the terminal has been closed
-
     try:
         tty.setcbreak(fd)
-        yield pressed
+        sys.stdout.write("\x1b[?1049h\x1b[?25l")
+        yield
     finally:
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
         termios.tcsetattr(fd, termios.TCSADRAIN, previous)
+
+
+def _pressed(timeout_s: float) -> list[str]:
+    """Wait for keys; none if there are none in time."""
+    fd = sys.stdin.fileno()
+    if not select.select([fd], [], [], timeout_s)[0]:
+        return []
+    text = os.read(fd, 64).decode(errors="replace") or "q"  # the terminal has been closed
+    return ONE_KEY.findall(text)
 
 
 def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
@@ -122,7 +185,14 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
     is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
     in_inboxes = unread(home)
     now = time.time_ns()
-    alerts = find_alerts(home, db, now)
+    alerts, states = find_alerts(home, db, now), agent_states(home, now)
+
+    def note(one: sqlite3.Row) -> str | None:
+        name = one["name"]
+        state = states[name].text(0, now) if name in states else None  # OWES says what it owes
+        text = alerts.get(name, AgentAlert()).text(now, one["note"])
+        return "; ".join(filter(None, (state, text))) or None
+
     rows = [
         AgentLine(
             one["name"],
@@ -131,7 +201,7 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
             in_inboxes.get(one["name"]),
             owed.get(one["name"], 0) if is_known else None,
             one["last_seen_at"],
-            alerts.get(one["name"], AgentAlert()).text(now, one["note"]),
+            note(one),
         )
         for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
@@ -160,28 +230,52 @@ def _waiting(home: Home, agent: str) -> int | None:
         return None
 
 
-def render(current: Snapshot, previous: Snapshot | None) -> RenderableType:
-    """Render a snapshot; rates need a previous one."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+def draw(
+    current: Snapshot,
+    previous: Snapshot | None,
+    size: os.terminal_size,
+    first: int,
+    *,
+    is_help: bool = False,
+) -> tuple[list[str], int]:
+    """Return the lines of a screen that begins with agent ``first``, and the greatest such number.
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("OUTBOX", "UNREAD", "OWES") else "left")
-    for row in current.rows:
-        cells = (
-            row.name,
+    The last line names the keys, and how many agents are above and below.
+    """
+    if is_help:
+        return [cut(line, size.columns) for line in HELP.splitlines()[: size.lines]], 0
+    lines = _page(current, previous, size.columns)
+    above = len(lines) - len(current.rows)
+    room = max(1, size.lines - above - 1)
+    last = max(0, len(current.rows) - room)
+    first = min(first, last)
+    keys = "q quit  ? help"
+    if last:
+        below = last - first
+        keys += f"  j/k scroll: {first} more above, {below} more below"
+    shown = lines[above + first : above + first + room]
+    return [*lines[:above], *shown, colour(cut(keys, size.columns), bold=True)][: size.lines], last
+
+
+def _page(current: Snapshot, previous: Snapshot | None, columns: int | None = None) -> list[str]:
+    """Return the lines above the table, and the table with all agents."""
+    name_width = max(LEAST_NAME, columns // 3) if columns else MAX_NAME
+    rows = [
+        (
+            cut_middle(row.name, name_width),
             row.status,
-            _cell(row.outbox),
-            _cell(row.unread),
-            _cell(row.owes),
+            row.outbox,
+            row.unread,
+            row.owes,
             ago(row.seen_ns, current.now_ns),
-            sanitize(row.note, MAX_NOTE) or "",
+            row.note or "",
         )
-        table.add_row(*(Text(cell) for cell in cells))
-    head = [Text(line) for line in head_lines(current, previous)]
-    return Group(*head, Text(""), table)
+        for row in current.rows
+    ]
+    head = head_lines(current, previous)
+    if columns is not None:
+        head = [cut(line, columns) for line in head]
+    return [*head, "", *table_lines(COLUMNS, rows, columns, numbers=NUMBERS)]
 
 
 def head_lines(current: Snapshot, previous: Snapshot | None) -> list[str]:
@@ -190,17 +284,20 @@ def head_lines(current: Snapshot, previous: Snapshot | None) -> list[str]:
     if status is None:
         return [current.silence, "from the ledger:"]
     word = "ready" if status["ready"] else "NOT READY"
-    memory = (status.get("rss_bytes") or 0) // 1_000_000
     age = status.get("snapshot_age_s")
-    lines = [
-        f"relay {word}, pid {status['pid']}, {memory} MB, seen {age if age is not None else '-'} s "
-        f"ago, {len(current.rows)} agents",
-        *(sanitize(reason) or "" for reason in status["reasons"]),
+    active = sum(row.status == "active" for row in current.rows)
+    parts = [
+        f"relay {word}",
+        f"pid {status['pid']}",
+        format_size(status.get("rss_bytes") or 0),
+        "not seen yet" if age is None else f"seen {age:.0f} s ago",
+        f"{active} active of {plural(len(current.rows), 'agent')}",
     ]
+    lines = [", ".join(parts), *(sanitize(reason) or "" for reason in status["reasons"])]
     disk = status.get("disk")
     if disk:
-        free = disk["free_bytes"] >> 20
-        lines.append(f"disk {disk['state']}: {disk['used_percent']} % used, {free} MiB free")
+        free = format_size(disk["free_bytes"])
+        lines.append(f"disk {disk['state']}: {disk['used_percent']} % used, {free} free")
     if "totals" in status:
         lines += _flow(current, previous)
     return lines
@@ -218,17 +315,14 @@ def _flow(current: Snapshot, previous: Snapshot | None) -> list[str]:
         return f"{totals[name]} ({max(0, totals[name] - then[name]) / seconds:.0f}/s)"
 
     p50, p99 = (_ms(status.get(name)) for name in ("delivery_p50_s", "delivery_p99_s"))
+    oldest = "" if status["oldest_s"] is None else f", oldest {status['oldest_s']:.0f} s"
     return [
         f"accepted {rate('accepted')}  delivered {rate('written')}  read {rate('read')}  "
         f"refused {rate('refused')}  dead {rate('dead')}",
-        f"queue {status['queue_files']}  oldest {_cell(status['oldest_s'])} s  "
-        f"owed {status['owed_acks']}  active {status['active']}  p50 < {p50}  p99 < {p99}",
+        f"queue {plural(status['queue_files'], 'file')}{oldest}  owed {status['owed_acks']}  "
+        f"live messages {status['active']}  p50 < {p50}  p99 < {p99}",
     ]
 
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:g} ms"
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)

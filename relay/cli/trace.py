@@ -20,12 +20,26 @@ import click
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import NotFound, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.cli import outcomes
-from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
+from relay.cli.common import (
+    echo_json,
+    home_option,
+    json_option,
+    name_home,
+    open_home,
+    sanitize,
+    with_iso_times,
+)
+from relay.cli.ids import messages_in, resolve_id, short_ids
 from relay.cli.outcomes import Outcome
+from relay.cli.tables import clock_of, colour_by_word, day_of, local_time
 from relay.ledger.deliveries import REMOVED
 
+OFFERS = ("offered", "in_context", "returned")
+MOST_RINGS = 20  # of one delivery
+RING_SLACK_NS = 50 * NS_PER_MS
+NEVER = 1 << 62
 ENDED = ("bounced", "expired", "dead", "held")
 UNRECORDED_TEXT = {
     "waiting": "is in the outbox of {}, not seen by a relay yet",
@@ -40,6 +54,10 @@ _WORDS = {
     "acked": "acknowledged by {}",
     "handled": "handled by the relay itself",
     "read": "read by {}",
+    "offered": "shown to {}",
+    "in_context": "seen in the context of {}",
+    "returned": "not seen by {}, to be shown again",
+    "rung": "{} was rung",
     REMOVED: "removed from the inbox of {}, not seen in .read",
     "written": "written to the inbox of {}",
 }
@@ -59,7 +77,9 @@ class Hop(NamedTuple):
     detail: str | None = None
 
 
-@click.command(epilog="\b\nExample:\n  relay trace 1706123456789012345-a1b2c3d4")
+@click.command(
+    epilog="\b\nExamples:\n  relay trace a1b2c3d4\n  relay trace 1706123456789012345-a1b2c3d4",
+)
 @home_option
 @click.argument("message_id")
 @json_option
@@ -67,15 +87,15 @@ class Hop(NamedTuple):
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show every step of a message with its time.
 
-    MESSAGE_ID may be a unique prefix. For a message that no relay has seen yet, prints where its
-    file is.
+    MESSAGE_ID may be the beginning of either part of an id, as long as only one message has it.
+    For a message that no relay has seen yet, prints where its file is.
     """
     from relay.base.home import lock_holder
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:
+        message_id = resolve_id(opened, message_id)
         db = open_readonly(opened.path(LEDGER))
-        message_id = message_id.removesuffix(MSG_SUFFIX)
         try:
             facts = read_trace(db, message_id)
         except NotRecorded:  # the relay may have recorded it in the meantime: look again
@@ -85,7 +105,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         facts["file_at"] = _file_at(opened, facts)
         is_running = lock_holder(opened) is not None
     if as_json:
-        echo_json(facts)
+        echo_json(with_iso_times(facts))
     elif facts["status"] in UNRECORDED_TEXT:
         text = f"{facts['message_id']}\n  {describe_unrecorded(facts, is_running)}"
         click.echo(sanitize(text, lines=True))
@@ -104,22 +124,21 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     """Read what the ledger knows of one message.
 
-    Errors: NotRecorded for an unknown id, NotFound for an ambiguous prefix.
+    Times are Unix ns. Errors: NotRecorded for an unknown id.
     """
-    row = _row(db, message_id)
+    row = db.execute("SELECT * FROM messages WHERE message_id = ?", (message_id,)).fetchone()
     if row is None:
         return _rejected(db, message_id)
-    identity = row["message_id"]
-    query = "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient"
-    deliveries = [outcomes.delivery_fields(one) for one in db.execute(query, (identity,))]
-    log = audit_rows(db, identity, row["discovered_at"])
+    deliveries = outcomes.read_deliveries(db, "message_id = ?", message_id)
+    log = audit_rows(db, message_id, row["discovered_at"])
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
         hops += delivery_hops(one, log.get(one["recipient"], ()))
+    hops += offer_hops(db, message_id, deliveries)
     if row["processed_at"]:
         hops.append(Hop(row["processed_at"], row["status"], None, detail=row["file_path"]))
     return {
-        "message_id": identity,
+        "message_id": message_id,
         "from": row["agent_name"],
         "to": row["target"],
         "kind": row["message_type"],
@@ -127,27 +146,13 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "outcome": outcomes.headline(row, deliveries, time.time_ns()),
         "file": row["file_path"],
         "checksum": row["checksum"],
-        "discovered_at": when(row["discovered_at"]),
-        "processed_at": when(row["processed_at"]),
+        "discovered_at": row["discovered_at"],
+        "processed_at": row["processed_at"],
         "retries": row["retry_count"],
         "error": row["last_error"],
         "deliveries": [_delivery(one) for one in deliveries],
-        "hops": [_hop(hop) for hop in sort_hops(hops)],
+        "hops": [hop._asdict() for hop in sort_hops(hops)],
     }
-
-
-def _row(db: sqlite3.Connection, message_id: str) -> sqlite3.Row | None:
-    """Return the row of the message with this id or unique prefix."""
-    if not message_id or not message_id.isascii():
-        raise NotFound(f"{message_id!a} is not a message id", hint="a file name without .msg")
-    # "g" sorts after every hex digit, and so after every id with this prefix
-    found: list[sqlite3.Row] = db.execute(
-        "SELECT * FROM messages WHERE message_id >= ? AND message_id < ? || 'g' LIMIT 2",
-        (message_id, message_id),
-    ).fetchall()
-    if len(found) > 1 and found[0]["message_id"] != message_id:
-        raise NotFound(f"several messages begin with {message_id}", hint="use a longer prefix")
-    return found[0] if found else None
 
 
 def _delivery(row: outcomes.Fields) -> dict[str, Any]:
@@ -156,29 +161,24 @@ def _delivery(row: outcomes.Fields) -> dict[str, Any]:
         "state": row["state"],
         "outcome": outcomes.outcome_of(row),
         "attempt": row["attempt"],
-        "staged_at": when(row["staged_at"]),
-        "written_at": when(row["written_at"]),
-        "read_at": when(row["read_at"]),
-        "acked_at": when(row["acked_at"]),
+        "staged_at": row["staged_at"],
+        "written_at": row["written_at"],
+        "read_at": row["read_at"],
+        "acked_at": row["acked_at"],
         "ack_status": row["ack_status"],
         "read_how": row["read_how"],
         "answer": row["answer_id"],
         "answer_text": row["answer_text"],
         "obligation": row["obligation"],
         "reminders": row["reminders"],
-        "due_at": when(row["due_at"]),
+        "due_at": row["due_at"],
         "error": row["last_error"],
     }
 
 
-def _hop(hop: Hop) -> dict[str, Any]:
-    return hop._asdict() | {"at": when(hop.at)}
-
-
 def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
-    name = message_id if message_id.endswith(".msg") else f"{message_id}.msg"
     row = db.execute(
-        "SELECT * FROM rejections WHERE file_name = ? ORDER BY at DESC", (name,)
+        "SELECT * FROM rejections WHERE file_name = ? ORDER BY at DESC", (message_id + MSG_SUFFIX,)
     ).fetchone()
     if row is None:
         raise NotRecorded(
@@ -192,28 +192,41 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "outcome": f"refused: {row['reason']}",
         "error": row["reason"],
         "answer": row["nack_id"],
-        "discovered_at": when(row["at"]),
+        "discovered_at": row["at"],
         "deliveries": [],
-        "hops": [_hop(Hop(row["at"], "discovered", None))],
+        "hops": [Hop(row["at"], "discovered", None)._asdict()],
     }
 
 
 def _show(facts: dict[str, Any]) -> None:
+    answers = short_ids(one["answer"] for one in facts["deliveries"] if one["answer"])
+
+    def shown(text: str) -> str:
+        for answer, short in answers.items():
+            text = text.replace(answer, short)
+        return sanitize(text) or ""
+
+    def echo(at: str, text: str) -> None:
+        click.echo(f"  {at:<12}  {shown(text)}")
+
     click.echo(sanitize(facts["message_id"]))
     kind, to = facts.get("kind"), facts.get("to")
     about = f"{kind or 'unknown'} {facts['from']} -> {to or 'unknown'}"
     if not (kind or to):  # the file could not be parsed
         about = f"a file of {facts['from']}"
-    click.echo(f"  {sanitize(about)}: {sanitize(facts['outcome'])}")
-    hop = "  {:<28} {}".format
+    click.echo(f"  {sanitize(about)}: {colour_by_word(shown(facts['outcome']))}")
+    day = ""
     for one in facts["hops"]:
-        click.echo(hop(one["at"] or "unknown", sanitize(_describe_hop(one, facts))))
+        if one["at"] and day != day_of(one["at"]):
+            day = day_of(one["at"])
+            click.echo(f"  {day}")
+        echo(clock_of(one["at"]) if one["at"] else "unknown", _describe_hop(one, facts))
     for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
-        click.echo(hop("not yet", sanitize(text)))
+        echo("not yet", text)
     if not facts["deliveries"] and facts["status"] in ("completed", "archived"):
-        click.echo(hop("-", "no recipients"))
+        echo("-", "no recipients")
     if facts["error"] and facts["error"] not in facts["outcome"]:
-        click.echo(hop("why", sanitize(facts["error"])))
+        echo("why", facts["error"])
 
 
 def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
@@ -224,14 +237,16 @@ def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
         return f"{what}, file in {hop['detail']}" + ("" if at == hop["detail"] else f" ({at})")
     word = REMOVED if what == "read" and hop["detail"] == REMOVED else what
     said: str = _WORDS.get(word, what + " for {}").format(name or facts["from"])
+    if what in OFFERS and (hop["attempt"] or 1) > 1:
+        said += f" (offer {hop['attempt']})"
     if hop["detail"] is not None and what != "read":
         said += f": {hop['detail']}" + (_answer(name, facts) if what == "acked" else "")
-    elif (hop["attempt"] or 1) > 1:
+    elif (hop["attempt"] or 1) > 1 and what not in OFFERS:
         said += f", attempt {hop['attempt']}"
     for one in facts["deliveries"]:
         is_it = one["recipient"] == name and one["state"] == what == "held"
         if is_it and hop["detail"] is not None and one["due_at"]:
-            said += f", tried again at {one['due_at']}"
+            said += f", tried again at {local_time(one['due_at'])}"
     return said
 
 
@@ -307,6 +322,30 @@ def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> li
     return sort_hops(hops)
 
 
+def offer_hops(
+    db: sqlite3.Connection, message_id: str, deliveries: Iterable[Mapping[str, Any]]
+) -> Iterator[Hop]:
+    """Yield what hooks showed of a message and what came of it, and rings while it waited."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'offers'").fetchone():
+        return  # a ledger of an earlier version
+    query = "SELECT * FROM offers WHERE message_id = ? ORDER BY recipient, offer"
+    for one in db.execute(query, (message_id,)):
+        name, offer = one["recipient"], one["offer"]
+        if one["state"] == "offered" or one["after"]:
+            detail = f"session {one['session']}, after {one['after'] or 'a call'}"
+            yield Hop(one["offered_at"], "offered", name, offer, detail)
+        if one["state"] != "offered":
+            yield Hop(one["ended_at"], one["state"], name, offer, one["evidence"])
+    rings = "SELECT * FROM rings WHERE agent = ? AND at BETWEEN ? AND ? ORDER BY at LIMIT ?"
+    for one in deliveries:
+        until = one["read_at"] or one["acked_at"] or NEVER
+        # A bell sees the file some time before the relay has noted when it wrote it.
+        since = (one["written_at"] or 0) - RING_SLACK_NS
+        for ring in db.execute(rings, (one["recipient"], since, until, MOST_RINGS)):
+            detail = f"{ring['rung']}, {ring['messages']} waiting: {ring['result']}"
+            yield Hop(ring["at"], "rung", one["recipient"], detail=detail)
+
+
 def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
     """Correct times that audit_log rounds down to milliseconds.
 
@@ -380,31 +419,25 @@ def _attempt_hops(
 
 def count_waiting(home: Home) -> int:
     """Count the messages in the outboxes."""
-    return sum(1 for _ in _messages(home, "outbox"))
+    return sum(1 for _ in messages_in(home, "outbox"))
 
 
-def find_unrecorded(home: Home, beginning: str) -> dict[str, Any] | None:
-    """Find the file of an unrecorded message by id or prefix, as facts for `relay trace`.
-
-    Errors: NotFound for an ambiguous prefix.
-    """
+def find_unrecorded(home: Home, message_id: str) -> dict[str, Any] | None:
+    """Find the file of an unrecorded message, as facts for `relay trace`."""
     places = (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}"), ("stray", "inbox"))
     for status, place in places:
-        found = [one for one in _messages(home, place) if one[1].startswith(beginning)]
-        exact = [one for one in found if one[1] == beginning]
-        if len({message_id for _, message_id in exact or found}) > 1:
-            raise NotFound(f"several messages begin with {beginning}", hint="use a longer prefix")
-        for agent, message_id in exact or found:
-            return {
-                "message_id": message_id,
-                "from": agent,
-                "status": status,
-                "file": f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}",
-                "untouched_s": _untouched_s(home, agent, place, message_id + MSG_SUFFIX),
-                "error": None,
-                "deliveries": [],
-                "hops": [],
-            }
+        for agent, found in messages_in(home, place):
+            if found == message_id:
+                return {
+                    "message_id": message_id,
+                    "from": agent,
+                    "status": status,
+                    "file": f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}",
+                    "untouched_s": _untouched_s(home, agent, place, message_id + MSG_SUFFIX),
+                    "error": None,
+                    "deliveries": [],
+                    "hops": [],
+                }
     return None
 
 
@@ -412,14 +445,15 @@ def describe_unrecorded(facts: dict[str, Any], is_running: bool) -> str:
     """Describe an unrecorded message: where it is and what is needed."""
     if facts["status"] == "stray" and not is_running:
         said = UNRECORDED_IN_INBOX.format(facts["from"])
-        return f"{said}: `relay up` recovers what a crash left unrecorded"
+        return name_home(f"{said}: `relay up` recovers what a crash left unrecorded")
     if facts["status"] == "stray":
         hint = "find out who put it there"
     elif facts["status"] == "waiting":
         hint = RUNNING_HINT if is_running else "no relay is running; start one with `relay up`"
     else:
         hint = "rename it into the outbox to send it"
-    return f"{UNRECORDED_TEXT[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
+    said = UNRECORDED_TEXT[facts["status"]].format(facts["from"], facts["untouched_s"])
+    return name_home(f"{said}: {hint}")
 
 
 def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
@@ -432,17 +466,3 @@ def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         return (now - untouched_since(status, now)) // NS_PER_S
     return 0
-
-
-def _messages(home: Home, place: str) -> Iterator[tuple[str, str]]:
-    """Yield (agent, message id) of each file that a relay would take for a message."""
-    with home.dirs() as dirs:
-        for agent in sorted(home.agent_names()):
-            try:
-                names = os.listdir(dirs.get("agents", agent, *place.split("/")))
-            except (OSError, UnsafePath):
-                continue  # no such folder, or not accessible: `relay doctor` reports it
-            for name in sorted(names):
-                message_id = message_id_of(name)
-                if message_id is not None:
-                    yield agent, message_id

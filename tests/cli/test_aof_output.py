@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.cli import run
-from relay.journal.format import FOOTER, MANIFEST_RECORD, ManifestRecord, ManifestType, crc64
+from relay.journal.format import FOOTER, crc64
 from relay.journal.journal import Append, Journal
+from relay.journal.manifest_format import MANIFEST_RECORD, ManifestRecord, ManifestType
 from relay.journal.replay import chunk_path, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_path
 from tests.fakes import FakeClock

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_TIMEOUT, EXIT_USAGE, RelayError
+from relay.base.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_PIPE_CLOSED,
+    EXIT_STATE,
+    EXIT_TIMEOUT,
+    EXIT_USAGE,
+    RelayError,
+)
 from relay.base.home import Home
 from relay.cli import run
 from relay.ledger import Ledger
@@ -42,7 +50,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("frob", "relay: No such command 'frob'; see `relay --help`"),
+        ("frob", "relay: no such command 'frob'; see `relay --help`"),
+        ("sned", "relay: no such command 'sned'; did you mean send?"),
+        ("channel shwo", "relay: no such command 'shwo'; did you mean show?"),
+        ("help sned", "relay: no such command 'sned'; did you mean send?"),
+        ("help send x", "relay: `relay send` has no subcommands; see `relay send --help`"),
+        ("send --kin x", "relay: no such option '--kin'; did you mean --kind?"),
+        ("send --frob", "relay: no such option '--frob'; see `relay send --help`"),
         ("send", "relay: Missing argument 'TO'; see `relay send --help`"),
         (
             "channel show",
@@ -135,12 +149,59 @@ def test_a_closed_stream_is_no_crash_and_no_files_number(words: str, code: int, 
     assert "Traceback" not in done.stderr
 
 
-def test_a_message_is_taken_with_stdout_closed(home: Path) -> None:
+def test_M10_hints_name_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hint(*words: str) -> str:
+        assert run(["down", *words]) == EXIT_STATE
+        return said(capsys).partition("run `")[2].partition("`")[0]
+
+    other = tmp_path / "the other"
+    assert hint() == "relay init"
+    assert hint("--home", str(other)) == f"relay --home '{other}' init"
+    monkeypatch.setenv("AGENT_RELAY_DIR", str(tmp_path / "third"))
+    assert hint() == f"relay --home {tmp_path / 'third'} init"
+    usual = Path(os.environ["HOME"]) / ".agent-relay"
+    assert hint("--home", str(usual)) == f"relay --home {usual} init"
+
+
+def test_a_reader_that_closes_the_pipe_ends_a_command_with_141() -> None:
+    words = [sys.executable, "-m", "relay.cli", "version"]
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    with os.fdopen(write_fd, "wb") as closed:
+        done = subprocess.run(words, env=environment(), stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (EXIT_PIPE_CLOSED, b"")
+
+
+def test_m3_a_full_disk_behind_the_output_asks_for_no_second_try(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    done = in_shell(home, "version > /dev/full")
+    assert done.returncode == EXIT_FAILED
+    line = f"relay: the output could not be written: {os.strerror(errno.ENOSPC)}\n"
+    assert done.stderr == line
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "code"),
+    [
+        (">&-", "stdout is closed; ", EXIT_FAILED),
+        ("> /dev/full", "No space left on device; ", EXIT_FAILED),
+    ],
+)
+def test_m4_a_message_that_is_taken_and_not_printed_is_named(
+    output: str, error: str, code: int, home: Path
+) -> None:
     name = f"{MESSAGE_ID}.msg"
     text = b"ID: %b\nFROM: alice\nSENT: 2026-11-20T23:37:25.431916Z\nATTEMPT: 1\nTO: bob\n\nhello"
     (home / "agents" / "bob" / "inbox" / name).write_bytes(text % MESSAGE_ID.encode())
-    done = in_shell(home, "inbox --as bob --take >&-")
-    assert (done.returncode, done.stderr) == (EXIT_OK, "")
+    done = in_shell(home, f"inbox --as bob --take {output}")
+    path = home / "agents" / "bob" / "inbox" / ".read" / name
+    assert path.exists()
+    assert f"{error}message {MESSAGE_ID} is read, and is in {path}" in done.stderr
+    assert done.returncode == code
 
 
 def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,17 +220,23 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     assert run(["--home", str(home), *words.split()]) == EXIT_FAILED
     line = said(capsys)
     assert line.startswith(f"relay: {home}/ledger.db: no such ")
-    assert line.endswith("is migrated to the current schema by the next `relay up`")
+    assert line.endswith(f"to the current schema by the next `relay --home {home} up`")
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["ack", "x", "--as", "bob"], "relay: header RE: 'x' is not a message id"),
+        (["ack", "x", "--as", "bob"], "relay: 'x' is not a message id"),
         (
             ["send", "a b", "hi"],
-            "relay: header TO: 'a b' is not an address: expected a name, *, #channel",
+            "relay: TO: 'a b' is not an address: expected a name, *, #channel",
         ),
+        (
+            ["send", "bob", "hi", "--kind", "comand"],
+            "relay: --kind: 'comand' is not one of ",
+        ),
+        (["send", "bob", "hi", "--re", "x"], "relay: --re: 'x' is not a message id"),
+        (["send", "bob", "hi", "--thread="], "relay: --thread: '' is not 1-128 of "),
     ],
 )
 def test_values_of_a_command_line_have_no_line_number(
@@ -207,7 +274,7 @@ def test_no_control_character_of_others_reaches_a_terminal(
     ("number", "remedy"),
     [
         (errno.EACCES, "; user root lacks permission; check with `ls -ld`"),
-        (errno.ENOSPC, "; free some space on that disk, then try again"),
+        (errno.ENOSPC, "; free some space on that disk"),
         (errno.EROFS, "; remount it read-write, or choose another path"),
         (errno.ENOTDIR, ""),
     ],
@@ -233,7 +300,7 @@ def test_a_slip_in_a_name_makes_no_agent(
     words: list[str], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--home", str(home), *words, "--as", "bbo"]) == EXIT_FAILED
-    assert f"there is no agent bbo in {home}" in said(capsys)
+    assert f"there is no agent 'bbo' in {home}; did you mean bob?" in said(capsys)
     assert not (home / "agents" / "bbo").exists()
 
 
@@ -243,6 +310,25 @@ def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
     for told in (f"relay: created agent carl in {home}\n", ""):
         assert run(["--home", str(home), "send", "bob", "hi", "--as", "carl"]) == EXIT_OK
         assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["Lead"], "`TO: Lead` means the agent with the role lead; Lead gets it without one"),
+        (["LEAD"], "`TO: LEAD` means the agent with the role lead; LEAD gets it without one"),
+        (["lead", "--role", "lead"], ""),
+        (["Bob"], "there is also an agent bob; names are case-sensitive"),
+        (["bob"], ""),
+    ],
+)
+def test_m33_a_name_that_is_like_another_is_registered_with_a_warning(
+    words: list[str], line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), "register", *words]) == EXIT_OK
+    out, err = capsys.readouterr()
+    assert out.startswith(f"registered {words[0]}; ")
+    assert err == (f"relay: {line}\n" if line else "")
 
 
 def test_through_a_pipe_a_body_is_what_was_sent(

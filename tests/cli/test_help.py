@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from relay.cli import cli
+from relay.cli import cli, run
 from relay.cli.channel import TYPES, config
 from relay.cli.history import SORTS, STATUSES
 from relay.cli.history import TYPES as MESSAGE_TYPES
@@ -63,3 +63,26 @@ def test_every_action_is_in_the_page_on_messages() -> None:
         assert needs == ", ".join(action.needs)
         settings = ("settings",) if action.has_settings else ()
         assert takes == ", ".join((*action.takes, *settings))
+
+
+@pytest.mark.parametrize("path", ["relay", "relay send", "relay channel create"])
+def test_help_is_the_same_in_every_way(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = path.split()[1:]
+    shown = set()
+    for line in ([*words, "--help"], [*words, "-h"], ["help", *words]):
+        assert run(line) == 0
+        shown.add(capsys.readouterr().out)
+    assert len(shown) == 1 and f"Usage: {path} " in shown.pop()
+
+
+def test_the_version_is_shown_in_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == run(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and re.fullmatch(r"relay, version [0-9.]+", first)
+
+
+@pytest.mark.parametrize("path", ["relay", *ALL])
+def test_help_is_plain_text(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*path.split()[1:], "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in text)

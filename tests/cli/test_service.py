@@ -164,6 +164,26 @@ def test_a_link_in_its_place_is_not_followed(
     assert target.read_text() == "mine"
 
 
+def test_m39_what_is_enabled_is_disabled_before_its_file_goes(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, capsys, "install")[0] == 0
+    folder = tmp_path / "config" / "systemd" / "user"
+    link = folder / "default.target.wants" / "agent-relay.service"
+    link.parent.mkdir()
+    link.symlink_to(folder / "agent-relay.service")  # as `systemctl --user enable` does
+    code, said = run(home, capsys, "uninstall")
+    assert (code, said) == (
+        5,
+        "relay: agent-relay.service is enabled; first `systemctl --user disable --now"
+        " agent-relay.service`, then `relay service uninstall`\n",
+    )
+    assert units(home) == ["agent-relay.service", "default.target.wants"]
+    link.unlink()
+    assert run(home, capsys, "uninstall")[0] == 0
+    assert units(home) == ["default.target.wants"]
+
+
 # -- one a home ----------------------------------------------------------------------------
 
 
@@ -183,14 +203,14 @@ def test_M17_two_homes_have_two_units(
     assert run(home, capsys, "status")[0] == run(other, capsys, "status")[0] == 0
     assert run(home, capsys, "show")[1] != run(other, capsys, "show")[1]
     code, said = run(home, capsys, "uninstall")
-    assert code == 0 and "disable --now agent-relay.service" in said
+    assert code == 0 and "systemctl --user stop agent-relay.service" in said
     assert units(home) == [own]
     code, said = run(home, capsys, "uninstall")
     folder = home.parent / "config" / "systemd" / "user"
     assert code == 1 and f"{folder / own} is that of {other}" in said
     assert units(home) == [own]
     code, said = run(other, capsys, "uninstall")
-    assert code == 0 and f"disable --now {own}" in said
+    assert code == 0 and f"systemctl --user stop {own}" in said
 
 
 def test_M17_a_unit_of_the_old_name_is_that_of_the_home_that_it_names(

@@ -1,0 +1,281 @@
+"""``relay inbox`` and ``relay unread``: the messages that wait in inboxes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from relay.base.clock import elapsed, iso_time
+from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, LedgerError, MessageError, UnsafePath
+from relay.base.home import LEDGER, Home
+from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
+from relay.base.names import MSG_SUFFIX
+from relay.cli.common import (
+    as_option,
+    complete_agents,
+    home_option,
+    json_option,
+    open_home,
+    print_rows,
+    root_of,
+    root_to_take_from,
+    sanitize,
+)
+from relay.cli.ids import short_ids
+from relay.cli.messages import echo_body, echo_message, printing_taken
+from relay.cli.request import open_agent, require_mailbox
+from relay.cli.tables import limit_option, wide_option
+
+if TYPE_CHECKING:
+    from agent_sdk import Received
+
+NOT_OURS = "not delivered by the relay"
+UNKNOWN = "not in the ledger"  # e.g. the relay was killed before it recorded the delivery
+PATIENCE_S = 1.0  # the delivery is recorded shortly after the rename
+
+
+class Waiting(NamedTuple):
+    """A message in an inbox."""
+
+    id: str
+    agent: str
+    since_ns: int  # when the relay wrote it there
+    message: MessageFile
+
+    def facts(self) -> dict[str, Any]:
+        """Collect the facts that the commands print."""
+        return {
+            "id": self.id,
+            "agent": self.agent,
+            "from": self.message.headers.get("FROM"),
+            "kind": str(self.message.kind),
+            "delivered_at": iso_time(self.since_ns),
+            "first_line": self.message.body.decode().split("\n", 1)[0],
+        }
+
+
+def waiting(home: Home, agent: str) -> Iterator[Waiting]:
+    """Yield the messages in an inbox; files that are not messages are reported on stderr."""
+    from relay.base import fsio
+
+    limit = DEFAULT_MAX_BODY_BYTES + (1 << 14)
+    with home.dirs() as dirs:
+        try:
+            folder = dirs.get("agents", agent, "inbox")
+        except FileNotFoundError:
+            return
+        for name in sorted(os.listdir(folder)):
+            if not name.endswith(MSG_SUFFIX):
+                continue
+            try:
+                data, status = fsio.read_regular(name, folder, limit, shared=True)
+                message = parse_delivered(data, file=name)
+            except FileNotFoundError:
+                continue  # it has just been read
+            except (MessageError, UnsafePath) as exc:
+                click.echo(f"relay: {exc}", err=True)
+                continue
+            yield Waiting(name.removesuffix(MSG_SUFFIX), agent, status.st_mtime_ns, message)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay inbox                 # list messages without reading them
+  relay inbox --take          # print the first one and mark it as read
+  relay inbox --take --all
+  relay inbox --follow --as bob""",
+)
+@home_option
+@as_option
+@click.option("--take", is_flag=True, help="Print the first message and mark it as read.")
+@click.option("--all", "take_all", is_flag=True, help="With --take: every message.")
+@click.option("--follow", is_flag=True, help="Take messages as they arrive, until ^C.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(0, 10**9),
+    help="Seconds to wait, with --take or --follow.",
+)
+@click.option(
+    "--from",
+    "sender",
+    metavar="NAME",
+    shell_complete=complete_agents,
+    help="List only messages of this agent.",
+)
+@limit_option
+@wide_option
+@json_option
+@click.pass_context
+def inbox(
+    ctx: click.Context,
+    home: str | None,
+    agent: str,
+    take: bool,
+    take_all: bool,
+    follow: bool,
+    timeout_s: int | None,
+    sender: str | None,
+    limit: int,
+    wide: bool,
+    as_json: bool,
+) -> int:
+    """Show or take the messages in an inbox, by priority, then age.
+
+    `relay show ID` prints one of them without taking it, `relay unread` lists those of all agents.
+    """
+    if (take or follow) and sender:
+        raise click.UsageError("--from cannot be used with --take or --follow", ctx)
+    if take_all and not take:
+        raise click.UsageError("--all needs --take", ctx)
+    root = (root_to_take_from if take or follow else root_of)(ctx, home)
+    if not (take or follow):
+        _list(root, agent, sender, limit, wide, as_json)
+        return EXIT_OK
+    if not follow and not timeout_s:
+        require_mailbox(root, agent)  # an agent waiting for its first message may be new
+    with open_agent(agent, root) as me:
+        if follow:
+            for message in me.messages(timeout_s):
+                _show(message, as_json, root, agent)
+            return EXIT_OK
+        taken = me.receive(timeout_s or 0)
+        if taken is None:
+            click.echo(f"relay: no messages for {agent}", err=True)
+            return EXIT_TIMEOUT
+        while taken is not None:
+            _show(taken, as_json, root, agent)
+            taken = me.receive(0) if take_all else None
+    return EXIT_OK
+
+
+def _list(root: str, agent: str, sender: str | None, limit: int, wide: bool, as_json: bool) -> None:
+    """List the inbox by priority, then age, without changing it."""
+    require_mailbox(root, agent)
+    with Home(root) as home:
+        found = sorted(waiting(home, agent), key=lambda one: one.message.priority)
+    rows = [one.facts() for one in found if sender in (None, one.message.headers.get("FROM"))]
+    total, rows = len(rows), rows[:limit]
+    marked = undelivered_notes(root, agent, [row["id"] for row in rows])
+    short, now_ns = short_ids(row["id"] for row in rows), time.time_ns()
+    ages = {one.id: elapsed(now_ns - one.since_ns) for one in found}
+    for row in rows:
+        row["delivered"] = None if marked is None else row["id"] not in marked
+    header = ("ID", "FROM", "KIND", "AGE", *(["NOTE"] if marked else []), "CONTENT")
+    print_rows(
+        rows,
+        header,
+        lambda row: (
+            *(short[row["id"]], row["from"], row["kind"], ages[row["id"]]),
+            *([marked.get(row["id"])] if marked else []),
+            row["first_line"],
+        ),
+        as_json=as_json,
+        nothing=f"no messages for {agent}",
+        wide=wide,
+    )
+    if total > limit and not as_json:
+        click.echo(f"{limit} of {total}; --limit {total} shows all", err=True)
+
+
+def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
+    """Print a message that was taken."""
+    marked = undelivered_notes(root, agent, [message.id])
+    with printing_taken(message):
+        if as_json:
+            echo_message(message, delivered=None if marked is None else not marked)
+            return
+        headers = message.headers
+        about = "".join(
+            f"  {label} {value}"
+            for label, value in (
+                ("re", message.re),
+                ("thread", message.thread),
+                ("in", message.channel),
+                ("topic", headers.get("TOPIC")),
+                ("priority", headers.get("PRIORITY")),
+                ("attempt", message.attempt if message.attempt > 1 else None),
+            )
+            if value
+        )
+        about += "".join(f"  {mark}" for mark in (marked or {}).values())
+        click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
+        for reference in message.attachments:
+            click.echo(f"   attachment {sanitize(reference)}")
+        echo_body(message)
+
+
+@click.command(epilog="\b\nExamples:\n  relay unread\n  relay unread --agent bob")
+@home_option
+@click.option(
+    "--agent", metavar="NAME", shell_complete=complete_agents, help="Only this agent's inbox."
+)
+@limit_option
+@wide_option
+@json_option
+@click.pass_context
+def unread(
+    ctx: click.Context, home: str | None, agent: str | None, limit: int, wide: bool, as_json: bool
+) -> None:
+    """Show the unread messages of all agents, oldest first.
+
+    AGE: since the message was written into the inbox. `relay inbox` takes one agent's messages.
+    """
+    with open_home(ctx, home) as opened:
+        if agent is not None:
+            require_mailbox(opened.root, agent)
+        names = opened.agent_names() if agent is None else [agent]
+        found = sorted(
+            (one for name in names for one in waiting(opened, name)),
+            key=lambda one: (one.since_ns, one.id),
+        )
+    now_ns, shown = time.time_ns(), found[:limit]
+    short = short_ids(one.id for one in shown)
+    ages = {(one.agent, one.id): elapsed(now_ns - one.since_ns) for one in shown}
+    print_rows(
+        [one.facts() for one in shown],
+        ("ID", "AGENT", "FROM", "KIND", "AGE", "CONTENT"),
+        lambda row: (
+            *(short[row["id"]], row["agent"], row["from"], row["kind"]),
+            *(ages[row["agent"], row["id"]], row["first_line"]),
+        ),
+        as_json=as_json,
+        nothing="nothing is unread",
+        wide=wide,
+    )
+    if len(found) > limit and not as_json:
+        click.echo(f"{limit} of {len(found)}; --limit {len(found)} shows all", err=True)
+
+
+def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
+    """Return a note for each inbox message without a delivery in the ledger, by id; None if the
+    ledger cannot be read."""
+    from relay.base.home import lock_holder
+
+    with Home(root) as home:
+        try:
+            found = _undelivered(home, agent, set(message_ids))
+            if not found:
+                return {}
+            if lock_holder(home) is None:
+                return dict.fromkeys(found, UNKNOWN)
+            end = time.monotonic() + PATIENCE_S
+            while found and time.monotonic() < end:
+                time.sleep(0.05)
+                found = _undelivered(home, agent, found)
+        except LedgerError:
+            return None
+    return dict.fromkeys(found, NOT_OURS)
+
+
+def _undelivered(home: Home, agent: str, message_ids: set[str]) -> set[str]:
+    from relay.ledger import open_readonly, undelivered
+
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        return undelivered(db, agent, message_ids)

@@ -1,0 +1,111 @@
+"""``relay key``: the keys that agents sign with."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+from relay.base.errors import NotFound
+from relay.base.home import KEY, LEDGER, META
+from relay.base.names import check_agent_name
+from relay.cli.common import (
+    complete_agents,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    read_agent_meta,
+    sanitize,
+)
+from relay.cli.request import control_options, send_command
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  relay key make alice
+  relay key show alice
+  relay key trust alice 4f0c…   # 64 hex digits""",
+)
+def key() -> None:
+    """Create and confirm the keys that agents sign with.
+
+    An agent with a key signs its messages; the SDK and `relay send` do it automatically. The relay
+    registers the first public key in an agent's meta.json and ignores others until confirmed.
+    """
+
+
+@key.command("make", epilog="\b\nExamples:\n  relay key make alice\n  relay key make operator")
+@home_option
+@click.argument("name", shell_complete=complete_agents)
+@json_option
+@click.pass_context
+def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Create an agent's key, and write the public key to its meta.json.
+
+    The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
+    the file, create a new one and confirm it with `relay key trust`.
+    """
+    from relay.base import fsio
+    from relay.base.crypto import create_key, load_key, public_key
+
+    check_agent_name(name)
+    with open_home(ctx, home) as opened:
+        opened.make_agent(name)
+        meta = read_agent_meta(opened, name)
+        path = opened.path("agents", name, KEY)
+        private = load_key(path) if os.path.lexists(path) else create_key(path)
+        public = public_key(private).hex()
+        if meta.get("public_key") != public:
+            data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
+            fsio.write_atomic(opened.path("agents", name, META), data)
+    _print_key(name, public, as_json)
+
+
+@key.command("show", epilog="\b\nExample:\n  relay key show alice --json")
+@home_option
+@click.argument("name", shell_complete=complete_agents)
+@json_option
+@click.pass_context
+def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Show the public key used to check an agent's signatures.
+
+    If none is registered, the one in its meta.json, which is registered with its next message.
+    """
+    from relay.ledger import open_readonly
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+        row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
+        db.close()
+        public = row["public_key"] if row else None
+        if public is None and name in opened.agent_inodes():
+            public = read_agent_meta(opened, name).get("public_key")
+    if not isinstance(public, str):
+        raise NotFound(f"{name!a} has no key", hint=f"create one with `relay key make {name}`")
+    _print_key(name, public, as_json)
+
+
+@key.command(
+    "trust", epilog="\b\nExamples:\n  relay key trust alice 4f0c…\n  relay key trust alice none"
+)
+@control_options
+@click.argument("name", shell_complete=complete_agents)
+@click.argument("public_key", metavar="HEX")
+def trust_key(ctx: click.Context, /, name: str, public_key: str, **caller: Any) -> None:
+    """Change the key used to check an agent's signatures.
+
+    HEX is 64 hex digits as printed by `relay key show`, or none: then the key in its meta.json is
+    registered with its next message. Only the operator and the lead may do this.
+    """
+    send_command(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
+
+
+def _print_key(name: str, public: str, as_json: bool) -> None:
+    if as_json:
+        echo_json({"name": name, "public_key": public})
+    else:
+        click.echo(sanitize(public))

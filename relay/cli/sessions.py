@@ -1,0 +1,58 @@
+"""The states of agents, as the sessions of their CLIs tell: working, idle, blocked, or not seen."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from relay.base.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from relay.base.home import Home
+
+UNSEEN = "unseen"
+ENDED = "ended"
+UNSEEN_NS = 10 * 60 * NS_PER_S  # without a hook while it works: longer than most tool calls
+
+
+class AgentState(NamedTuple):
+    """The state of the session that has an agent's name."""
+
+    state: str  # working, idle, blocked, ended, or unseen
+    since: int  # Unix ns
+    session: str  # harness and session id
+    seen_at: int  # its last hook
+
+    def text(self, owed: int, now_ns: int) -> str:
+        """The state in words; ``owed``: how many answers it owes."""
+        if self.state in (UNSEEN, ENDED):
+            return f"not seen since {_clock(self.seen_at, now_ns)}"
+        if self.state == "blocked":
+            return "blocked on a permission"
+        return f"{self.state} and owes {owed}" if self.state == "idle" and owed else self.state
+
+
+def agent_states(home: Home, now_ns: int) -> dict[str, AgentState]:
+    """The states by agent; the session that runs counts, or the one that was seen last."""
+    from relay.reach.session import IDLE, WORKING, load_sessions
+
+    found: dict[str, tuple[bool, int, AgentState]] = {}
+    for one in load_sessions(home.root):
+        is_live = one.is_live
+        state, since = one.state or IDLE, one.state_at  # empty: bound just now
+        is_silent = state == WORKING and now_ns - one.seen_at >= UNSEEN_NS
+        if state != ENDED and (is_silent or not is_live):
+            state, since = UNSEEN, one.seen_at
+        rank = (is_live, one.seen_at, AgentState(state, since, one.key, one.seen_at))
+        if one.agent and rank[:2] >= found.get(one.agent, (False, -1))[:2]:
+            found[one.agent] = rank
+    return {name: rank[2] for name, rank in found.items()}
+
+
+def _clock(at_ns: int, now_ns: int) -> str:
+    """The local time without seconds: ``12:03``, or with its day."""
+    from relay.cli.tables import local_time
+
+    text = local_time(at_ns, now_ns)
+    is_today = text.count(":") == 2
+    return time.strftime("%H:%M", time.localtime(at_ns // NS_PER_S)) if is_today else text

@@ -1,0 +1,267 @@
+"""``relay show`` and ``relay attachment``: one message whole, and the files sent with messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from relay.base.errors import LedgerError, MessageError, NotFound, RelayError
+from relay.base.home import LEDGER, READ, Home
+from relay.base.message import MessageFile, parse, parse_delivered
+from relay.base.names import MSG_SUFFIX
+from relay.base.text import format_size
+from relay.cli import outcomes
+from relay.cli.common import as_option, echo_json, home_option, json_option, root_of, sanitize, when
+from relay.cli.ids import PLACES, messages_in, read_file, resolve_id
+from relay.cli.request import open_agent
+from relay.cli.tables import colour, colour_by_word, local_iso
+
+# What a message sent again gets anew, or from arguments of its own.
+OWN_HEADERS = ("CHECKSUM", "SIGNATURE", "ID", "FROM", "SENT", "ATTEMPT", "CHANNEL", "ATTACHMENT")
+
+
+class StoredFile(NamedTuple):
+    """The file of a message: the original, or a copy in an inbox."""
+
+    id: str
+    sender: str  # empty for a copy, whose header names it
+    path: str  # below the home
+    data: bytes
+
+    @property
+    def place(self) -> str:
+        """``inbox`` or ``outbox``; empty for an original in the archive."""
+        folder = self.path.split("/")
+        return folder[2] if folder[0] == "agents" else ""
+
+
+class StoredMessage(NamedTuple):
+    """A message and where it was found."""
+
+    id: str
+    sender: str
+    file: MessageFile
+    path: str
+    place: str
+
+
+def find_file(root: str, given: str) -> StoredFile:
+    """Find the file of a message by its id or the beginning of it. Errors: NotFound."""
+    with Home(root) as home:
+        message_id = resolve_id(home, given, must_exist=True)
+        for sender, path in _places(home, message_id):
+            data = read_file(home, path)
+            if data is not None:
+                return StoredFile(message_id, sender, path, data)
+    raise NotFound(
+        f"the file of message {message_id} is gone",
+        hint=f"`relay trace {message_id}` shows what became of it",
+    )
+
+
+def read_message(root: str, given: str) -> StoredMessage:
+    """Read a message by its id or the beginning of it, wherever its file is.
+
+    Errors: NotFound; MessageError for a file that is not a message.
+    """
+    found = find_file(root, given)
+    try:
+        parse_file = parse_delivered if found.place == "inbox" else parse
+        message = parse_file(found.data, file=found.path)
+    except MessageError as exc:
+        exc.hint = f"`relay show --raw {found.id}` prints the file"
+        raise
+    sender = found.sender or message.headers.get("FROM", "")
+    return StoredMessage(found.id, sender, message, found.path, found.place)
+
+
+def _places(home: Home, message_id: str) -> Iterator[tuple[str, str]]:
+    """Yield where a message's file may be: (sender or empty, path below the home)."""
+    for row in _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", message_id):
+        yield row["agent_name"], row["file_path"]
+    for row in _ledger_rows(home, "SELECT * FROM deliveries WHERE message_id = ?", message_id):
+        for folder in ("inbox", f"inbox/{READ}"):
+            yield "", f"agents/{row['recipient']}/{folder}/{message_id}{MSG_SUFFIX}"
+    for place in PLACES:
+        for agent, found in messages_in(home, place):
+            if found == message_id:
+                sender = "" if place == "inbox" else agent
+                yield sender, f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}"
+
+
+def _ledger_rows(home: Home, query: str, message_id: str) -> list[Any]:
+    from relay.ledger import open_readonly
+
+    try:
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            return db.execute(query, (message_id,)).fetchall()
+    except LedgerError:
+        return []
+
+
+def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
+    from relay.ledger import open_readonly
+
+    try:
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            return outcomes.read_deliveries(db, "message_id = ?", message_id)
+    except LedgerError:
+        return []
+
+
+@click.command(epilog="\b\nExamples:\n  relay show 3f6777fc\n  relay show 3f6777fc --raw")
+@home_option
+@click.argument("message_id", metavar="ID")
+@click.option("--raw", is_flag=True, help="Print the file as its sender wrote it.")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, home: str | None, message_id: str, raw: bool, as_json: bool) -> None:
+    """Show a whole message: body, attachments, what became of it, and the answers.
+
+    Reading it this way does not mark it as read. `relay trace ID` shows every step with its time.
+    """
+    root = root_of(ctx, home)
+    if raw:
+        sys.stdout.buffer.write(find_file(root, message_id).data)
+        return
+    one = read_message(root, message_id)
+    with Home(root) as opened:
+        facts = _facts(opened, one)
+    if as_json:
+        echo_json(facts)
+    else:
+        _echo(facts)
+
+
+def _facts(home: Home, one: StoredMessage) -> dict[str, Any]:
+    rows = _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", one.id)
+    deliveries = _deliveries(home, one.id)
+    answers = {each["answer_id"]: each["recipient"] for each in deliveries if each["answer_id"]}
+    now_ns, row = time.time_ns(), rows[0] if rows else None
+    kind = str(one.file.kind)
+    return {
+        "id": one.id,
+        "from": one.sender,
+        "to": one.file.to,
+        "kind": kind,
+        "at": when(row["discovered_at"]) if row else None,
+        "outcome": outcomes.headline(row, deliveries, now_ns) if row else _unknown(one),
+        "recipients": {
+            each["recipient"]: outcomes.describe(each, kind, now_ns) for each in deliveries
+        },
+        "headers": {k: v for k, v in one.file.headers.items() if k not in OWN_HEADERS},
+        "attachments": {ref: _size(home, ref) for ref in one.file.attachments},
+        "body": one.file.body.decode(errors="replace"),
+        "answers": [_answer(home, *each) for each in answers.items()],
+        "path": one.path,
+    }
+
+
+def _unknown(one: StoredMessage) -> str:
+    return "not in the ledger" if one.place == "inbox" else "not seen by a relay yet"
+
+
+def _answer(home: Home, answer_id: str, sender: str) -> dict[str, Any]:
+    """The facts of the last answer of a recipient; without a body if its file is gone."""
+    body = None
+    with contextlib.suppress(RelayError):
+        body = read_message(home.root, answer_id).file.body.decode(errors="replace")
+    return {"id": answer_id, "from": sender, "body": body}
+
+
+def _size(home: Home, reference: str) -> int | None:
+    """Return the bytes of an attachment; None if it is not there."""
+    digest = reference.rpartition(":")[2]
+    with contextlib.suppress(OSError):
+        return os.stat(home.path("attachments", digest[:2], digest)).st_size
+    return None
+
+
+def _echo(facts: dict[str, Any]) -> None:
+    click.echo(colour(facts["id"], bold=True))
+    at = f", {local_iso(facts['at'])}" if facts["at"] else ""
+    _echo_line(f"{facts['kind']} from {facts['from']} to {facts['to']}{at}")
+    for name, value in facts["headers"].items():
+        _echo_line(f"{name.lower()} {value}")
+    said = facts["recipients"].values() if len(facts["recipients"]) > 1 else [facts["outcome"]]
+    for text in said:
+        click.echo(colour_by_word(sanitize(text) or ""))
+    for reference, size in facts["attachments"].items():
+        _echo_line(f"attachment {reference}, {'missing' if size is None else format_size(size)}")
+    click.echo()
+    _echo_text(facts["body"])
+    for answer in facts["answers"]:
+        click.echo()
+        _echo_line(f"{answer['from']} answered, {answer['id']}:")
+        _echo_text(answer["body"] or "(its file is gone)")
+
+
+def _echo_line(text: str) -> None:
+    click.echo(sanitize(text))
+
+
+def _echo_text(text: str) -> None:
+    shown = sanitize(text, lines=True) if sys.stdout.isatty() else text  # a pipe gets it as sent
+    click.echo((shown or "").rstrip("\n"), color=True)
+
+
+@click.group(epilog="\b\nExample:\n  relay attachment get 3f6777fc -o report.txt")
+def attachment() -> None:
+    """Get the files sent with messages, and add files to be sent.
+
+    `relay send --attach FILE` adds and sends in one step.
+    """
+
+
+@attachment.command(epilog="\b\nExample:\n  relay attachment put build.log")
+@home_option
+@as_option
+@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+@click.pass_context
+def put(ctx: click.Context, home: str | None, agent: str, path: str) -> None:
+    """Add a file, and print its reference, for a header ATTACHMENT."""
+    with open_agent(agent, root_of(ctx, home)) as me:
+        click.echo(me.attach(path))
+
+
+@attachment.command(
+    epilog="""\b
+Examples:
+  relay attachment get 3f6777fc                 # of the message with this id, to stdout
+  relay attachment get sha256:4ac1… -o report.txt""",
+)
+@home_option
+@as_option
+@click.argument("reference", metavar="ID|REFERENCE")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, writable=True), metavar="FILE")
+@click.pass_context
+def get(
+    ctx: click.Context, home: str | None, agent: str, reference: str, output: str | None
+) -> None:
+    """Print an attachment, or write it to a file; its checksum is verified.
+
+    By its reference, or by the id of the only message that it is attached to.
+    """
+    root = root_of(ctx, home)
+    if not reference.startswith("sha256:"):
+        one = read_message(root, reference)
+        if len(one.file.attachments) != 1:
+            named = ", ".join(one.file.attachments) or "none"
+            raise NotFound(
+                f"expected one attachment of message {one.id}, got {named}",
+                hint="`relay attachment get REFERENCE` gets one of several",
+            )
+        reference = one.file.attachments[0]
+    with open_agent(agent, root) as me:
+        data = me.open_attachment(reference)
+    if output in (None, "-"):
+        sys.stdout.buffer.write(data)
+    else:
+        with open(output, "wb") as file:
+            file.write(data)

@@ -1,0 +1,122 @@
+"""Completion of commands and names, as bash and zsh ask for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from relay.cli.usage import SHELLS
+from tests.procs import environment, home_of, relay
+
+pytestmark = pytest.mark.timeout(60)
+BASH = """
+eval "$(relay completion bash)"
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+_relay_completion relay
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+ORIGINALS = {
+    "1700000000000000001-01": "TO: #ci\nTHREAD: release-42\n\nhi",
+    "1700000000000000002-02": "TO: __orchestrator__\n\nACTION: channel.create\nCHANNEL: team\n",
+    "1700000000000000003-03": "TO: bob\nTHREAD: release-43\n\nTO: nobody\n",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    root = home_of(tmp_path / "home", "alice", "bob", "builder")
+    folder = root / "archive" / "2026-11-20" / "alice"
+    folder.mkdir(parents=True)
+    for name, text in ORIGINALS.items():
+        (folder / f"{name}.msg").write_text(text)
+    return root
+
+
+def shell_environment(home: Path, tmp_path: Path) -> dict[str, str]:
+    """One in which `relay` is this code's."""
+    program = tmp_path / "bin" / "relay"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m relay.cli "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    return environment(PATH=path, AGENT_RELAY_DIR=str(home), TERM="dumb")
+
+
+def test_bash_completes_commands_options_and_names(home: Path, tmp_path: Path) -> None:
+    def completed(*words: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "-c", BASH, "bash", "relay", *words],
+            env=shell_environment(home, tmp_path),
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout.split()
+
+    assert completed("se") == ["send", "search", "service"]
+    assert completed("channel", "cre") == ["create"]
+    assert completed("send", "bob", "hi", "--ki") == ["--kind"]
+    assert completed("send", "b") == ["bob", "builder"]
+    assert completed("send", "#") == ["#ci", "#team"]
+    assert completed("inbox", "--as", "a") == ["alice"]
+    assert completed("channel", "show", "") == ["ci", "team"]
+    assert completed("thread", "release-") == ["release-42", "release-43"]
+    assert completed("config", "set", "limits.b") == [
+        "limits.batch_files",
+        "limits.batch_deliveries",
+    ]
+    assert completed("--home", str(tmp_path / "nowhere"), "send", "b") == []
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh here")
+def test_zsh_completes_a_name(home: Path, tmp_path: Path) -> None:
+    view = pexpect.spawn(
+        "zsh",
+        ["-f", "-i"],
+        env=shell_environment(home, tmp_path),  # type: ignore[arg-type]
+        encoding="utf-8",
+        timeout=30,
+    )
+    view.sendline(
+        "PS1='> '; autoload -Uz compinit; compinit -u -D; eval \"$(relay completion zsh)\""
+    )
+    view.sendline("echo is-ready-$((1 + 1))")
+    view.expect("is-ready-2")
+    view.send("relay send al\t")
+    view.expect("relay send alice ")
+    view.close(force=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_script_asks_this_command(shell: str, home: Path) -> None:
+    done = relay("completion", shell, home=home)
+    assert done.returncode == 0 and f"_RELAY_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_completion_imports_neither_daemon_nor_store(home: Path) -> None:
+    program = """import os, sys
+from relay.cli import main
+try:
+    main()
+finally:
+    print(sorted({"relay.daemon", "relay.engine", "relay.ledger", "sqlite3"} & {*sys.modules}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(
+            AGENT_RELAY_DIR=str(home),
+            _RELAY_COMPLETE="bash_complete",
+            COMP_WORDS="relay channel show ",
+            COMP_CWORD="3",
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == ["plain,ci", "plain,team", "[]"], done

@@ -1,0 +1,104 @@
+"""``relay failed``: what was refused, bounced, given up or answered with a nack, in one list."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from relay.cli import cli
+from tests.box import Box
+
+
+def run(box: Box, *args: str) -> Result:
+    """One command, in this process."""
+    return CliRunner().invoke(cli, ["--home", str(box.root), "failed", *args])
+
+
+def rows(box: Box, *args: str) -> list[dict[str, Any]]:
+    """The list as programs get it, newest first."""
+    done = run(box, *args, "--json")
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def facts(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a row all but id, time and reason."""
+    return (row["from"], row["to"], row["kind"], row["outcome"])
+
+
+def test_a_message_that_was_handled_is_not_in_the_list(box: Box) -> None:
+    """Delivered, read, acknowledged, begun: nothing of it failed."""
+    box.send("alice", "TO: bob\n\nhi")
+    done = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    begun = box.send("alice", "TO: bob\nKIND: command\n\ntest")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {done}\n\ncompleted")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {begun}\n\nin_progress")
+    shown = run(box)
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "", "nothing failed\n")
+
+
+def test_what_the_relay_refused_with_its_reason(box: Box) -> None:
+    """Messages, and files that never became one: no message name, an id that is taken."""
+    sent = box.send("alice", "TO: bbo\n\ntypo?")
+    taken = box.send("alice", "TO: bob\n\nhi")
+    box.send("bob", "TO: alice\n\nanother", f"{taken}.msg")
+    box.send("carol", "no header at all")
+    found = {row["reason"].partition(":")[0].rpartition(".msg, ")[2]: row for row in rows(box)}
+    assert facts(found["there is no agent bbo"]) == ("alice", "bbo", "message", "refused")
+    assert found["there is no agent bbo"]["id"] == sent
+    assert facts(found["line 1"]) == ("carol", None, None, "refused")
+    (same,) = [row for row in found.values() if row["id"] == taken]
+    assert facts(same) == ("bob", None, None, "refused")
+    assert len(found) == 3
+
+
+def test_what_its_recipient_did_not_do(box: Box) -> None:
+    """A nack with its text, and an answer that nobody waits for any more."""
+    refused = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.send("bob", f"TO: alice\nKIND: nack\nRE: {refused}\n\nno such branch\nand more")
+    asked = box.send("alice", "TO: carol\nKIND: query\n\nwhich?")
+    box.until_dead()
+    assert {row["id"]: (*facts(row), row["reason"]) for row in rows(box)} == {
+        refused: ("alice", "bob", "command", "failed", "no such branch"),
+        asked: ("alice", "carol", "query", "unanswered", "not read, reminded 2 times"),
+    }
+
+
+def test_a_dead_letter_is_listed_with_the_reason_of_its_end(box: Box) -> None:
+    """No acknowledgment after the last attempt."""
+    lost = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\nplease")
+    box.until_dead()
+    (row,) = rows(box)
+    assert (row["id"], *facts(row)) == (lost, "alice", "bob", "command", "dead")
+    assert row["reason"] == "no acknowledgment within 60 s, 4 attempts"
+
+
+def test_the_newest_is_first_and_options_choose(box: Box) -> None:
+    """By agent, as sender or recipient; by time; by number, and it is said what is left out."""
+    for number in range(3):
+        box.send("alice", f"TO: nobody{number}\n\nhi")
+        box.clock.advance(60)
+    box.send("carol", "TO: bbo\n\nhi")
+    found = rows(box)
+    assert [row["to"] for row in found] == ["bbo", "nobody2", "nobody1", "nobody0"]
+    assert rows(box, "--agent", "alice") == found[1:]
+    assert rows(box, "--agent", "nobody1") == found[2:3]
+    assert rows(box, "--limit", "1") == found[:1]
+    assert rows(box, "--since", found[1]["at"][:19] + "Z") == found[:2]
+    shown = run(box, "--limit", "2")
+    assert shown.stdout.splitlines()[0].split() == [
+        *("ID", "AT", "FROM", "TO", "KIND", "STATUS", "REASON"),
+    ]
+    assert found[0]["id"].partition("-")[2] in shown.stdout.splitlines()[1]
+    assert shown.stderr == "2 of 4; --limit shows more\n"
+
+
+@pytest.mark.parametrize("command", ["failed --agent", "open --agent", "open --from"])
+def test_a_name_that_nobody_has_is_told(box: Box, command: str) -> None:
+    """A typo does not look like good news."""
+    done = CliRunner().invoke(cli, ["--home", str(box.root), *command.split(), "crol"])
+    assert done.exit_code == 1
+    assert "there is no agent 'crol'" in str(done.exception)
