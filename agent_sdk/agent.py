@@ -5,10 +5,9 @@ Every operation only reads or writes files in the home.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -16,26 +15,40 @@ from typing import Unpack
 
 from agent_sdk.attachments import Attachments
 from agent_sdk.disk import retry_on_enospc
-from agent_sdk.inbox import Inbox, Received
+from agent_sdk.inbox import REFUSALS, Inbox, Received, answers_to, refusal_of
 from agent_sdk.outbox import Outbox, OutgoingMessage, SendOptions, compose
-from agent_sdk.presence import max_body_bytes, register, unregister
-from agent_sdk.requests import SavedState, list_versions, load_state, save_state, spawn_headers
+from agent_sdk.presence import Closed, leave, max_body_bytes, open_home, register, with_remedy
+from agent_sdk.requests import (
+    IDLE_GRACE_S,
+    SavedState,
+    ack_body,
+    channel_body,
+    ends_request,
+    idle_body,
+    idle_timeout,
+    list_versions,
+    load_state,
+    original_of,
+    refused,
+    release_headers,
+    reply_kind,
+    save_state,
+    spawn_headers,
+)
 from relay.base.clock import Clock
 from relay.base.errors import (
-    InvalidName,
     MessageError,
     NotRunning,
-    Refused,
-    RelayError,
+    RelayWarning,
     Timeout,
 )
-from relay.base.home import Home, default_root, lock_holder
+from relay.base.home import lock_holder
 from relay.base.message import Kind, MessageFile
-from relay.base.names import ORCHESTRATOR, check_agent_name, is_channel_name
+from relay.base.names import ORCHESTRATOR, check_agent_name
 
-ACK_STATUSES = ("received", "in_progress", "completed")
-COMPLETED = re.compile(r"\s*completed\b")
-REFUSALS = frozenset({Kind.NACK, Kind.ERROR})
+ANSWERS = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)  # that may end a request
+NO_WAIT = "RELAY_NO_WAIT"
+WAIT_S = 2.0
 
 
 class Agent:
@@ -43,7 +56,8 @@ class Agent:
 
     Owns a descriptor of the home, and an inotify descriptor once a call has waited. To be used by
     one thread at a time. Several processes may act as the same agent; each message then goes to one
-    of them. ``home`` is a path, by default ``$AGENT_RELAY_DIR`` or ``~/.agent-relay``.
+    of them. ``home`` is a path; by default ``$AGENT_RELAY_DIR``, else the nearest ``.agent-relay``
+    in or above the working directory, else ``~/.agent-relay``.
     ``disk_full_retry_s`` limits the total wait for a full disk or quota. The process registers
     itself in ``meta.json`` until closed; with ``registers=False`` it acts for an agent that has
     another process, or none.
@@ -62,7 +76,7 @@ class Agent:
     ) -> None:
         self.name = check_agent_name(name)
         clock = clock or Clock()
-        self._home = Home(default_root(os.fspath(home) if home is not None else None))
+        self._home, self._doubt = open_home(home)
         try:
             retry_on_enospc(lambda: self._home.make_agent(name), disk_full_retry_s)
             started_at = clock.now_ns()
@@ -74,7 +88,7 @@ class Agent:
             raise
         # Unregister at interpreter exit, too: only a process that died stays registered.
         pid = os.getpid() if registers else 0
-        self._leave = weakref.finalize(self, _leave, self._home.root, name, pid)
+        self._leave = weakref.finalize(self, leave, self._home.root, name, pid)
         self._outbox = Outbox(self._home, name, clock, limit, disk_full_retry_s)
         self._inbox = Inbox(self._home, name)
         self._attachments = Attachments(self._home, disk_full_retry_s)
@@ -86,9 +100,11 @@ class Agent:
 
     def close(self) -> None:
         """Close the descriptors. The mailbox stays and keeps receiving."""
-        self._leave()
+        if self._leave() is None:  # closed before
+            return
         self._inbox.close()
         self._home.close()
+        self._outbox = self._inbox = self._attachments = Closed()  # type: ignore[assignment]
 
     def __enter__(self) -> Agent:
         return self
@@ -110,41 +126,75 @@ class Agent:
         *,
         kind: str = Kind.MESSAGE,
         re: str | None = None,
+        wait_s: float | None = None,
+        on_sent: Callable[[str], object] | None = None,
         committed: bool = False,
         timeout_s: float = 30.0,
         **options: Unpack[SendOptions],
     ) -> str:
         """Send a message and return its id. It is sent once its file is renamed into the outbox.
 
-        From then on the relay is responsible: ``to`` gets it, or a nack in this inbox says why
-        not. ``to`` is a name, ``*``, ``#channel``, ``Lead`` or ``__orchestrator__``; ``body``
-        is text (bytes must be UTF-8; use an attachment for other data). A CHECKSUM is added. A
-        full disk is waited for.
+        ``to`` is a name, ``*``, ``#channel``, ``Lead`` or ``__orchestrator__``; ``body`` is text
+        (bytes must be UTF-8; use an attachment for other data). A CHECKSUM is added. A full disk is
+        waited for.
 
-        Errors: MessageError for a message that the relay would reject, and for an unknown option;
-        NotFound for an attachment that is not in the store; OSError. In each case nothing was sent.
+        Waits up to ``wait_s`` for the relay to take the message over, which takes milliseconds; the
+        default is 2 seconds, or 0 if ``RELAY_NO_WAIT`` is set. A message that nobody gets raises
+        Refused with the text of the relay's nack. If no relay is running, or it has not taken
+        the message over in time, a RelayWarning says so: the message waits in the outbox, durably.
+        Without a wait, and after it, a refusal arrives as a nack in this inbox; so does the news
+        that some of several recipients did not get it. ``on_sent`` is called with the id before
+        the wait.
 
-        ``committed``: return when the relay has taken it over, durably; it is then the relay that
-        syncs, and not this process. Errors then: NotRunning before anything is sent;
-        Refused with the text of the relay's nack; Timeout when it was not taken over within
-        ``timeout_s``: it then waits in the outbox, durably, and is not to be sent again.
-        Source: relay-file-system.txt 3.1, FORMATS 1.
+        ``committed``: the relay must take the message over. Errors then: NotRunning before anything
+        is sent; Timeout when it was not taken over within ``timeout_s`` (in place of ``wait_s``):
+        it waits in the outbox, durably, and is not to be sent again.
+
+        Errors: MessageError for a message that the relay would reject; TypeError for an unknown
+        option; NotFound for an attachment that is not in the store; OSError. In each case nothing
+        was sent.
         """
         message = self._compose({"to": to, "body": body, "kind": kind, "re": re, **options})
-        if not committed:
-            return self._outbox.put([message])[0]
-        if lock_holder(self._home) is None:
-            raise NotRunning(f"no relay is running for {self.home}")
-        seen = self._inbox.names()
-        (sent,) = self._outbox.put([message], sync=False)
-        if not self._outbox.wait_taken(sent, timeout_s):
-            raise Timeout(
-                f"message {sent} was not taken over by the relay within {timeout_s:g} s",
-                message_id=sent,
-                hint="it waits in the outbox: do not send it again",
-            )
-        self._next_answer(sent, (), 0, seen)
+        limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
+        sent = self._outbox.new_id()
+        seen = self._inbox.names() if limit_s > 0 else set()
+        if self._post(message, sent, limit_s, committed, on_sent):
+            # The relay writes a nack before it takes the message out of the outbox.
+            if nack := self._inbox.take_answer(refusal_of(sent, to), seen):
+                raise refused(nack)
         return sent
+
+    def _post(
+        self,
+        message: MessageFile,
+        sent: str,
+        wait_s: float,
+        committed: bool = False,
+        on_sent: Callable[[str], object] | None = None,
+    ) -> bool:
+        """Send a message under the id ``sent``; True if the relay has taken it over.
+
+        Errors and warnings as ``send``, except Refused.
+        """
+        waits = committed or wait_s > 0
+        runs = waits and lock_holder(self._home) is not None
+        text = f"no relay is running for {self.home}"
+        if committed and not runs:
+            raise with_remedy(NotRunning(text))
+        self._outbox.put([(sent, message)], sync=not runs)
+        if on_sent is not None:
+            on_sent(sent)
+        if not waits:
+            return False
+        if runs:
+            if self._outbox.wait_taken(sent, wait_s):
+                return True
+            text = f"the relay has not taken message {sent} over within {wait_s:g} s"
+            if committed:
+                hint = "it waits in the outbox: do not send it again"
+                raise with_remedy(Timeout(text, message_id=sent, hint=hint))
+        warnings.warn(f"{text}: the message waits in the outbox", RelayWarning, stacklevel=3)
+        return False
 
     def send_many(self, messages: Iterable[OutgoingMessage]) -> list[str]:
         """Send messages with one sync for all; returns their ids, in order.
@@ -160,13 +210,15 @@ class Agent:
         for number, one in enumerate(messages):
             try:
                 composed.append(self._compose(one))
-            except MessageError as exc:
-                rule = f"message {number} of the list: {exc.rule}"
-                raise MessageError(rule, header=exc.header) from exc
-        return self._outbox.put(composed)
+            except (MessageError, TypeError) as exc:
+                rule, header = getattr(exc, "rule", exc), getattr(exc, "header", "")
+                raise MessageError(f"message {number} of the list: {rule}", header=header) from exc
+        ids = [self._outbox.new_id() for _ in composed]
+        self._outbox.put(list(zip(ids, composed, strict=True)))
+        return ids
 
     def _compose(self, fields: OutgoingMessage) -> MessageFile:
-        """Make the file of a message. Errors: MessageError; NotFound for an attachment."""
+        """Make the file of a message. Errors: MessageError; TypeError; NotFound (attachment)."""
         message = compose(fields)
         for reference in message.attachments:
             self._attachments.check(reference)
@@ -179,17 +231,16 @@ class Agent:
         body: str | bytes,
         *,
         kind: str | None = None,
+        wait_s: float | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
         """Answer a message: to its sender, in its thread, RE its id. Returns the new id.
 
         KIND is response for a query, otherwise message. Errors: as ``send``.
         """
-        if kind is None:
-            kind = Kind.RESPONSE if message.kind is Kind.QUERY else Kind.MESSAGE
-        if options.get("thread") is None:
-            options["thread"] = message.thread
-        return self.send(message.sender, body, kind=kind, re=message.id, **options)
+        kind = kind or reply_kind(message)
+        options["thread"] = options.get("thread") or message.thread
+        return self.send(message.sender, body, kind=kind, re=message.id, wait_s=wait_s, **options)
 
     def ack(
         self,
@@ -198,25 +249,32 @@ class Agent:
         text: str = "",
         *,
         to: str | None = None,
+        wait_s: float | None = None,
     ) -> str:
         """Acknowledge a message, given as such or by id. Returns the id of the ack.
 
         ``status`` is received, in_progress or completed. ``to`` may be omitted: the relay finds
         the sender by RE. Only commands, queries and at-least-once messages expect an ack; for
-        others the relay answers with a nack.
+        others the relay answers with a nack. Waits, and raises Refused, as ``send``.
         """
-        if status not in ACK_STATUSES:
-            raise MessageError(f"status {status!r} is not one of {', '.join(ACK_STATUSES)}")
-        body = f"{status}\n{text}" if text else status
-        return self._acknowledge(Kind.ACK, message, body, to)
+        to, re = original_of(message, to)
+        return self.send(to, ack_body(status, text), kind=Kind.ACK, re=re, wait_s=wait_s)
 
-    def nack(self, message: Received | str, error: str, *, to: str | None = None) -> str:
+    def nack(
+        self,
+        message: Received | str,
+        error: str,
+        *,
+        to: str | None = None,
+        wait_s: float | None = None,
+    ) -> str:
         """Report that a message could not be handled, and why. Returns the id of the nack."""
-        return self._acknowledge(Kind.NACK, message, error, to)
+        to, re = original_of(message, to)
+        return self.send(to, error, kind=Kind.NACK, re=re, wait_s=wait_s)
 
-    def status(self, text: str) -> str:
+    def status(self, text: str, *, wait_s: float | None = None) -> str:
         """Publish what this agent is doing, as shown by `relay agents`. Returns the message id."""
-        return self.send(ORCHESTRATOR, text, kind=Kind.STATUS)
+        return self.send(ORCHESTRATOR, text, kind=Kind.STATUS, wait_s=wait_s)
 
     # -- receiving ---------------------------------------------------------------------------
 
@@ -228,8 +286,11 @@ class Agent:
         more messages waiting, the listing used may be a little old.
 
         Errors: MessageError for a damaged file or one that is not a message. It names the file,
-        which is in ``.read`` by then, so the next call continues with the next message.
+        which is in ``.read`` by then, so the next call continues with the next message. TwoHomes
+        when ``$AGENT_RELAY_DIR`` chose this home, and the search finds another.
         """
+        if self._doubt is not None:
+            raise self._doubt
         return self._inbox.until(self._inbox.take_next, timeout_s)
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Received]:
@@ -248,8 +309,9 @@ class Agent:
         if options.get("await_s") is None:
             options["await_s"] = timeout_s
         seen = self._inbox.names()  # messages from before the query cannot answer it
-        sent = self.send(to, body, kind=Kind.QUERY, **options)
-        return self._answer(sent, Kind.RESPONSE, timeout_s, seen)
+        began, wait_s = time.monotonic(), default_wait_s(timeout_s)
+        sent = self.send(to, body, kind=Kind.QUERY, wait_s=wait_s, **options)
+        return self._answer(sent, Kind.RESPONSE, began, timeout_s, seen)
 
     def request(
         self,
@@ -275,16 +337,23 @@ class Agent:
             options["await_s"] = timeout_s
         ends_at = time.monotonic() + timeout_s
         seen = self._inbox.names()
-        sent = self.send(to, body, kind=kind, re=re, **options)
-        if on_sent is not None:
-            on_sent(sent)
-        kinds = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)
-        while answer := self._next_answer(sent, kinds, ends_at - time.monotonic(), seen):
-            if answer.kind is not Kind.ACK or COMPLETED.match(answer.body):
+        wait_s = default_wait_s(timeout_s)
+        sent = self.send(to, body, kind=kind, re=re, wait_s=wait_s, on_sent=on_sent, **options)
+        while answer := self._next_answer(sent, ANSWERS, ends_at, seen):
+            if ends_request(answer):
                 return answer
             if progress is not None:
                 progress(answer)
         raise Timeout(f"no answer to {sent} came within {timeout_s:g} s", message_id=sent)
+
+    def wait_idle(self, name: str, timeout_s: float, message_id: str = "") -> None:
+        """Wait until another agent is idle, as its hooks report, and has read ``message_id``.
+
+        Errors: Timeout; Refused if it has no session, or its session ends; as ``send``.
+        """
+        with idle_timeout(name, timeout_s):
+            body = idle_body(name, timeout_s, message_id)
+            self._ask(Kind.COMMAND, body, {}, timeout_s + IDLE_GRACE_S)
 
     # -- continuity --------------------------------------------------------------------------
 
@@ -315,7 +384,7 @@ class Agent:
         """Add bytes, or the file at a path, to the attachment store. Returns ``sha256:…``.
 
         Durable on return; existing content is not written again. A full disk is waited for.
-        Errors: RelayError if the file changes meanwhile; OSError.
+        Errors: RelayError for what is not a regular file, or changes meanwhile; OSError.
         """
         return self._attachments.add(source)
 
@@ -346,14 +415,12 @@ class Agent:
         reported as notifications RE that id. With ``timeout_s``, waits until it has started.
         Errors: MessageError; then Refused with the relay's reason, and Timeout.
         """
-        folder = None if cwd is None else os.path.abspath(cwd)
-        headers = spawn_headers(name, cli, folder, env or {}, restart)
+        headers = spawn_headers(name, cli, cwd, env or {}, restart)
         return self._ask(Kind.SPAWN, prompt, headers, timeout_s)
 
     def release(self, name: str, reason: str = "", *, timeout_s: float | None = None) -> str:
         """Have the relay stop an agent's process; with ``timeout_s``, waits until it has ended."""
-        headers = {"NAME": name} | ({"REASON": reason} if reason else {})
-        return self._ask(Kind.RELEASE, "", headers, timeout_s)
+        return self._ask(Kind.RELEASE, "", release_headers(name, reason), timeout_s)
 
     # -- channels ----------------------------------------------------------------------------
 
@@ -363,11 +430,11 @@ class Agent:
         With ``timeout_s``, waits for the relay's ack; Errors then: Refused with the relay's reason,
         and Timeout. InvalidName is raised before anything is sent.
         """
-        return self._control(Kind.JOIN, channel, None, timeout_s)
+        return self._ask(Kind.JOIN, channel_body(channel), {}, timeout_s)
 
     def leave(self, channel: str, *, timeout_s: float | None = None) -> str:
         """Leave a channel; as ``join``."""
-        return self._control(Kind.LEAVE, channel, None, timeout_s)
+        return self._ask(Kind.LEAVE, channel_body(channel), {}, timeout_s)
 
     def subscribe(
         self, channel: str, pattern: str, *, filter: str = "", timeout_s: float | None = None
@@ -377,75 +444,45 @@ class Agent:
         ``filter`` restricts it to messages that match all of its terms: ``sender=ci
         type=Command,Query priority=0,1 match=REGEX``. Subscribing again replaces it.
         """
-        return self._control(Kind.SUBSCRIBE, channel, pattern, timeout_s, filter)
+        return self._ask(Kind.SUBSCRIBE, channel_body(channel, pattern, filter), {}, timeout_s)
 
     def unsubscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
         """End a subscription; as ``join``."""
-        return self._control(Kind.UNSUBSCRIBE, channel, pattern, timeout_s)
+        return self._ask(Kind.UNSUBSCRIBE, channel_body(channel, pattern), {}, timeout_s)
 
     # ----------------------------------------------------------------------------------------
-
-    def _acknowledge(self, kind: Kind, message: Received | str, body: str, to: str | None) -> str:
-        if isinstance(message, Received):
-            re, to = message.id, to or message.sender
-        else:
-            re = message
-        return self.send(to or ORCHESTRATOR, body, kind=kind, re=re)
-
-    def _control(
-        self,
-        kind: Kind,
-        channel: str,
-        pattern: str | None,
-        timeout_s: float | None,
-        filter: str = "",
-    ) -> str:
-        name = channel.removeprefix("#")
-        if not is_channel_name(name):
-            raise InvalidName(
-                f"{channel!r} is not a valid channel name",
-                hint="expected letters, digits, _ and -, parts separated by /, at most 128 bytes",
-            )
-        lines = [f"CHANNEL: {name}"]
-        if pattern is not None:
-            if len(pattern.split()) != 1:
-                raise MessageError(f"pattern {pattern!r} is not one word")
-            lines.append(f"PATTERN: {pattern}")
-        if filter:
-            if len(filter.splitlines()) != 1:
-                raise MessageError(f"filter {filter!r} is not one line")
-            lines.append(f"FILTER: {filter}")
-        return self._ask(kind, "\n".join(lines), {}, timeout_s)
 
     def _ask(
         self, kind: Kind, body: str, headers: Mapping[str, str], timeout_s: float | None
     ) -> str:
         """Send a request to the relay; with ``timeout_s``, wait for its ack."""
-        seen = self._inbox.names() if timeout_s is not None else set()
-        sent = self.send(ORCHESTRATOR, body, kind=kind, headers=headers)
-        if timeout_s is not None:
-            self._answer(sent, Kind.ACK, timeout_s, seen)
+        if timeout_s is None:
+            return self.send(ORCHESTRATOR, body, kind=kind, headers=headers)
+        seen = self._inbox.names()
+        began, wait_s = time.monotonic(), default_wait_s(timeout_s)
+        sent = self.send(ORCHESTRATOR, body, kind=kind, headers=headers, wait_s=wait_s)
+        self._answer(sent, Kind.ACK, began, timeout_s, seen)
         return sent
 
-    def _answer(self, sent: str, kind: Kind, timeout_s: float, seen: set[str]) -> Received:
+    def _answer(
+        self, sent: str, kind: Kind, began: float, timeout_s: float, seen: set[str]
+    ) -> Received:
         """Wait for the message of ``kind`` that answers ``sent``. Errors: Timeout, Refused."""
-        answer = self._next_answer(sent, (kind,), timeout_s, seen)
-        if answer is None:
-            raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s", message_id=sent)
-        return answer
+        if answer := self._next_answer(sent, (kind,), began + timeout_s, seen):
+            return answer
+        raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s", message_id=sent)
 
     def _next_answer(
-        self, sent: str, kinds: Collection[Kind], timeout_s: float, seen: set[str]
+        self, sent: str, kinds: Collection[Kind], ends_at: float, seen: set[str]
     ) -> Received | None:
         """Wait for a message of one of ``kinds`` that answers ``sent``. Errors: Refused."""
-        wanted = REFUSALS.union(kinds)
-        answer = self._inbox.until(lambda: self._inbox.take_answer(sent, wanted, seen), timeout_s)
+        wanted, left_s = answers_to(sent, kinds), ends_at - time.monotonic()
+        answer = self._inbox.until(lambda: self._inbox.take_answer(wanted, seen), left_s)
         if answer is not None and answer.kind in REFUSALS:
-            raise Refused(answer.body or f"{answer.sender} gave no reason")
+            raise refused(answer)
         return answer
 
 
-def _leave(root: str, name: str, pid: int) -> None:
-    if os.getpid() == pid:  # not in a forked child
-        with contextlib.suppress(RelayError, OSError), Home(root) as home:
-            unregister(home, name)
+def default_wait_s(most_s: float = WAIT_S) -> float:
+    """Return how long a send waits for the relay by default, at most ``most_s``."""
+    return 0.0 if os.environ.get(NO_WAIT) else min(WAIT_S, most_s)

@@ -1,8 +1,6 @@
 """The attachment store: content addressed by its SHA-256, written once.
 
-    attachments/{2 hex}/.{…}.tmp → rename → attachments/{2 hex}/{sha256}
-
-Source: relay-file-system.txt 3.4.
+attachments/{2 hex}/.{…}.tmp → rename → attachments/{2 hex}/{sha256}
 """
 
 from __future__ import annotations
@@ -10,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 
 from agent_sdk.disk import cleanup_on_error, retry_on_enospc
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import IntegrityError, MessageError, NotFound, RelayError
 from relay.base.home import Dirs, Home
 from relay.base.message import CHECKSUM
+from relay.base.names import SHA256_PREFIX, sha256_hex
 
 FOLDER = "attachments"
 PIECE_BYTES = 1 << 20
@@ -35,8 +34,8 @@ class Attachments:
     def add(self, source: bytes | str | os.PathLike[str]) -> str:
         """Store bytes or a file's content and return its ``sha256:…``; durable on return.
 
-        Existing content is not written again. Errors: RelayError if the file changes meanwhile;
-        OSError.
+        Existing content is not written again. Errors: RelayError for what is not a regular
+        file, or changes meanwhile; OSError.
         """
         with _opened(source) as stream, self._home.dirs() as dirs:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -93,7 +92,18 @@ class Attachments:
 
 
 def _opened(source: bytes | str | os.PathLike[str]) -> Stream:
-    return io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    stream = open(source, "rb", opener=_open_at_once)
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise RelayError(f"{os.fspath(source)!r} is not a regular file")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def _copy(stream: Stream, name: str, dir_fd: int) -> str:

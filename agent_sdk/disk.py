@@ -12,10 +12,12 @@ import contextlib
 import errno
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from relay.base import fsio
+from relay.base.errors import RelayWarning
 from relay.base.names import MSG_SUFFIX
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -113,8 +115,8 @@ def sync_name(name: str, dir_fd: int) -> None:
 def retry_on_enospc(work: Callable[[], _Result], limit_s: float) -> _Result:
     """Do ``work``, retrying after 0.1, 0.2, 0.4 … seconds while the disk or quota is full.
 
-    The pauses add up to at most ``limit_s``. Errors: then the last OSError; any other OSError at
-    once. Source: relay-file-system.txt 6.2.
+    The pauses add up to at most ``limit_s``; a RelayWarning says so before the first. Errors: then
+    the last OSError; any other OSError at once.
     """
     pause_s, left_s = FIRST_PAUSE_S, limit_s
     while True:
@@ -123,6 +125,8 @@ def retry_on_enospc(work: Callable[[], _Result], limit_s: float) -> _Result:
         except OSError as exc:
             if exc.errno not in FULL_ERRNOS or left_s <= 0:
                 raise
+        if left_s == limit_s:
+            warnings.warn(f"disk full, trying for {limit_s:g} s", RelayWarning, stacklevel=2)
         pause_s = min(pause_s, left_s)
         _sleep(pause_s)
         left_s -= pause_s

@@ -17,11 +17,10 @@ from time import monotonic
 from typing import NamedTuple, Protocol, TypeVar
 
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import MessageError, RelayError, UnsafePath
 from relay.base.home import READ, Dirs, Home
 from relay.base.message import Kind, MessageFile, parse_delivered
-from relay.base.names import MSG_SUFFIX
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
 
 MAX_FILE_BYTES = 1 << 30  # far above the relay's own limit
 # A listing is used for one name in 64 before the next listing: taking one message of 100,000 must
@@ -31,6 +30,8 @@ NAMES_PER_LISTING = 64
 LISTING_LIFETIME = 16
 HEAD_BYTES = 16_384  # more than the header of any delivered message
 NORMAL = 2
+REFUSALS = frozenset({Kind.NACK, Kind.ERROR})
+NOT_FOR_SOME = b" did not get "  # in a nack: some of the recipients are gone
 
 # The file may be anything: follow no link, and do not wait for the writer of a FIFO.
 _OPEN_HEAD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -67,6 +68,9 @@ class Received(NamedTuple):
     path: str
 
 
+Wanted = Callable[[MessageFile], bool]
+
+
 class Inbox:
     """Takes messages from one inbox. For one thread; processes may share an inbox."""
 
@@ -89,33 +93,37 @@ class Inbox:
         with self._home.dirs() as dirs:
             return set(self._list(dirs))
 
-    def take_next(self) -> Received | None:
+    def take_next(self, leave: Wanted | None = None) -> Received | None:
         """Take the first message by priority, then name, into ``.read``; None if there is none.
 
+        Messages that ``leave`` matches stay.
         Errors: MessageError for a file that is not a message; it is in ``.read`` as well.
         """
+        left: set[str] = set()
         with self._home.dirs() as dirs:
             while True:
                 if not self._listed or monotonic() > self._listed_until:
                     began = monotonic()
-                    names = self._in_order(dirs)
+                    names = [name for name in self._in_order(dirs) if name not in left]
                     if not names:
                         return None
                     self._listed = names[: 1 + len(names) // NAMES_PER_LISTING][::-1]
                     self._listed_until = monotonic() + LISTING_LIFETIME * (monotonic() - began)
-                taken = self._take(dirs, self._listed.pop())
-                if taken is not None:
+                name = self._listed.pop()
+                if leave is not None and self._is_wanted(dirs, name, leave):
+                    left.add(name)
+                elif (taken := self._take(dirs, name)) is not None:
                     return taken
 
-    def take_answer(self, re: str, kinds: Collection[Kind], seen: set[str]) -> Received | None:
-        """Take the message of one of ``kinds`` that answers ``re``; all others stay.
+    def take_answer(self, wanted: Wanted, seen: set[str]) -> Received | None:
+        """Take the first message that is ``wanted``; all others stay.
 
         Names in ``seen`` are skipped; names checked without success are added to it.
         """
         with self._home.dirs() as dirs:
             for name in sorted(set(self._list(dirs)) - seen):
                 seen.add(name)
-                if self._answers(dirs, name, re, kinds):
+                if self._is_wanted(dirs, name, wanted):
                     taken = self._take(dirs, name)
                     if taken is not None:
                         return taken
@@ -172,14 +180,13 @@ class Inbox:
             raise MessageError("it is not a regular file", file=path) from exc
         return _received(data, path, name.removesuffix(MSG_SUFFIX))
 
-    def _answers(self, dirs: Dirs, name: str, re: str, kinds: Collection[Kind]) -> bool:
+    def _is_wanted(self, dirs: Dirs, name: str, wanted: Wanted) -> bool:
         inbox = dirs.get("agents", self._agent, "inbox")
         try:
             data, _ = fsio.read_regular(name, inbox, MAX_FILE_BYTES, shared=True)
-            message = parse_delivered(data)
+            return wanted(parse_delivered(data))
         except (FileNotFoundError, UnsafePath, MessageError):
             return False  # taken by another process, or reported by receive()
-        return message.headers.get("RE") == re and message.kind in kinds
 
 
 def priority_in(name: str, dir_fd: int) -> int:
@@ -238,8 +245,39 @@ def _check_sum(message: MessageFile, path: str) -> None:
         raise MessageError(f"the body does not match {declared}", file=path, header="CHECKSUM")
 
 
+def answers_to(sent: str, kinds: Collection[Kind]) -> Wanted:
+    """Match the answers of ``kinds`` to a message, and its refusals."""
+    kinds = REFUSALS.union(kinds)
+
+    def is_answer(message: MessageFile) -> bool:
+        return message.headers.get("RE") == sent and message.kind in kinds
+
+    return is_answer
+
+
+def refusal_of(sent: str, to: str) -> Wanted:
+    """Match the relay's nack of a message that nobody gets.
+
+    One that only some of several recipients did not get is not refused: others have it.
+    """
+    is_group = to.startswith(("*", "#"))
+
+    def is_refusal(message: MessageFile) -> bool:
+        return (
+            message.headers.get("RE") == sent
+            and message.kind is Kind.NACK
+            and message.headers.get("FROM") == ORCHESTRATOR
+            and not (is_group and NOT_FOR_SOME in message.body)
+        )
+
+    return is_refusal
+
+
 class InboxWaiter(Protocol):
     """A way to wait for new files in a directory, for one thread."""
+
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable when ``wait`` would end; None: poll."""
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a file may have arrived, or the time is up."""
@@ -258,6 +296,9 @@ def open_waiter(path: str) -> InboxWaiter:
 
 class PollWaiter:
     """Polling: every wait is a short sleep."""
+
+    def fileno(self) -> None:
+        """Return None."""
 
     def wait(self, timeout_s: float) -> None:
         """Sleep at most 50 ms."""
@@ -291,6 +332,10 @@ class InotifyWaiter:
         except BaseException:
             self.close()
             raise
+
+    def fileno(self) -> int:
+        """Return the inotify descriptor."""
+        return self._inotify._inotify_fd
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a file is renamed in or closed after writing."""

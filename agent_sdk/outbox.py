@@ -1,9 +1,7 @@
 """An agent's outbox: messages are written atomically, and signed if the agent has a key.
 
-    outbox/.pending/{id}.msg   written, synced, closed
-    outbox/{id}.msg            after the rename the message is sent
-
-Source: relay-file-system.txt 3.1, 3.3, 6.2.
+outbox/.pending/{id}.msg   written, synced, closed
+outbox/{id}.msg            after the rename the message is sent
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Required, TypedDict
 
 from agent_sdk.disk import add_sent_note, install, install_many, retry_on_enospc, sync_name
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import Clock
 from relay.base.errors import MessageError, RelayError
 from relay.base.home import KEY, PENDING, Dirs, Home
@@ -29,7 +26,7 @@ from relay.base.message import (
     parse,
     render,
 )
-from relay.base.names import MSG_SUFFIX, new_message_id
+from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, new_message_id, sha256_hex
 
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.05
@@ -73,25 +70,23 @@ class Outbox:
         self._disk_full_retry_s = disk_full_retry_s
         self._last_ns = 0
 
-    def put(self, messages: Sequence[MessageFile], *, sync: bool = True) -> list[str]:
-        """Send messages, each by its rename, and return their ids. All are durable on return.
+    def put(self, messages: Sequence[tuple[str, MessageFile]], *, sync: bool = True) -> None:
+        """Send messages (id, message), each by its rename. All are durable on return.
 
-        One is synced by itself; several are written, synced at once, and then renamed in order. Ids
-        increase, so messages sort in the order in which they were sent, even if the clock is set
-        back. With a key of the agent, they are signed. Without ``sync`` they are durable once the
-        relay, or ``wait_taken``, says so.
+        One is synced by itself; several are written, synced at once, and then renamed in order.
+        With a key of the agent, they are signed. Without ``sync`` they are durable once the relay,
+        or ``wait_taken``, says so.
         Errors: KeyFileError; OSError.
         Nothing was sent, except what the notes of an OSError name: a rename was done, and a later
         one, or the sync of the directory, failed.
         """
         if not messages:
-            return []
-        ids = [self._next_id() for _ in messages]
+            return
         with self._home.dirs() as dirs:
             outbox, pending = self._open(dirs)
             files = [
                 (one + MSG_SUFFIX, render(sign(self._home, dirs, self._agent, one, message)))
-                for one, message in zip(ids, messages, strict=True)
+                for one, message in messages
             ]
             if len(files) == 1:
                 ((name, data),) = files
@@ -106,15 +101,23 @@ class Outbox:
                 try:
                     self._sync_folder(outbox, files[-1][0])
                 except OSError as exc:
-                    add_sent_note(exc, ids)
+                    add_sent_note(exc, [one for one, _ in messages])
                     raise
-        return ids
 
     def wait_taken(self, message_id: str, timeout_s: float) -> bool:
         """Wait until the relay has moved a sent message out of the outbox: its journal has it.
 
-        False if it has not within ``timeout_s``: the message is durable in the outbox then.
+        False if it has not within ``timeout_s``: the message is durable in the outbox then, and
+        also when the wait is interrupted.
         """
+        try:
+            return self._wait_taken(message_id, timeout_s)
+        except BaseException as exc:
+            self._sync(message_id + MSG_SUFFIX)
+            add_sent_note(exc, [message_id])
+            raise
+
+    def _wait_taken(self, message_id: str, timeout_s: float) -> bool:
         name, path = message_id + MSG_SUFFIX, self._home.path("agents", self._agent, "outbox")
         ends_at, pause_s = monotonic() + timeout_s, FIRST_PAUSE_S
         while os.path.lexists(os.path.join(path, name)):
@@ -151,7 +154,12 @@ class Outbox:
         except MessageError as exc:  # no line number: the caller passed values
             raise MessageError(exc.rule, file=exc.file, header=exc.header) from exc
 
-    def _next_id(self) -> str:
+    def new_id(self) -> str:
+        """Return the id for the next message.
+
+        Ids increase, so messages sort in the order in which they were sent, even if the clock is
+        set back.
+        """
         self._last_ns = max(self._clock.now_ns(), self._last_ns + 1)
         return new_message_id(self._last_ns)
 
@@ -182,12 +190,14 @@ def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFi
 
 
 def compose(fields: OutgoingMessage) -> MessageFile:
-    """Make a message of the arguments of ``send``, with its CHECKSUM. Errors: MessageError."""
+    """Make a message of the arguments of ``send``, with its CHECKSUM.
+
+    Errors: MessageError; TypeError for an unknown argument.
+    """
     if not isinstance(fields, dict):
         raise MessageError(f"expected a dictionary with to and body, got {fields!r:.60}")
     if unknown := sorted(map(str, fields.keys() - MESSAGE_KEYS)):
-        known = ", ".join(sorted(MESSAGE_KEYS))
-        raise MessageError(f"{unknown[0]!r} is not one of {known}")
+        raise TypeError(f"unknown option {unknown[0]!r}: {_suggestion(unknown[0])}")
     to, body, kind = fields.get("to"), fields.get("body"), fields.get("kind", Kind.MESSAGE)
     _check_types(to, body, kind, fields)
     try:
@@ -197,6 +207,15 @@ def compose(fields: OutgoingMessage) -> MessageFile:
     headers = _headers(fields)
     headers["CHECKSUM"] = SHA256_PREFIX + sha256_hex(content)
     return MessageFile(to, _kind(kind), headers, content, tuple(fields.get("attachments", ())))
+
+
+def _suggestion(word: str) -> str:
+    import difflib  # rarely needed
+
+    options = SendOptions.__annotations__.keys()
+    if similar := difflib.get_close_matches(word, options, 1, 0.5):
+        return f"did you mean {similar[0]}?"
+    return f"expected {', '.join(sorted(MESSAGE_KEYS))}"
 
 
 def _check_types(to: object, body: object, kind: object, options: OutgoingMessage) -> None:

@@ -15,14 +15,52 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from typing import Any
 
 from agent_sdk.disk import install
 from relay.base import fsio
-from relay.base.errors import RelayError
+from relay.base.discovery import default_root, two_homes
+from relay.base.errors import HomeMissing, RelayError
 from relay.base.home import META, Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
 NO_LEAVING = "unregisters"
+_MAX_BODY = re.compile(rb'"max_body_bytes"\s*:\s*(\d{1,12})\b')
+
+
+class Closed:
+    """Stands in for the parts of a closed agent."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RelayError("this Agent is closed")
+
+
+def with_remedy(error: RelayError) -> RelayError:
+    """Show the hint below a traceback, too."""
+    error.add_note(error.hint)
+    return error
+
+
+def open_home(given: str | os.PathLike[str] | None) -> tuple[Home, RelayError | None]:
+    """Open the home of this process, and return it with the error for taking messages from it.
+
+    Errors: HomeMissing; UnsafePath for a home that is refused.
+    """
+    path = os.fspath(given) if given is not None else None
+    doubt = None if path else two_homes()
+    try:
+        return Home(default_root(path)), doubt and with_remedy(doubt)
+    except HomeMissing as exc:
+        raise with_remedy(exc) from None
+
+
+def leave(root: str, name: str, pid: int) -> bool:
+    """Unregister an agent, unless called in a forked child of the process ``pid``."""
+    if os.getpid() == pid:
+        with contextlib.suppress(RelayError, OSError), Home(root) as home:
+            unregister(home, name)
+    return True
 
 
 def register(home: Home, agent: str, now_ns: int) -> None:
@@ -86,10 +124,8 @@ def max_body_bytes(home: Home) -> int:
 
     An invalid value is reported by the relay.
     """
-    import json
-
     try:
-        value = json.loads(home.read_config())["limits"]["max_body_bytes"]
-    except (OSError, ValueError, LookupError, TypeError):
+        found = _MAX_BODY.search(home.read_config())  # importing json takes longer than sending
+    except OSError:
         return DEFAULT_MAX_BODY_BYTES
-    return value if isinstance(value, int) else DEFAULT_MAX_BODY_BYTES
+    return int(found[1]) if found else DEFAULT_MAX_BODY_BYTES

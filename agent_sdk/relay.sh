@@ -1,50 +1,56 @@
 #!/bin/sh
 # relay.sh: talk through a relay from a shell. POSIX sh and coreutils, nothing else.
 #
-#   export AGENT_RELAY_NAME=builder             who you are; AGENT_RELAY_DIR: ~/.agent-relay
+#   export AGENT_RELAY_NAME=builder             who you are; the home is the one of `relay where`
 #   . relay.sh                                  or run it: relay.sh send bob "hello"
 #
 #   relay_send [OPTIONS] TO [BODY|-]            send; prints the message id
+#   relay_reply ID|FILE TEXT|-                  answer the sender of a message, in its thread
 #   relay_recv [-t SECONDS]                     take the first by priority, then age; print it
 #   relay_ack  ID|FILE [received|in_progress|completed] [TEXT]
 #   relay_nack ID|FILE ERROR                    answer a command or query
+#   relay_attachment REF|FILE                   print an attachment, of a message in FILE
 #   relay_header NAME [FILE]                    one header of a message on stdin or in FILE
 #   relay_body [FILE]                           its body
 #
-#   OPTIONS  -k KIND  -t THREAD  -r RE  -p PRIORITY  -T TOPIC  -H 'NAME: value' (any number)
+#   OPTIONS  -k KIND -t THREAD -r RE -p PRIORITY -T TOPIC, any number of -H 'NAME: value', -a FILE
 #   BODY     one argument, or - for standard input, byte for byte
 #
 # The shell that sources this is registered in meta.json with its first call, so that its end can be
 # seen (`relay agents`); one that runs a single command (sh -c) is not, nor is relay.sh when run.
 # A message is written to outbox/.pending, synced, and renamed into the outbox: after the rename
 # it is sent. Taking one renames it into inbox/.read: that is the evidence of reading.
-# Exit status: 0 done, 1 could not be done (recv: nothing came), 2 wrong use. Each says why in
-# one line on stderr. The functions are subshells: no variable, option or trap of yours changes.
-# Source: relay-file-system.txt, section 3 and appendix A.
+# Sending waits up to two seconds for the relay, unless RELAY_NO_WAIT is set.
+# Exit status: 0 done, 1 could not be done (recv: nothing came), 2 wrong use, 5 sent, but no relay
+# has taken it yet, 6 refused by the relay. Each says why in one line on stderr. The functions are
+# subshells: no variable, option or trap of yours changes.
 #
-# shellcheck disable=SC2015,SC2030,SC2031  # … or misuse, which ends; variables end with them, too
+# shellcheck disable=SC2015,SC2030,SC2031,SC3013  # … or misuse, which ends; so do variables
 
 relay_send() (
     _relay_begin
     header='' kind=message
+    usage="usage: relay_send [-k kind] [-t thread] [-r re] [-p priority] [-T topic] [-H 'NAME: value'] [-a file] TO [BODY|-]"
+    case ${1-} in -h | --help) _relay_misuse "$usage" ;; esac
     OPTIND=1
-    while getopts :k:t:r:p:T:H: option; do
+    while getopts :k:t:r:p:T:H:a: option; do
         case $option in
-        k) _relay_add KIND "$OPTARG" && _relay_check_kind "$OPTARG" && kind=$OPTARG ;;
-        t) _relay_add THREAD "$OPTARG" && _relay_check_thread "$OPTARG" ;;
+        k) _relay_add KIND "$OPTARG" && _relay_check k "$OPTARG" && kind=$OPTARG ;;
+        t) _relay_add THREAD "$OPTARG" && _relay_check t "$OPTARG" ;;
         r) _relay_add RE "$OPTARG" && _relay_check_id "$OPTARG" ;;
-        p) _relay_add PRIORITY "$OPTARG" && _relay_check_priority "$OPTARG" ;;
-        T) _relay_add TOPIC "$OPTARG" && _relay_check_topic "$OPTARG" ;;
+        p) _relay_add PRIORITY "$OPTARG" && _relay_check p "$OPTARG" ;;
+        T) _relay_add TOPIC "$OPTARG" && _relay_check T "$OPTARG" ;;
         H) _relay_add_line "$OPTARG" ;;
+        a) _relay_attach "$OPTARG" ;;
         :) _relay_misuse "-$OPTARG needs a value" ;;
-        *) _relay_misuse "there is no option -$OPTARG" ;;
+        *) _relay_misuse "there is no option -$OPTARG; $usage" ;;
         esac
     done
     shift $((OPTIND - 1))
-    [ $# -eq 1 ] || [ $# -eq 2 ] || _relay_misuse \
-        "usage: relay_send [-k kind] [-t thread] [-r re] [-p priority] [-T topic] [-H 'NAME: value'] TO [BODY|-]"
-    _relay_check_address "$1"
-    header="TO: $1$newline$header"
+    [ $# -eq 1 ] || [ $# -eq 2 ] || _relay_misuse "$usage"
+    _relay_check to "$1"
+    to=$1
+    header="TO: $to$newline$header"
     case ${2-} in
     -) body=$(_relay_escape) ;;
     *) body=$(printf %s "${2-}" | _relay_escape) ;;
@@ -55,19 +61,17 @@ relay_send() (
         _relay_add CHECKSUM "sha256:${sum%% *}"
     fi
     _relay_place
+    _relay_await
 )
 
 relay_recv() (
-    _relay_begin
-    seconds=0
-    OPTIND=1
-    while getopts :t: option; do
-        case $option in
-        t) seconds=$OPTARG ;;
-        *) _relay_misuse "usage: relay_recv [-t SECONDS]" ;;
-        esac
-    done
-    [ $# -lt "$OPTIND" ] || _relay_misuse "usage: relay_recv [-t SECONDS]"
+    _relay_begin takes
+    case $#:${1-} in
+    0:) seconds=0 ;;
+    2:-t) seconds=$2 ;;
+    1:-t?*) seconds=${1#-t} ;;
+    *) _relay_misuse "usage: relay_recv [-t SECONDS]" ;;
+    esac
     case $seconds in
     0) ;;
     '' | 0* | *[!0-9]*) _relay_misuse "-t $seconds is not a whole number of seconds" ;;
@@ -75,16 +79,28 @@ relay_recv() (
     looks=$((seconds * 10))
     mkdir -p -- "$inbox/.read" || exit 1
     while :; do
-        for file in $(_relay_order); do
-            _relay_take "$inbox/$file" && exit
-        done
-        for file in "$inbox"/*.msg; do # what has no header, or a name of its own
-            _relay_take "$file" && exit
+        for file in $(_relay_order) "$inbox"/*.msg; do # all, for what has no header or valid name
+            _relay_take "$inbox/${file##*/}" && exit
         done
         [ "$looks" -gt 0 ] || exit 1
         looks=$((looks - 1))
         _relay_pause 0.1
     done
+)
+
+relay_reply() (
+    _relay_begin
+    [ $# -eq 2 ] || _relay_misuse "usage: relay_reply ID|FILE TEXT|-"
+    file=$1
+    case $1 in
+    */* | *.msg) ;;
+    *) for file in "$inbox/.read/$1.msg" "$inbox/$1.msg"; do [ ! -f "$file" ] || break; done ;;
+    esac
+    _relay_find_original "$file"
+    kind=message
+    [ "$(relay_header KIND "$file")" != query ] || kind=response
+    thread=$(relay_header THREAD "$file")
+    relay_send -k "$kind" -r "$re" ${thread:+-t "$thread"} -- "$to" "$2"
 )
 
 relay_ack() (
@@ -107,11 +123,24 @@ relay_nack() (
     relay_send -k nack -r "$re" -- "$to" "$2"
 )
 
+relay_attachment() (
+    _relay_begin
+    [ $# -eq 1 ] || _relay_misuse "usage: relay_attachment REF|FILE"
+    case $1 in
+    sha256:*) ref=$1 ;;
+    *) ref=$(relay_header ATTACHMENT "$1") || _relay_fail "$1 has no attachment" ;;
+    esac
+    case $ref in *"$newline"*) _relay_misuse "$1 has several attachments, name one: $ref" ;; esac
+    stored=$(_relay_stored "${ref#sha256:}")
+    [ -f "$stored" ] || _relay_fail "there is no attachment $ref"
+    sum=$(sha256sum <"$stored")
+    [ "sha256:${sum%% *}" = "$ref" ] || _relay_fail "$stored is damaged"
+    cat -- "$stored"
+)
+
 relay_header() (
     _relay_settle
-    case ${1-} in
-    '' | *[!A-Za-z0-9_-]*) _relay_misuse "usage: relay_header NAME [FILE]" ;;
-    esac
+    case ${1-} in '' | *[!A-Za-z0-9_-]*) _relay_misuse "usage: relay_header NAME [FILE]" ;; esac
     name=$(printf %s "$1" | tr '[:lower:]' '[:upper:]')
     shift
     _relay_check_file "$@"
@@ -154,15 +183,47 @@ _relay_begin() {
     case $(printf %s "$name" | tr '[:upper:]' '[:lower:]') in
     system | root | admin | dm | all) _relay_misuse "AGENT_RELAY_NAME $name is reserved" ;;
     esac
-    home=${AGENT_RELAY_DIR:-${HOME-}/.agent-relay}
-    case $home in
-    /*) ;;
-    *) home=$PWD/$home ;;
-    esac
+    _relay_home "${1-}"
     outbox=$home/agents/$name/outbox
     inbox=$home/agents/$name/inbox
     _relay_register 2>/dev/null || : # evidence for people: nothing depends on it
 }
+
+# Sets home, by the rules of relay/base/discovery.py. To take messages ($1) it must be certain:
+# where the variable and the search mean different homes, messages may wait in either.
+_relay_home() {
+    home=${AGENT_RELAY_DIR-} found='' is_safe=''
+    [ -n "$home" ] && { [ -z "$1" ] || [ -n "${AGENT_RELAY_SPAWN-}" ]; } || _relay_search
+    case $home:$found:$is_safe in
+    :?*:) _relay_fail "$found is a link, another user's, or not of mode 700: set AGENT_RELAY_DIR" ;;
+    ?*:?*:1) [ ! -e "$home/config.json" ] || [ "$home" -ef "$found" ] || _relay_fail \
+        "AGENT_RELAY_DIR is $home, but there is $found: unset it, or work elsewhere" 5 ;;
+    esac
+    home=${home:-${found:-${HOME-}/.agent-relay}}
+    case $home in /*) ;; *) home=$PWD/$home ;; esac
+}
+
+_relay_search() { # sets found, and is_safe
+    CDPATH='' main='' from=$(pwd -P)
+    limit=$(cd -P -- "${HOME:-/}" 2>/dev/null && pwd -P)
+    top=${from%/}
+    while [ "${top:-/}" != "$limit" ]; do
+        found=$top/.agent-relay
+        if [ -e "$found/config.json" ] || { [ -d "$found" ] && [ ! -x "$found" ]; }; then
+            case $(ls -ldn -- "$found") in d???------*) [ ! -O "$found" ] || is_safe=1 ;; esac
+            [ "$(stat -Lc%d -- "$from" "${top:-/}" 2>/dev/null | sort -u | wc -l)" -lt 2 ] && return
+        fi
+        found=''
+        [ -n "$main" ] || ! main=$(_relay_main_tree) || { from=$main top=$main && continue; }
+        [ -n "$top" ] && top=${top%/*} || return 0
+    done
+}
+
+_relay_main_tree() { # of the linked work tree of git at top
+    [ -f "$top/.git" ] && IFS=' ' read -r word folder <"$top/.git" && [ "$word" = gitdir: ] &&
+        cd -P -- "$top" && cd -P -- "$folder" && IFS= read -r folder <commondir &&
+        cd -P -- "$folder" && [ "${PWD##*/}" = .git ] && cd .. && pwd -P
+} 2>/dev/null
 
 # Write this shell ($$, in its subshells too) and when it started into meta.json, like
 # agent_sdk/presence.py; what else is there stays. A shell cannot take itself out when it ends:
@@ -178,13 +239,8 @@ _relay_register() {
         ticks=${20-null}
     fi
     known='{}'
-    if [ -e "$meta" ]; then
-        known=''
-        while IFS= read -r line || [ -n "$line" ]; do known="$known$line "; done <"$meta"
-    fi
-    case $known in
-    *"\"pid\": $$, \"pid_start_ticks\": $ticks, "*) return 0 ;;
-    esac
+    [ ! -e "$meta" ] || known=$(tr '\n' ' ' <"$meta")
+    case $known in *"\"pid\": $$, \"pid_start_ticks\": $ticks, "*) return 0 ;; esac
     _relay_is_one_command && return 0
     known=$(printf '%s\n' "$known" | _relay_unregistered)
     case $known in
@@ -193,9 +249,7 @@ _relay_register() {
     *) return 0 ;;
     esac
     for key in pid pid_start_ticks started_at unregisters; do
-        case $known in
-        *"\"$key\""*) return 0 ;;
-        esac
+        case $known in *"\"$key\""*) return 0 ;; esac
     done
     [ "$known" = '{' ] || known="$known, "
     temp=$outbox/.pending/meta.json.$$.tmp # left there by a kill it is removed like any orphan
@@ -215,80 +269,40 @@ _relay_unregistered() { # stdin: a line of JSON; without the four keys, and with
 }
 
 _relay_is_one_command() { # sh -c: who calls it has a new shell for each command, and lives on
-    case $- in
-    *c*) return 0 ;;
-    esac
-    [ -r "/proc/$$/cmdline" ] || return 1
-    tr '\0' '\n' <"/proc/$$/cmdline" | (
-        IFS= read -r word
-        [ "${word##*/}" != busybox ] || IFS= read -r word
-        while IFS= read -r word; do
-            case $word in
-            --*) ;;
-            -*c*) exit 0 ;;
-            [-+]*) ;;
-            *) exit 1 ;;
-            esac
-        done
-        exit 1
-    )
+    case $- in *c*) return 0 ;; esac # its options: the words up to the first without - or +
+    tr '\0' '\n' <"/proc/$$/cmdline" | sed '1{/busybox$/N;d;}; /^[-+]/!q' | grep -q '^-[^-]*c'
 }
 
-_relay_misuse() {
+_relay_misuse() { _relay_fail "$*" 2; }
+
+_relay_fail() { # TEXT [STATUS]
     printf 'relay: %s\n' "$1" >&2
-    exit 2
+    exit "${2-1}"
 }
 
 _relay_check_file() { # FILE, where one is given: a pipeline tells of its last command alone
     [ $# -eq 0 ] || [ "$1" = - ] && return
-    [ -r "$1" ] && [ ! -d "$1" ] && return
-    printf 'relay: %s is no file that can be read\n' "$1" >&2
-    exit 1
+    [ -r "$1" ] && [ ! -d "$1" ] || _relay_fail "$1 is not a readable file"
 }
 
-_relay_check_kind() {
-    case $1 in
-    message | command | query | response | ack | nack | error | status | notification) ;;
-    spawn | release | continuity | join | leave | subscribe | unsubscribe) ;;
-    *) _relay_misuse "-k $1 is no kind of message" ;;
-    esac
-}
-
-_relay_check_thread() {
-    case $1 in
-    '' | *[!A-Za-z0-9._:-]*) _relay_misuse "-t takes letters, digits and . _ : - only" ;;
-    esac
-}
-
-_relay_check_topic() {
-    case $1 in
-    '' | *[!A-Za-z0-9._*#-]*) _relay_misuse "-T takes a topic like build.front.ok" ;;
+_relay_check() { # OPTION VALUE
+    case $1:$2 in
+    k:message | k:command | k:query | k:response | k:ack | k:nack | k:error | k:status | k:join) ;;
+    k:notification | k:spawn | k:release | k:continuity | k:leave | k:subscribe | k:unsubscribe) ;;
+    k:*) _relay_misuse "-k $2 is not a kind of message" ;;
+    t: | t:*[!A-Za-z0-9._:-]*) _relay_misuse "-t takes letters, digits and . _ : - only" ;;
+    T: | T:*[!A-Za-z0-9._*#-]*) _relay_misuse "-T takes a topic like build.front.ok" ;;
+    p:[0-4]) ;;
+    p:*) _relay_misuse "-p takes 0 (critical) to 4 (background)" ;;
+    to:'*' | to:__orchestrator__ | to:'#'?*) ;;
+    to: | to:[!a-zA-Z]* | to:*[!a-zA-Z0-9_-]*)
+        _relay_misuse "TO is a name, *, #channel, Lead or __orchestrator__" ;;
     esac
 }
 
 _relay_check_id() {
-    case ${1%%-*} in
-    '' | *[!0-9]*) _relay_misuse "$1 is neither a message id nor a file" ;;
-    esac
-    case ${1#*-} in
-    "$1" | *[!0-9a-f]*) _relay_misuse "$1 is neither a message id nor a file" ;;
-    esac
-}
-
-_relay_check_priority() {
-    case $1 in
-    [0-4]) ;;
-    *) _relay_misuse "-p takes 0 (critical) to 4 (background)" ;;
-    esac
-}
-
-_relay_check_address() {
-    case $1 in
-    '*' | __orchestrator__) ;;
-    '#'?*) ;;
-    '' | [!a-zA-Z]* | *[!a-zA-Z0-9_-]*)
-        _relay_misuse "TO is a name, *, #channel, Lead or __orchestrator__" ;;
-    esac
+    case ${1%%-*} in '' | *[!0-9]*) _relay_misuse "$1 is neither a message id nor a file" ;; esac
+    case ${1#*-} in "$1" | *[!0-9a-f]*) _relay_misuse "$1 is neither a message id nor a file" ;; esac
 }
 
 _relay_check_body() { # $1: the kind, $2: how many arguments were given
@@ -297,10 +311,7 @@ _relay_check_body() { # $1: the kind, $2: how many arguments were given
     *) _relay_misuse "the body could not be read to its end" ;;
     esac
     [ -z "$body" ] || return 0
-    case $1 in
-    ack | nack | status | spawn | release | continuity) return ;;
-    join | leave | subscribe | unsubscribe) return ;;
-    esac
+    case $1 in message | command | query | response | error | notification) ;; *) return 0 ;; esac
     [ "$2" -eq 2 ] || _relay_misuse "BODY is missing: one argument, or - for standard input"
     _relay_misuse "the body is empty"
 }
@@ -317,10 +328,7 @@ _relay_add() {
 }
 
 _relay_add_line() {
-    case $1 in
-    [a-zA-Z]*:*) ;;
-    *) _relay_misuse "-H takes 'NAME: value'" ;;
-    esac
+    case $1 in [a-zA-Z]*:*) ;; *) _relay_misuse "-H takes 'NAME: value'" ;; esac
     field=$(printf %s "${1%%:*}" | tr '[:lower:]' '[:upper:]')
     case $field in
     *[!A-Z0-9_-]*) _relay_misuse "-H takes 'NAME: value'" ;;
@@ -346,9 +354,7 @@ _relay_unescape() {
 
 _relay_new_id() {
     now=$(date +%s%N 2>/dev/null)
-    case $now in
-    *[!0-9]*) now='' ;; # no %N here
-    esac
+    case $now in *[!0-9]*) now='' ;; esac # no %N here
     [ ${#now} -ge 19 ] || now=$(date +%s)000000000
     printf '%s-%s' "$now" "$(od -An -v -N8 -tx1 /dev/urandom | tr -d ' \n')"
 }
@@ -360,23 +366,69 @@ _relay_place() {
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    _relay_retry _relay_try
+    _relay_sync "$outbox" || printf 'relay: %s is sent, but not synced\n' "$id" >&2
+    [ -f "$home/config.json" ] ||
+        printf 'relay: no relay has used %s yet; the message waits there\n' "$home" >&2
+    printf '%s\n' "$id"
+}
+
+_relay_retry() { # FUNCTION, which writes $temp, again while the disk is full
     for pause in 0.1 0.2 0.4 0.8 1.6 3.2 6.4 12.8 4.5 end; do # 30 s in all
-        if error=$(_relay_try 2>&1); then
-            _relay_sync "$outbox" || printf 'relay: %s is sent, but not synced\n' "$id" >&2
-            [ -f "$home/config.json" ] ||
-                printf 'relay: no relay has used %s yet; the message waits there\n' "$home" >&2
-            printf '%s\n' "$id"
-            exit 0
-        fi
+        error=$("$1" 2>&1) && return
         rm -f -- "$temp"
         case $error in
         *'No space left'* | *'uota exceeded'*) ;;
         *) break ;;
         esac
+        [ "$pause" != 0.1 ] || printf 'relay: disk full, trying for 30 s\n' >&2
         [ "$pause" = end ] || _relay_pause "$pause"
     done
-    printf 'relay: not sent: %s\n' "$(printf %s "${error:-the write failed}" | tr '\n' ' ')" >&2
-    exit 1
+    _relay_fail "not sent: $(printf %s "${error:-the write failed}" | tr '\n' ' ')"
+}
+
+# The relay writes its pid into .lock, and empties it when it stops; a killed one does not, so the
+# wait decides. Its nack is there before the message leaves the outbox; it stays in the inbox if
+# only some of several recipients did not get the message.
+_relay_await() {
+    [ -z "${RELAY_NO_WAIT-}" ] || return 0
+    waits="the message waits in the outbox"
+    [ -s "$home/.lock" ] || _relay_fail "no relay is running for $home: $waits" 5
+    for pause in 0.005 0.01 0.02 0.04 0.08 0.16 0.32 0.64 0.725 end; do # 2 s in all
+        [ -f "$outbox/$id.msg" ] || break
+        [ "$pause" != end ] || _relay_fail "the relay has not taken it over within 2 s: $waits" 5
+        _relay_pause "$pause"
+    done
+    find "$inbox/." ! -name . -prune -type f -name '*.msg' -exec grep -alsx "RE: $id" {} + |
+        while IFS= read -r file; do
+            text=$(relay_body "$file" | tr '\n' ' ')
+            case $(relay_header KIND "$file")-$(relay_header FROM "$file")-$to-$text in
+            nack-__orchestrator__-[*#]*' did not get '*) ;;
+            nack-__orchestrator__-*) _relay_take "$file" >/dev/null && _relay_fail "${text% }" 6 ;;
+            esac
+        done
+}
+
+_relay_attach() { # FILE: into the store of attachments, and a header for it
+    [ -f "$1" ] || _relay_misuse "-a $1 is not a regular file"
+    source=$1
+    sum=$(sha256sum <"$source") || exit 1
+    stored=$(_relay_stored "${sum%% *}")
+    temp=${stored%/*}/.$$.tmp
+    trap 'rm -f -- "$temp"' EXIT
+    _relay_retry _relay_store
+    _relay_add ATTACHMENT "sha256:${sum%% *}"
+}
+
+_relay_stored() { printf '%s/attachments/%.2s/%s' "$home" "$1" "$1"; }
+
+_relay_store() { # what is there already is touched, so that it is not removed as unused
+    if [ "$(sha256sum 2>/dev/null <"$stored")" = "$sum" ]; then
+        touch -- "$stored"
+    else
+        mkdir -p -- "${stored%/*}" && _relay_write "$temp" <"$source" && _relay_sync "$temp" &&
+            [ "$(sha256sum <"$temp")" = "$sum" ] && mv -f -- "$temp" "$stored"
+    fi && _relay_sync "${stored%/*}"
 }
 
 _relay_try() {
@@ -396,17 +448,9 @@ _relay_check_size() { # a pipeline fails with its last command alone; a byte is 
     return 1
 }
 
-_relay_write() {
-    cat >"$1"
-}
-
-_relay_sync() {
-    sync "$1"
-}
-
-_relay_pause() {
-    sleep "$1" 2>/dev/null || sleep 1 # no fractions here
-}
+_relay_write() { cat >"$1"; }
+_relay_sync() { sync "$1"; }
+_relay_pause() { sleep "$1" 2>/dev/null || sleep 1; } # no fractions here
 
 # Names by priority, then age; nothing where the order is that of the names, as of one or none.
 # grep prints of each file its PRIORITY, or the blank line behind the header where there is none.
@@ -423,13 +467,12 @@ _relay_order() {
 _relay_take() { # prints the message; fails when there is none, or another process was faster
     [ -f "$1" ] && [ ! -h "$1" ] || return 1
     if error=$(mv -f -- "$1" "$inbox/.read/" 2>&1); then
-        cat -- "$inbox/.read/${1##*/}"
-    elif [ -e "$1" ]; then
-        printf 'relay: %s\n' "$error" >&2
-        exit 1
-    else
+        cat -- "$inbox/.read/${1##*/}" 2>/dev/null && return
+        error="could not print $inbox/.read/${1##*/}"
+    elif [ ! -e "$1" ]; then
         return 1
     fi
+    _relay_fail "$error"
 }
 
 _relay_find_original() { # sets re and to; the relay routes answers by RE, so an id is enough
@@ -446,16 +489,12 @@ _relay_find_original() { # sets re and to; the relay routes answers by RE, so an
     esac
 }
 
-case ${ZSH_VERSION-}${0##*/} in
-relay.sh) # run, not sourced
+if [ "${ZSH_VERSION-}${0##*/}" = relay.sh ]; then # run, not sourced
     case ${1-} in
-    send | recv | ack | nack | header | body)
-        _relay_command=relay_$1
-        shift
-        "$_relay_command" "$@"
-        exit
-        ;;
-    *) _relay_misuse "usage: relay.sh send|recv|ack|nack|header|body ..." ;;
+    send | recv | reply | ack | nack | attachment | header | body) _relay_command=relay_$1 ;;
+    *) _relay_misuse "usage: relay.sh send|recv|reply|ack|nack|attachment|header|body ..." ;;
     esac
-    ;;
-esac
+    shift
+    "$_relay_command" "$@"
+    exit
+fi

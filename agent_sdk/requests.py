@@ -1,25 +1,30 @@
-"""Requests to the relay with a syntax of their own: saved state, and processes.
+"""Messages with a syntax of their own, and the answers to them.
 
-The syntax of the relay's answers (docs/formats/msg.md) is known here only.
+Acknowledgments, channels, saved state and processes. The syntax of the relay's answers
+(docs/formats/msg.md) is known here only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from relay.base.errors import MessageError
+from agent_sdk.inbox import Received
+from relay.base.errors import InvalidName, MessageError, Refused, Timeout
 from relay.base.message import Kind
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR, check_agent_name, is_channel_name
 
 if TYPE_CHECKING:
     from agent_sdk.agent import Agent
-from collections.abc import Mapping
 
 _SAVED = re.compile(r"completed saved as version ([0-9]+) ")
+_COMPLETED = re.compile(r"\s*completed\b")
 _LOADED = re.compile(r"completed version ([0-9]+)\n")
-
-
+IDLE_GRACE_S = 2.0  # the relay answers when the time is over, not later than that
+ACK_STATUSES = ("received", "in_progress", "completed")
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SPLIT = re.compile(r",\s*[A-Za-z_][A-Za-z0-9_]*=")  # where the relay would begin another setting
 
@@ -42,11 +47,7 @@ class LoadedState(NamedTuple):
 
 def save_state(agent: Agent, data: str | bytes, timeout_s: float) -> int:
     """See ``Agent.save_state``."""
-    answer = _request(agent, "save", data, timeout_s)
-    match = _SAVED.match(answer)
-    if match is None:
-        raise _unexpected(answer)
-    return int(match[1])
+    return saved_version(_request(agent, "save", data, timeout_s))
 
 
 def load_state(agent: Agent, version: int | None, timeout_s: float) -> str | None:
@@ -59,23 +60,13 @@ def load_version(
     agent: Agent, version: int | None, timeout_s: float, name: str | None = None
 ) -> LoadedState | None:
     """Load a version; ``name`` is another agent, for the operator and the lead."""
-    lines = [f"VERSION: {version}"] if version is not None else []
-    lines += [f"NAME: {name}"] if name is not None else []
-    answer = _request(agent, "load", "\n".join(lines), timeout_s)
-    match = _LOADED.match(answer)
-    if match is None:
-        raise _unexpected(answer)
-    return LoadedState(int(match[1]), answer[match.end() :]) if int(match[1]) else None
+    return loaded_state(_request(agent, "load", load_body(version, name), timeout_s))
 
 
 def list_versions(agent: Agent, timeout_s: float, name: str | None = None) -> list[SavedState]:
     """See ``Agent.saved_states``; ``name`` as in ``load_version``."""
-    answer = _request(agent, "list", f"NAME: {name}" if name is not None else "", timeout_s)
-    found = []
-    for line in answer.splitlines()[1:]:
-        version, size, saved_at, message_id = line.split()
-        found.append(SavedState(int(version), int(size), saved_at, message_id))
-    return found
+    body = f"NAME: {name}" if name is not None else ""
+    return listed_states(_request(agent, "list", body, timeout_s))
 
 
 def _request(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> str:
@@ -84,12 +75,123 @@ def _request(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> 
     return agent.request(ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers).body
 
 
+def saved_version(answer: str) -> int:
+    """Parse the answer to ``save``. Errors: MessageError."""
+    match = _SAVED.match(answer)
+    if match is None:
+        raise _unexpected(answer)
+    return int(match[1])
+
+
+def load_body(version: int | None, name: str | None = None) -> str:
+    """Build the body of ``load``."""
+    lines = [f"VERSION: {version}"] if version is not None else []
+    lines += [f"NAME: {name}"] if name is not None else []
+    return "\n".join(lines)
+
+
+def loaded_state(answer: str) -> LoadedState | None:
+    """Parse the answer to ``load``; None if nothing has been saved. Errors: MessageError."""
+    match = _LOADED.match(answer)
+    if match is None:
+        raise _unexpected(answer)
+    return LoadedState(int(match[1]), answer[match.end() :]) if int(match[1]) else None
+
+
+def listed_states(answer: str) -> list[SavedState]:
+    """Parse the answer to ``list``."""
+    found = []
+    for line in answer.splitlines()[1:]:
+        version, size, saved_at, message_id = line.split()
+        found.append(SavedState(int(version), int(size), saved_at, message_id))
+    return found
+
+
 def _unexpected(answer: str) -> MessageError:
     return MessageError(f"unexpected answer from the relay: {answer.splitlines()[:1]}")
 
 
+def reply_kind(message: Received) -> Kind:
+    """Return the KIND of a reply to a message."""
+    return Kind.RESPONSE if message.kind is Kind.QUERY else Kind.MESSAGE
+
+
+def ack_body(status: str, text: str) -> str:
+    """Build the body of an ack. Errors: MessageError."""
+    if status not in ACK_STATUSES:
+        raise MessageError(f"status {status!r} is not one of {', '.join(ACK_STATUSES)}")
+    return f"{status}\n{text}" if text else status
+
+
+def original_of(message: Received | str, to: str | None) -> tuple[str, str]:
+    """Return the TO and RE of an ack or nack; without TO the relay routes it by RE."""
+    if isinstance(message, Received):
+        return to or message.sender, message.id
+    return to or ORCHESTRATOR, message
+
+
+def ends_request(answer: Received) -> bool:
+    """Return True unless it is an ack before the last one."""
+    return answer.kind is not Kind.ACK or _COMPLETED.match(answer.body) is not None
+
+
+def refused(answer: Received) -> Refused:
+    """Make the error of a nack or error."""
+    text = answer.body or f"{answer.sender} gave no reason"
+    return Refused(text, message_id=answer.re or "")
+
+
+def channel_body(channel: str, pattern: str | None = None, filter: str = "") -> str:
+    """Build the body of a join, leave, subscribe or unsubscribe message.
+
+    Errors: InvalidName; MessageError.
+    """
+    name = channel.removeprefix("#")
+    if not is_channel_name(name):
+        raise InvalidName(
+            f"{channel!r} is not a valid channel name",
+            hint="expected letters, digits, _ and -, parts separated by /, at most 128 bytes",
+        )
+    lines = [f"CHANNEL: {name}"]
+    if pattern is not None:
+        if len(pattern.split()) != 1:
+            raise MessageError(f"pattern {pattern!r} is not one word")
+        lines.append(f"PATTERN: {pattern}")
+    if filter:
+        if len(filter.splitlines()) != 1:
+            raise MessageError(f"filter {filter!r} is not one line")
+        lines.append(f"FILTER: {filter}")
+    return "\n".join(lines)
+
+
+def idle_body(name: str, within_s: float | None, message_id: str = "") -> str:
+    """Build the body of a request to be told when an agent is idle."""
+    lines = ["ACTION: agent.notify_idle", f"NAME: {check_agent_name(name)}"]
+    lines += [f"ID: {message_id}"] if message_id else []
+    lines += [f"WITHIN: {max(1, round(within_s * 1000))}ms"] if within_s is not None else []
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def idle_timeout(name: str, timeout_s: float) -> Iterator[None]:
+    """Turn the relay's word that the time is over into a Timeout."""
+    try:
+        yield
+    except Timeout as exc:
+        text = f"the relay has not told within {timeout_s:g} s whether {name} is idle"
+        raise Timeout(text, message_id=exc.message_id) from None
+    except Refused as exc:
+        if " within " in str(exc):
+            raise Timeout(str(exc), message_id=exc.message_id) from None
+        raise
+
+
 def spawn_headers(
-    name: str, cli: str, cwd: str | None, env: Mapping[str, str], restart: str | None
+    name: str,
+    cli: str,
+    cwd: str | os.PathLike[str] | None,
+    env: Mapping[str, str],
+    restart: str | None,
 ) -> dict[str, str]:
     """Build the headers of a spawn message, leaving out empty values.
 
@@ -107,8 +209,13 @@ def spawn_headers(
     given = {
         "NAME": name,
         "CLI": cli,
-        "CWD": cwd,
+        "CWD": None if cwd is None else os.path.abspath(cwd),
         "ENV": ",".join(f"{key}={value}" for key, value in env.items()),
         "RESTART": restart,
     }
     return {field: value for field, value in given.items() if value}
+
+
+def release_headers(name: str, reason: str) -> dict[str, str]:
+    """Build the headers of a release message."""
+    return {"NAME": name} | ({"REASON": reason} if reason else {})

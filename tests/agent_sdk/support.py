@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base import fsio
 from relay.base.clock import iso_time
+from relay.base.errors import RelayWarning
 from relay.base.home import Home
 from relay.base.message import Kind, MessageFile, parse, render
+from relay.base.names import SHA256_PREFIX, sha256_hex
 
 FIRST_NS = 1_706_123_456_789_012_345
 
@@ -102,6 +105,33 @@ class ScriptedWake:
 def script(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
     """From now on agents wait by doing ``steps``."""
     monkeypatch.setattr("agent_sdk.inbox.open_waiter", lambda path: ScriptedWake(*steps))
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, operation: str, count: int, *codes: int) -> list[str]:
+    """Let calls of ``operation`` fail from the ``count``th on; returns the operations called."""
+    called: list[str] = []
+    left = list(codes)
+
+    def fault(name: str, _: str) -> None:
+        called.append(name)
+        if name == operation and called.count(operation) >= count and left:
+            code = left.pop(0)
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    return called
+
+
+def relay_runs(monkeypatch: pytest.MonkeyPatch, *turns: Any) -> None:
+    """Pretend that a relay holds the home's lock; while the sender waits, it does its turns."""
+    left = list(turns)
+    monkeypatch.setattr("agent_sdk.agent.lock_holder", lambda home: 1)
+    monkeypatch.setattr("agent_sdk.outbox.time.sleep", lambda s: left and left.pop(0)())
+
+
+def says_the_disk_is_full(seconds: int = 30) -> pytest.WarningsRecorder:
+    """Expect the line that comes before a full disk is waited for."""
+    return pytest.warns(RelayWarning, match=f"^disk full, trying for {seconds} s$")
 
 
 def open_fds() -> int:

@@ -12,7 +12,7 @@ import pytest
 from agent_sdk import Agent, MessageError, RelayError
 from relay.base import fsio
 from relay.base.errors import IntegrityError, NotFound
-from tests.agent_sdk.support import HandRelay
+from tests.agent_sdk.support import HandRelay, says_the_disk_is_full
 
 DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -81,7 +81,7 @@ def test_a_full_disk_is_waited_for_and_leaves_nothing(
 
     monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
     monkeypatch.setattr(fsio, "fault", fault)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(OSError, match="Input/output"), says_the_disk_is_full():
         alice.attach(DATA)
     assert slept == [0.1, 0.2]
     assert stored(relay) == []
@@ -102,4 +102,17 @@ def test_a_file_that_changes_meanwhile_is_not_stored_under_a_wrong_name(
     monkeypatch.setattr(fsio, "fault", fault)
     with pytest.raises(RelayError, match="changed while it was being attached"):
         alice.attach(source)
+    assert stored(relay) == []
+
+
+def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
+    relay: HandRelay, alice: Agent, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for source in ("/dev/zero", "/dev/null", tmp_path / "pipe"):
+        with pytest.raises(RelayError, match="is not a regular file"):
+            alice.attach(source)
+    with pytest.raises(IsADirectoryError):
+        alice.attach(tmp_path / "folder")
     assert stored(relay) == []

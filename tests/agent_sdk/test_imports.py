@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+
+from relay.base.config import Config, encode
+from relay.base.home import Home
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,9 +18,9 @@ HEAVY = {
     "psutil", "rich", "socket", "sqlite3", "subprocess", "tempfile", "threading", "watchdog",
 }  # fmt: skip
 RELAY = {
-    "relay", "relay.base", "relay.base.checksums", "relay.base.clock", "relay.base.errors",
-    "relay.base.fsio", "relay.base.home", "relay.base.message", "relay.base.names",
-    "relay.base.owners", "relay.base.text",
+    "relay", "relay.base", "relay.base.names", "relay.base.clock", "relay.base.errors",
+    "relay.base.discovery", "relay.base.fsio", "relay.base.home", "relay.base.message",
+    "relay.base.text",
 }  # fmt: skip
 MOST_MODULES = 70  # 52 in Python 3.11
 
@@ -53,3 +57,36 @@ def test_every_public_call_is_in_the_guide() -> None:
     calls = {name for name in vars(Agent) if name[0] != "_"} - {"close", "home"}
     calls |= set(re.findall(r"^(relay_[a-z]+)\(\)", script, re.MULTILINE))
     assert {name for name in calls if f"`{name}" not in guide} == set()
+
+
+def test_the_agent_for_asyncio_has_the_same_calls_and_options() -> None:
+    from agent_sdk import Agent, aio
+
+    for name, call in vars(Agent).items():
+        if name[0] != "_" and name != "home":
+            twin = vars(aio.Agent)[name]
+            assert list(signature(twin).parameters) == list(signature(call).parameters), name
+
+
+COMMAND = """
+import sys
+from relay.cli import run
+run(["--home", sys.argv[1], "send", "bob", "hi", "--as", "alice"])
+print(*sorted(sys.modules))
+"""
+UNNEEDED = HEAVY - {"click", "inspect", "pathlib", "threading"}  # click's own imports
+
+
+def test_a_sending_command_loads_no_parser_of_json_and_no_database(tmp_path: Path) -> None:
+    with Home.create(str(tmp_path / "home"), encode(Config())) as home:
+        for name in ("alice", "bob"):
+            home.make_agent(name)
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND, home.root],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ended.stdout.splitlines()[-1].split())
+    assert not loaded & (UNNEEDED | {"relay.ledger", "relay.engine"})

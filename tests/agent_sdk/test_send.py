@@ -15,11 +15,11 @@ import pytest
 
 from agent_sdk import Agent, MessageError
 from relay.base import fsio
-from relay.base.checksums import sha256_hex
 from relay.base.clock import Clock
 from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
 from relay.base.message import parse
-from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds
+from relay.base.names import sha256_hex
+from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds, says_the_disk_is_full
 
 pytestmark = pytest.mark.shows("ready 1.1")
 
@@ -164,7 +164,8 @@ def test_a_full_disk_is_waited_for(
     with Agent("alice", relay.root) as alice:
         slept = pauses(monkeypatch)
         fail(monkeypatch, operation, code, code, code)
-        sent = alice.send("bob", "hello")
+        with says_the_disk_is_full():
+            sent = alice.send("bob", "hello")
     assert slept == [0.1, 0.2, 0.4]
     assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
     assert relay.waiting("alice", "outbox/.pending") == []
@@ -176,7 +177,7 @@ def test_a_disk_that_stays_full_is_an_error_and_leaves_nothing(
     with Agent("alice", relay.root, disk_full_retry_s=2) as alice:
         slept = pauses(monkeypatch)
         fail(monkeypatch, "sync", *[errno.ENOSPC] * 99)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left"), says_the_disk_is_full(2):
             alice.send("bob", "hello")
         assert sum(slept) == pytest.approx(2)
         assert relay.waiting("alice", "outbox") == []
@@ -190,7 +191,9 @@ def test_a_full_disk_is_waited_for_at_the_start_too(
 ) -> None:
     slept = pauses(monkeypatch)
     fail(monkeypatch, "create", errno.ENOSPC)
-    with Agent("alice", relay.root) as alice:
+    with says_the_disk_is_full():
+        alice = Agent("alice", relay.root)
+    with alice:
         alice.send("bob", "hello")
     assert slept == [0.1]
 
@@ -353,3 +356,29 @@ def test_who_acts_for_another_process_leaves_meta_json_alone(relay: HandRelay) -
             other.send("bob", "hi")
         assert meta.read_bytes() == before
         alice.send("bob", "hi")
+
+
+def test_a_closed_agent_says_so(relay: HandRelay) -> None:
+    alice = Agent("alice", relay.root)
+    alice.close()
+    alice.close()
+    for call in (
+        lambda: alice.send("bob", "hi"),
+        lambda: alice.send_many([{"to": "bob", "body": "hi"}]),
+        lambda: alice.receive(0),
+        lambda: alice.attach(b"data"),
+        lambda: alice.query("bob", "hi", 1),
+        lambda: alice.join("team"),
+    ):
+        with pytest.raises(RelayError, match=r"^this Agent is closed$"):
+            call()
+
+
+def test_an_uncaught_error_shows_its_remedy(tmp_path: Path) -> None:
+    program = f"from agent_sdk import Agent\nAgent('alice', {str(tmp_path / 'none')!r})\n"
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-2:] == [
+        f"relay.base.errors.HomeMissing: there is no relay home at {tmp_path}/none",
+        "run `relay init`, or name another home with --home",
+    ]

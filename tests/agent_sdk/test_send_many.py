@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from agent_sdk import Agent, MessageError
 from relay.base import fsio
 from relay.base.errors import NotRunning, Refused, Timeout
 from relay.base.message import Kind, parse
-from tests.agent_sdk.support import HandRelay
+from tests.agent_sdk.support import HandRelay, fail_at, relay_runs, says_the_disk_is_full
 
 ROOT = Path(__file__).parents[2]
 THREE = [{"to": "bob", "body": word} for word in ("one", "two", "three")]
@@ -25,21 +25,6 @@ THREE = [{"to": "bob", "body": word} for word in ("one", "two", "three")]
 @pytest.fixture
 def relay(tmp_path: Path) -> HandRelay:
     return HandRelay(tmp_path / "home")
-
-
-def fail_at(monkeypatch: pytest.MonkeyPatch, operation: str, count: int, *codes: int) -> list[str]:
-    """Let calls of ``operation`` fail from the ``count``th on; returns the operations called."""
-    called: list[str] = []
-    left = list(codes)
-
-    def fault(name: str, _: str) -> None:
-        called.append(name)
-        if name == operation and called.count(operation) >= count and left:
-            code = left.pop(0)
-            raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    return called
 
 
 def in_outbox(relay: HandRelay) -> list[str]:
@@ -72,9 +57,15 @@ def test_none_is_nothing(relay: HandRelay) -> None:
     [
         ({"to": "b ob", "body": "x"}, "message 1 of the list: 'b ob' is not an address"),
         ({"to": "bob"}, "message 1 of the list: body is None, expected str or bytes"),
-        ({"to": "bob", "body": "x", "tll_s": 5}, "message 1 of the list: 'tll_s' is not one of"),
+        (
+            {"to": "bob", "body": "x", "tll_s": 5},
+            "list: unknown option 'tll_s': did you mean ttl_s",
+        ),
         ({"to": "bob", "body": "x", "ttl_s": 0}, "message 1 of the list: .*seconds above 0"),
-        ({"to": "bob", "body": "x", 5: 6}, "message 1 of the list: '5' is not one of"),
+        (
+            {"to": "bob", "body": "x", 5: 6},
+            "message 1 of the list: unknown option '5': expected att",
+        ),
         (("bob", "x"), "message 1 of the list: expected a dictionary with to and body, got"),
         (None, "message 1 of the list: expected a dictionary with to and body, got None"),
     ],
@@ -88,10 +79,21 @@ def test_one_bad_message_is_an_error_and_none_is_sent(
     assert relay.waiting("alice", "outbox") == relay.waiting("alice", "outbox/.pending") == []
 
 
-def test_an_unknown_option_of_send_is_an_error(relay: HandRelay) -> None:
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("ttl", "did you mean ttl_s[?]$"),
+        ("tll_s", "did you mean ttl_s[?]$"),
+        ("prioritty", "did you mean priority[?]$"),
+        ("thraed", "did you mean thread[?]$"),
+        ("retries", "expected attachments, await_s, body, "),
+    ],
+)
+def test_an_unknown_option_of_send_is_an_error(relay: HandRelay, option: str, says: str) -> None:
     with Agent("alice", relay.root) as alice:
-        with pytest.raises(MessageError, match="'tll_s' is not one of attachments, await_s, body"):
-            alice.send("bob", "x", tll_s=5)  # type: ignore[call-arg]
+        for call in (alice.send, partial(alice.query, timeout_s=1)):
+            with pytest.raises(TypeError, match=f"^unknown option '{option}': {says}"):
+                call("bob", "x", **{option: 5})  # type: ignore[arg-type]
     assert relay.waiting("alice", "outbox") == []
 
 
@@ -103,7 +105,8 @@ def test_a_full_disk_is_waited_for_without_writing_any_file_twice(
     monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
     with Agent("alice", relay.root) as alice:
         called = fail_at(monkeypatch, operation, 1, errno.ENOSPC, errno.EDQUOT)
-        alice.send_many(THREE)
+        with says_the_disk_is_full():
+            alice.send_many(THREE)
         assert called.count("rename") == 3
     assert slept == [0.1, 0.2]
     assert in_outbox(relay) == ["one", "two", "three"]
@@ -177,13 +180,6 @@ def test_killed_between_the_renames_the_first_are_sent_and_no_other(
 # -- committed: the relay's sync counts -----------------------------------------------------
 
 
-def relay_runs(monkeypatch: pytest.MonkeyPatch, *turns: Any) -> None:
-    """Pretend that a relay holds the home's lock; while the sender waits, it does its turns."""
-    left = list(turns)
-    monkeypatch.setattr("agent_sdk.agent.lock_holder", lambda home: 1)
-    monkeypatch.setattr("agent_sdk.outbox.time.sleep", lambda s: left and left.pop(0)())
-
-
 def test_it_returns_when_the_relay_has_taken_the_file_and_syncs_nothing(
     relay: HandRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +223,7 @@ def test_what_the_relay_does_not_take_in_time_waits_durably(
     with Agent("alice", relay.root) as alice:
         relay_runs(monkeypatch)
         called = fail_at(monkeypatch, "none", 1)
-        with pytest.raises(Timeout, match="not taken over by the relay within 0 s") as error:
+        with pytest.raises(Timeout, match=r"has not taken message .* over within 0 s") as error:
             alice.send("bob", "hello", committed=True, timeout_s=0)
         assert called == ["create", "write", "rename", "sync", "sync_dir"]
     assert relay.waiting("alice", "outbox") == [f"{error.value.message_id}.msg"]
