@@ -1,7 +1,7 @@
 """Runs on a cluster: what the workers need beside a Spark of their own.
 
 - Our package goes with the job, as a zip, so they have the version that plans it. What it imports
-  (``pip install agent-relay[audit]``) must be installed there, under PYSPARK_PYTHON.
+  (``pip install '.[audit]'`` in the source) must be installed there, under PYSPARK_PYTHON.
 - Files are read in place: the home, the run's private folder (below TMPDIR) and ``--out``
   must be on a file system that driver and workers share. ``require_shared`` says which is not.
 

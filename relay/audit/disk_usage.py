@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, read_file
+from relay.base.discovery import CONFIG
 from relay.base.disk import floor_bytes, measure_disk
 from relay.base.errors import RelayError
-from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
+from relay.base.home import ARCHIVES, JOURNAL, LEDGER
 from relay.delivery.eventlog import STREAM_ID
 from relay.journal.catalog import Catalog, Residency
 from relay.journal.replay import read_manifest

@@ -33,8 +33,8 @@ from relay.audit.sources import (
 from relay.audit.sources.acomm_query import SECTIONS, sections_of
 from relay.audit.sources.parquet_cache import SMALL_BYTES, ParquetCache
 from relay.base.config import Config, read_file
+from relay.base.discovery import CONFIG
 from relay.base.errors import RelayError
-from relay.base.home import CONFIG
 
 T = TypeVar("T")
 NOT_CACHED = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads

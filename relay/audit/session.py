@@ -61,6 +61,7 @@ JAVA_OPTIONS = (
     "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC "
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 )
+SMALL_BYTES = 32 << 20  # of some ten thousand messages
 LARGE_BYTES = 512 << 20  # ledger and store of half a million messages or so
 DRIVER_OPTIONS, DRIVER_MEMORY = "spark.driver.extraJavaOptions", "spark.driver.memory"
 SETTINGS = {
@@ -81,6 +82,12 @@ SETTINGS = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
     # MessageSources of a join whose parts are smaller are looked up, and neither side put in order.
     "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
+}
+# Planning and compiling are most of a small run: plan once, interpret, and few tasks a join.
+SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
 }
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
@@ -146,9 +153,11 @@ def spark_session(
 def settings_for(n_bytes: int) -> dict[str, str]:
     """Return the settings that go over SETTINGS for a run over so much ledger and store.
 
-    A large home gets both compilers, and a fourth of the machine's memory, 1 to 4 GiB, since it
-    is sorted and joined there.
+    A small home is planned once and interpreted. A large one gets both compilers, and a fourth of
+    the machine's memory, 1 to 4 GiB, since it is sorted and joined there.
     """
+    if n_bytes <= SMALL_BYTES:
+        return SMALL
     if n_bytes < LARGE_BYTES:
         return {}
     gib = min(max(psutil.virtual_memory().total // 4 >> 30, 1), 4)

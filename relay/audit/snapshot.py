@@ -25,6 +25,7 @@ from relay.audit.sources.ledger_source import LedgerSnapshot
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import load
+from relay.base.discovery import CONFIG
 from relay.base.errors import (
     FormatError,
     HomeMissing,
@@ -33,7 +34,7 @@ from relay.base.errors import (
     RelayError,
     SealedStore,
 )
-from relay.base.home import CONFIG, JOURNAL, LEDGER, LOCK, STORE, Home
+from relay.base.home import JOURNAL, LEDGER, LOCK, STORE, Home
 from relay.daemon.opening import open_store_readonly, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"

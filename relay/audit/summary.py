@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
+from relay.base.text import format_size
 
 SUMMARY = "summary.json"
 
@@ -94,17 +95,6 @@ def describe_findings(errors: int, warnings: int) -> str:
 def with_noun(count: int, word: str) -> str:
     """Format a number with its noun: ``1 finding``, ``1,200 findings``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-_STEPS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def format_size(count: float) -> str:
-    """Format bytes in powers of 1024: ``1.5 MiB``."""
-    power = 0
-    while abs(count) >= 1024 and power < len(_STEPS) - 1:
-        count, power = count / 1024, power + 1
-    return f"{f'{count:,.1f}'.removesuffix('.0')} {_STEPS[power]}"
 
 
 def is_byte_count(name: str) -> bool:

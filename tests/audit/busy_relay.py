@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relay.base.names import new_message_id
+from relay.journal.format import Record
 from relay.journal.journal import JournalReader
-from relay.journal.records import Record
 from tests.procs import Relay, home_of
 
 PACE_S = 0.03

@@ -21,8 +21,8 @@ from relay.acomm.model import (
 )
 from relay.audit.inputs import Inputs
 from relay.audit.snapshot import snapshot_home
-from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
+from relay.base.names import sha256_hex
 from relay.ledger import FileFacts, Ledger, WrittenDelivery
 from tests.fakes import FakeClock
 
@@ -114,6 +114,7 @@ class HomeBuilder:
         )
         with self.ledger.transaction():
             self.ledger.add([facts])
+            self.ledger.reset([message_id])
 
     def sent(
         self,
@@ -154,7 +155,7 @@ class HomeBuilder:
             if written_after_ms is not None:
                 at = at_ns + int(written_after_ms * NS_PER_MS)
                 self.ledger.deliveries.mark_written(
-                    WrittenDelivery(message_id, name, 1, at_ns, at) for name in recipients
+                    [WrittenDelivery(message_id, name, 1, at_ns, at) for name in recipients]
                 )
 
     def finish(self, message_id: str, *, at_ns: int = START_NS) -> None:
@@ -166,7 +167,7 @@ class HomeBuilder:
         target.write_bytes(data)
         with self.ledger.transaction():
             self.ledger.complete([message_id], at_ns)
-            self.ledger.archive([(message_id, path)])
+            self.ledger.archive([(message_id, path)], at_ns)
 
     def keep(
         self,

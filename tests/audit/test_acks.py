@@ -10,7 +10,9 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, MessageType
 from relay.audit.jobs import acks
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import WrittenDelivery
+from relay.ledger import ReadDelivery, WrittenDelivery
+from relay.ledger.deliveries import TAKEN
+from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Change, moved, run, write_journal
 
@@ -112,3 +114,25 @@ def test_without_a_journal_the_kind_says_what_is_owed(
     assert run(acks.JOB, home.inputs(spark, tmp_path / "at work")).checks == {
         "overdue": {"1-command"}
     }
+
+
+def test_what_was_shown_and_never_seen_is_found(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Not what was seen, returned, taken since, or shown a moment ago."""
+    shown = {"lost": 0, "seen": 0, "returned": 0, "read": 0, "fresh": 7800}
+    for name in shown:
+        home.sent(f"1-{name}")
+    home.write_store()
+    with home.ledger.transaction():
+        for name, after_s in shown.items():
+            at = START_NS + (after_s - 7200) * NS_PER_S
+            home.ledger.offers.change(
+                [OfferChange(f"1-{name}", "bob", "claude:1", 1, OFFERED, "Stop", at)]
+            )
+        for name, state in (("seen", IN_CONTEXT), ("returned", RETURNED)):
+            change = OfferChange(f"1-{name}", "bob", "claude:1", 0, state, "why", at)
+            home.ledger.offers.change([change])
+        home.ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, TAKEN)], at)
+    checks = run(acks.JOB, home.inputs(spark, tmp_path / "run")).checks
+    assert checks == {"offered_not_in_context": {"1-lost"}}

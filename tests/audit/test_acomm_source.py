@@ -34,8 +34,8 @@ from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import SECTIONS
-from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
+from relay.base.names import sha256_hex
 from tests.audit.home_builder import START_NS, START_S, stored_message
 
 U64_MAX = 2**64 - 1

@@ -196,7 +196,7 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     outcome = looked(spark, home, tmp_path / "cut")
     assert outcome.checks == {"damaged": {"ledger.db"}}
     assert damage(outcome, "ledger") == [
-        "audit_log lacks 5 of its rows 1 to 20",
+        "audit_log lacks 6 of its rows 1 to 24",
         "security_events lacks 1 of its rows 2 to 4",
         "its trigger audit_log_keeps_rows is missing",
         "its trigger security_events_keeps_rows is missing",

@@ -24,8 +24,8 @@ from relay.audit.schemas import formats, subset
 from relay.audit.session import explained
 from relay.audit.sources import journal_columns, journal_files, journal_source
 from relay.base import crypto
-from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
+from relay.base.names import sha256_hex
 from relay.engine import events
 from relay.engine.events import EventRecord
 from relay.journal.plan import JobKind

@@ -51,6 +51,14 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
             "changed_at) VALUES ('w', 'idle', 'sh', '/', 'never', 'alice', '1-a', ?)",
             (START_NS,),
         )
+        db.execute(
+            "INSERT INTO offers (message_id, recipient, offer, session, state, offered_at) "
+            "VALUES ('1-a', 'bob', 1, 'claude:1', 'offered', ?)",
+            (START_NS,),
+        )
+        db.execute(
+            "INSERT INTO rings VALUES ('bob', ?, 'claude:1', 'command', 1, 'ok')", (START_NS,)
+        )
     return take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock()).path
 
 

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from relay.audit.schemas import formats
 from relay.audit.sources import originals_source
 from relay.audit.sources.originals_source import ArchiveUnit, Original, read_unit
-from relay.base.checksums import sha256_hex
 from relay.base.config import Config, encode
 from relay.base.home import Home
+from relay.base.names import sha256_hex
 from relay.ledger import archive_pack
 
 DAY = "2026-01-31"

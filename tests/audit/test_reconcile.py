@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
-from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
+from relay.base.names import sha256_hex
 from relay.ledger import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock

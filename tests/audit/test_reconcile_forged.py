@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -98,10 +99,30 @@ def test_headers_of_archived_originals(
     longer = home.root / DAY / "1-longer.msg"
     longer.write_bytes(longer.read_bytes().replace(b"X-PAD", b"X-NOTE"))
     others = {f"1-{name}" for name in heads if name != "good"}
-    assert make_findings(spark, home, tmp_path / "run") == {
-        "headers_differ": others,
-        "original_differs": {"1-longer"},
-    }
+    found = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
+    assert found.checks == {"headers_differ": others, "original_differs": {"1-longer"}}
+    headers = {row["message_id"]: row["headers"] for row in found.tables["reconcile"]}
+    assert headers["1-good"] is None
+    assert headers["1-urgent"] == "priority: store Normal, original Critical"
+    assert headers["1-expiring"] == "TTL or TOPIC: not the same in store and original"
+    assert headers["1-threaded"] == "thread: not the same in store and original"
+
+
+def test_M16_the_finding_names_the_header_and_the_values(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-forged")
+    home.write_store()
+    write_journal(home)
+    write(home, "messages", {"forged": "agent_name = 'lead', target = 'carol'"})
+    tables = reconcile.JOB.make(home.inputs(spark, tmp_path / "run"))
+    (found,) = reconcile.findings(tables, datetime.now(UTC)).collect()
+    assert found["check"] == "reconcile.headers_differ"
+    assert found["detail"]["headers"] == (
+        "sender: ledger lead, store alice, journal alice, original alice; "
+        "TO: ledger carol, store bob, journal bob, original bob"
+    )
+    assert not any(name.endswith("_checksum") for name in found["detail"])
 
 
 FORGED: dict[str, Callable[[Message], Message]] = {

@@ -12,11 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.dates import date2num
+from matplotlib.patches import Rectangle
 
-from relay.audit.report import drawing, make_page
+from relay.audit.report import drawing, make_page, timelines
 from relay.audit.summary import JobReport, Report
 from tests.audit.browser import NARROWEST, Page, browser
-from tests.audit.report_data import HOSTILE, QUOTES, full_run, write_table
+from tests.audit.report_data import FINDING, HOSTILE, QUOTES, finding, full_run, write_table
 
 WIDE = 1600
 
@@ -238,6 +239,32 @@ def test_the_busiest_agents_have_a_square_and_the_others_share_one(tmp_path: Pat
     assert "s299 to r019: 300 messages, 10 bytes" in text
     assert "(others) to r000" in text and "s000 to" not in text
     assert "Agents beyond the busiest 20 are (others)." in text
+
+
+def test_m37_the_bar_of_a_day_begins_at_its_midnight() -> None:
+    day = date(2026, 1, 31)
+    made = timelines._draw_reasons({"expired": {day: 3}}, drawing.Size(drawing.WIDE, False))
+    (bar,) = made.figure.axes[0].patches
+    assert isinstance(bar, Rectangle)
+    assert date2num(day) <= bar.get_x() and bar.get_x() + bar.get_width() <= date2num(day) + 1
+
+
+def test_m37_commands_are_whole_and_a_table_that_goes_on_has_a_shadow(
+    chromium: Page, tmp_path: Path
+) -> None:
+    own = f"1769851800000000000-{'a1' * 16}"
+    rows = [{**finding("reconcile.orphan", "error", 0, store_file="x" * 200), "message_id": own}]
+    write_table(tmp_path / "findings", "job=reconcile", rows, FINDING)
+    job = JobReport("reconcile", findings={"reconcile.orphan": 1}, errors=1)
+    path = tmp_path / "report.html"
+    path.write_bytes(make_page(report_of(job), str(tmp_path)))
+    for width in (1400, 420):
+        chromium.open(path, width)
+        cells = "[...document.querySelectorAll('td:has(> code)')]"
+        assert chromium.tells(f"{cells}.map(cell => cell.textContent)") == [f"relay trace {own}"]
+        assert chromium.tells(f"{cells}.every(cell => cell.scrollWidth <= cell.clientWidth)")
+    shadow = "getComputedStyle(document.querySelector('.scroll')).backgroundAttachment"
+    assert chromium.tells(shadow) == "local, local, scroll, scroll"
 
 
 def test_years_of_hours_become_days(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from relay.audit.jobs import (
     traffic,
 )
 from relay.audit.jobs.job import AuditJob
-from relay.base.errors import RelayError
+from relay.base.errors import InvalidName
+from relay.base.text import did_you_mean
 
 __all__ = ["JOBS", "AuditJob", "select"]
 
@@ -40,11 +41,11 @@ JOBS: dict[str, AuditJob] = {job.name: job for job in _EVERY}
 
 
 def select(names: tuple[str, ...]) -> list[AuditJob]:
-    """Return the jobs of these names, each once, or all. Errors: RelayError for an unknown name."""
+    """Return the jobs of these names, each once, or all. Errors: InvalidName."""
     for name in names:
         if name not in JOBS:
-            raise RelayError(
+            raise InvalidName(
                 f"unknown job {name}: expected one of {', '.join(JOBS)}",
-                hint="`relay audit list` describes them",
+                hint=did_you_mean(name, JOBS) or "`relay audit list` describes them",
             )
     return [JOBS[name] for name in dict.fromkeys(names or JOBS)]

@@ -11,9 +11,10 @@ of the message and its channel decide.
 | late | the same, delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
 | unrequested | acknowledged without expecting it; or an answer to nothing | warning |
+| offered_not_in_context | shown to a session an hour ago, and neither seen nor returned | warning |
 
 A relay that is not running does nothing: overdue is judged by its last activity. A delivery that
-was given up for lack of an answer is no longer owed one.
+was given up for lack of an answer is not owed one any longer.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import WARNING, AuditJob, Tables, make_findings
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, instant, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import conform, results
+from relay.base.clock import NS_PER_S
 from relay.base.names import ORCHESTRATOR
 
 NAME = "acks"
 OWED = "acks_owed"
 SHOWN = 20  # pairs that owe most
+CHECKS = ("overdue", "unrequested", "offered_not_in_context")
 ASKING = ("Command", "Query")
+LOST, SHOWN_NS = "offered_not_in_context", 3600 * NS_PER_S
 ANSWERS = ("Acknowledgment", "Response")
 _US_PER_MS = 1000.0
 
@@ -56,7 +60,9 @@ def make(inputs: Inputs) -> Tables:
     asked = requests_of(stored, channels, inputs.config.delivery.ack_timeout_s)
     judged = judge(sent(inputs), asked, journal, state, inputs.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
-    owed = conform(kept, results.OWED).unionByName(unrequested(stored))
+    offers = inputs.ledger("offers", "message_id", "recipient", "offer", "state", "offered_at")
+    lost = not_in_context(offers, sent(inputs), inputs.observed_until_ns)
+    owed = conform(kept, results.OWED).unionByName(unrequested(stored)).unionByName(lost)
     return {NAME: by_pair(judged), OWED: owed}
 
 
@@ -181,6 +187,31 @@ def unrequested(stored: DataFrame) -> DataFrame:
         F.col("one.to").alias("route"),
         F.col("one.sender").alias("recipient"),
     )
+    return _conform(named)
+
+
+def not_in_context(offers: DataFrame, deliveries: DataFrame, until_ns: int) -> DataFrame:
+    """Find messages that a hook showed, of which nothing was heard since: results.OWED."""
+    last = offers.groupBy("message_id", "recipient").agg(
+        F.max_by(F.struct("state", "offered_at"), "offer").alias("last")
+    )
+    before = instant(until_ns - SHOWN_NS)
+    lost = last.where((F.col("last.state") == "offered") & (F.col("last.offered_at") < before))
+    named = lost.join(deliveries, on=["message_id", "recipient"], how="inner").select(
+        F.lit(LOST).alias("class"),
+        "message_id",
+        F.col("sender").alias("agent"),
+        F.col("target").alias("route"),
+        "recipient",
+        F.col("state").alias("state"),
+        "attempt",
+        "written_at",
+    )
+    return _conform(named.where(F.col("state") == "written"))
+
+
+def _conform(named: DataFrame) -> DataFrame:
+    """Complete rows with the columns that they lack: results.OWED."""
     rest = [field for field in results.OWED if field.name not in named.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in rest}
     return conform(named.withColumns(nothing), results.OWED)
@@ -222,7 +253,7 @@ def counts(tables: Tables) -> DataFrame:
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Find overdue and unrequested acknowledgments: results.FINDING."""
     return make_findings(
-        tables[OWED].where(_is("overdue") | _is("unrequested")),
+        tables[OWED].where(F.col("class").isin(*CHECKS)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
         observed_at,
@@ -250,6 +281,6 @@ JOB = AuditJob(
     make=make,
     counts=counts,
     findings=findings,
-    checks=("overdue", "unrequested"),
+    checks=CHECKS,
     shown=shown,
 )

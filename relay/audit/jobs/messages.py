@@ -6,12 +6,13 @@ the message's id: as joins, each of them would be shuffled and sorted by itself.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from relay.acomm.model import Priority
+from relay.audit.jobs.job import lookup
 from relay.base.message import ANSWERS, Kind
 from relay.base.names import ORCHESTRATOR
 
@@ -19,6 +20,7 @@ WAITING = ("held", "staged")
 ENDED = ("expired", "bounced", "dead")
 ARCHIVED = "archived"
 _NS_PER_US = 1000
+_PRIORITIES = {one.label[0]: one.label for one in Priority}
 
 
 class MessageSources(NamedTuple):
@@ -238,16 +240,55 @@ def last_archive_report(messages: DataFrame) -> DataFrame:
     return finished.agg(F.max("processed_at").alias("noted_at"))
 
 
-def has_other_headers() -> Column:
-    """True where a source has another sender, TO, kind, priority or time than the ledger."""
-    pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
-    pairs += [("target", name) for name in ("to", "journal_to", "original_to")]
-    pairs += [("message_type", name) for name in ("kind", "journal_kind", "original_kind")]
-    pairs += [("discovered_at", name) for name in ("dated", "first_dated", "journal_dated")]
-    pairs += [("created_at", name) for name in ("stored_at", "first_stored_at")]
-    pairs += [("rank", "original_rank"), ("route_mark", "original_route_mark")]
-    differ = [F.coalesce(F.col(mine) != F.col(theirs), F.lit(False)) for mine, theirs in pairs]
-    return functools.reduce(Column.__or__, differ) | _is_of_another_thread()
+def other_headers() -> Column:
+    """Name each header that differs between the sources, with both values; NULL: none does.
+
+    Of TTL, TOPIC and thread only hashes are here, so their values are not named.
+    """
+    said = [
+        _other_values(
+            "sender", "ledger", "agent_name", "sender", "journal_sender", "original_agent"
+        ),
+        _other_values("TO", "ledger", "target", "to", "journal_to", "original_to"),
+        _other_values("kind", "ledger", "message_type", "kind", "journal_kind", "original_kind"),
+        _other_values("time", "ledger", "discovered_at", "dated", "first_dated", "journal_dated"),
+        _other_values("stored at", "journal", "created_at", "stored_at", "first_stored_at"),
+        F.when(
+            F.col("rank") != F.col("original_rank"),
+            F.concat(
+                F.lit("priority: store "),
+                lookup(_PRIORITIES, F.chr("rank")),
+                F.lit(", original "),
+                lookup(_PRIORITIES, F.chr("original_rank")),
+            ),
+        ),
+        F.when(
+            F.col("route_mark") != F.col("original_route_mark"),
+            F.lit("TTL or TOPIC: not the same in store and original"),
+        ),
+        F.when(_is_of_another_thread(), F.lit("thread: not the same in store and original")),
+    ]
+    return F.nullif(F.concat_ws("; ", *said), F.lit(""))
+
+
+def _other_values(header: str, source: str, mine: str, *others: str) -> Column:
+    """Name the value that ``source`` has in ``mine``, and those of ``others`` that differ."""
+    differ = [
+        F.when(
+            F.col(name) != F.col(mine),
+            F.concat(F.lit(f"{_source_of(name)} "), F.col(name).cast("string")),
+        )
+        for name in others
+    ]
+    first = F.concat(F.lit(f"{header}: {source} "), F.col(mine).cast("string"))
+    listed = F.array_join(F.array_distinct(F.array(*differ)), ", ")
+    return F.when(F.coalesce(*differ).isNotNull(), F.concat_ws(", ", first, listed))
+
+
+def _source_of(column: str) -> str:
+    """Return the source of a column of ``side_by_side``; those without a prefix are the store's."""
+    prefix = column.partition("_")[0]
+    return prefix if prefix in ("journal", "original") else "store"
 
 
 def _is_of_another_thread() -> Column:

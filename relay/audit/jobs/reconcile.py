@@ -66,12 +66,12 @@ from relay.audit.jobs.messages import (
     MessageSources,
     archived_without_ack,
     first_judged_day,
-    has_other_headers,
     has_other_path,
     has_other_size,
     is_filed,
     journal_range,
     last_archive_report,
+    other_headers,
     side_by_side,
 )
 from relay.audit.schemas import conform, results
@@ -100,7 +100,7 @@ DELIVERY_CHECKS = {
     "duplicate": "delivery_duplicate",
 }
 OPEN = ("pending", "processing")
-STATUS = "status_differs"
+STATUS, HEADERS = "status_differs", "headers_differ"
 STORE_SECTIONS = "messages,dead_letters,archive"
 _MESSAGE = (
     "message_id",
@@ -130,11 +130,8 @@ _STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
 _HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
 # Columns in the detail of a finding, of a message and of a delivery.
-_DETAIL = (
-    *("status", "waiting_for", "last_error"),
-    *("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum"),
-    *("store_file", "original"),
-)
+_CHECKSUMS = ("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum")
+_DETAIL = ("headers", "status", "waiting_for", "last_error", *_CHECKSUMS, "store_file", "original")
 _DELIVERY_DETAIL = (
     *("recipient", "ledger_state", "stored_state", "journal_state"),
     *("attempt", "journal_attempt", "inbox_writes"),
@@ -198,6 +195,7 @@ def reconcile(
         .join(F.broadcast(_broken_days(sides.originals)), on="day", how="left")
         .join(F.broadcast(reverted), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
+        .withColumn("headers", other_headers())
     )
     return conform(
         joined.withColumn("class", _class(judged_before, grace_ns)).select(*_shown()),
@@ -221,6 +219,7 @@ def _shown() -> list[Column | str]:
         _store_checksum().alias("store_checksum"),
         "journal_checksum",
         "original_checksum",
+        "headers",
         F.coalesce("copies", F.lit(0)).alias("copies"),
         F.coalesce("records", F.lit(0)).alias("records"),
         "store_file",
@@ -287,8 +286,11 @@ def counts(tables: Tables) -> DataFrame:
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Find messages and deliveries of a class that is wrong: results.FINDING."""
+    # Where the checksums are equal, only what differs is shown.
+    is_other = F.col("class") != HEADERS
+    checksums = {name: F.when(is_other, F.col(name)) for name in _CHECKSUMS}
     wrong = make_findings(
-        tables[NAME].where(F.col("class").isin(*SEVERITY)),
+        tables[NAME].where(F.col("class").isin(*SEVERITY)).withColumns(checksums),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         lookup(SEVERITY, F.col("class")),
         observed_at,
@@ -330,7 +332,7 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
-        .when(has_other_headers(), "headers_differ")
+        .when(F.col("headers").isNotNull(), HEADERS)
         .when(archived_without_ack(judged_before, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")

@@ -25,8 +25,8 @@ ADVICE = {
     ),
     "reconcile.headers_differ": (
         "Sender, TO, KIND, time or priority differ between the ledger and store, journal or "
-        "archive: one of them was changed by hand. `relay acomm dump` and `relay trace` show "
-        "both; compare with a backup."
+        "archive: one of them was changed by hand. `headers` has both values; `relay trace` shows "
+        "those of the ledger. Compare with a backup."
     ),
     "reconcile.status_differs": (
         "The ledger has the message as waiting, refused or not yet archived, but it is "
@@ -111,8 +111,12 @@ ADVICE = {
         "with a backup."
     ),
     "acks.overdue": (
-        "The recipient owes an acknowledgment. `relay acks --overdue` lists them; ask it, or send "
+        "The recipient owes an acknowledgment. `relay open --overdue` lists them; ask it, or send "
         "again."
+    ),
+    "acks.offered_not_in_context": (
+        "It was shown to an agent's session, and nothing shows that it came into its context. "
+        "The next hook of the session shows it again: `relay hooks status` says when one fired."
     ),
     "acks.unrequested": (
         "An answer to something that did not ask for one. Look at the RE header of its message."

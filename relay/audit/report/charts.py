@@ -19,7 +19,8 @@ from relay.audit.report import timelines
 from relay.audit.report.drawing import HEAT, ROLES, Drawing, Size, draw_both, figure
 from relay.audit.report.tables import Table, anchor_id, shortened
 from relay.audit.report.timelines import ChartParts
-from relay.audit.summary import format_size, with_noun
+from relay.audit.summary import with_noun
+from relay.base.text import format_size
 
 MOST_PAIRS = 20_000  # read for the chart, the busiest
 MOST_AGENTS = 20  # a side; the others are one row and one column

@@ -24,7 +24,7 @@ from relay.audit.report.drawing import (
     time_axis,
 )
 from relay.audit.report.tables import Row, Table, cell, duration_ms, shortened
-from relay.audit.summary import format_size
+from relay.base.text import format_size
 
 MOST_ROWS = 200_000  # hours times stages: five years of them
 MOST_POINTS = 400  # of a line; beyond that a point is a day
@@ -184,7 +184,10 @@ def dead_letters(slug: str, tables: Mapping[str, Table]) -> ChartParts:
         stack = {reason: stack[reason] for reason in ordered[: MOST_KINDS - 1]}
         stack[OTHERS] = _added(tally[reason] for reason in ordered[MOST_KINDS - 1 :])
     wide, narrow = draw_both(slug, lambda size: _draw_reasons(stack, size))
-    return ChartParts(text, "Each bar is a day, UTC.", wide, narrow)
+    note = "Each bar is a day, UTC."
+    if any("#" in reason for reason in stack):
+        note += " In a reason, # stands for any number."
+    return ChartParts(text, note, wide, narrow)
 
 
 def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
@@ -193,11 +196,18 @@ def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
     days = sorted({day for of in stack.values() for day in of})
     most = max(count for of in stack.values() for count in of.values())
     for axis, (reason, of) in zip(panels, stack.items(), strict=True):
-        axis.bar(list(of), list(of.values()), width=0.9, color=SERIES[2], linewidth=0)  # type: ignore[arg-type]
+        axis.bar(
+            list(of),  # type: ignore[arg-type]
+            list(of.values()),
+            width=0.9,
+            align="edge",  # the bar of a day begins at its midnight
+            color=SERIES[2],
+            linewidth=0,
+        )
         axis.set_ylim(top=most * 1.1)  # the same for all: they are to be compared
         count_axis(axis)
         time_axis(axis, days, size)
-        axis.set_xlim(days[0] - timedelta(days=1), days[-1] + timedelta(days=1))  # type: ignore[arg-type]
+        axis.set_xlim(days[0] - timedelta(days=1), days[-1] + timedelta(days=2))  # type: ignore[arg-type]
         shown = reason if len(reason) <= MOST_LABEL else reason[: MOST_LABEL - 1] + "…"
         panel_title(axis, f"{shown} ({sum(of.values()):,})")
         axis.tick_params(labelbottom=axis is panels[-1])

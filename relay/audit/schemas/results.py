@@ -42,6 +42,7 @@ RECONCILED = StructType(
         maybe("store_checksum", TEXT, "SHA-256, 64 hex: one that differs, if any does"),
         maybe("journal_checksum", TEXT, "SHA-256, 64 hex: of the accepted content"),
         maybe("original_checksum", TEXT, "SHA-256, 64 hex: of the archived file's content"),
+        maybe("headers", TEXT, "headers that differ between the sources, with their values"),
         always("copies", NUMBER, "in store and archives"),
         always("records", NUMBER, "of the journal that accept it"),
         maybe("store_file", TEXT, "one of the files with a copy"),
@@ -142,7 +143,7 @@ ACKS = StructType(
 
 OWED = StructType(
     [
-        always("class", TEXT, "owed, late or overdue; unrequested: none expected"),
+        always("class", TEXT, "owed, late, overdue, unrequested, offered_not_in_context"),
         _ID,
         _AGENT,
         _ROUTE,

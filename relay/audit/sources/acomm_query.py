@@ -48,7 +48,7 @@ from relay.acomm.model import (
 from relay.audit.schemas import formats
 from relay.audit.sources.acomm_messages import LAST_SECOND, MICROS, TIME, MessageTable
 from relay.base.errors import ArchivesUnreachable, RelayError
-from relay.journal.format import Reason
+from relay.journal.manifest_format import Reason
 
 ColumnMakers = Mapping[str, Callable[[Any], object]]
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from relay.acomm.model import DeliveryState, LabelledEnum, MessageType
 from relay.audit.sources.acomm_messages import LAST_SECOND
-from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError, VersionError
+from relay.base.names import sha256_hex
 from relay.delivery.router import KIND_OF
 from relay.engine.events import VERSION, Checkpoint, EventCodec, Start
 
@@ -27,7 +27,7 @@ _WORD = str | int | float | bool | None  # what a message's metadata may hold
 # The fields of events that columns are made of; deeper ones by their path.
 _WIRE: dict[str, Any] = {
     "type": str,
-    "message_id": int | str | None,  # FileRefused has the relay's
+    "message_id": int | str | None,  # FileRefused and OfferChanged have the relay's
     "message_ids": list[int] | None,
     "recipients": list[str] | None,
     "recipient": str | None,
@@ -66,6 +66,7 @@ _WIRE: dict[str, Any] = {
     "message.metadata.created_ns": _WORD,
 }
 _DEFAULTS = {int: 0, str: "", bytes: b"", bool: False}
+_WITH_RELAY_ID = ("FileRefused", "OfferChanged")  # as their message_id
 GAP, SEALED = "Gap", "Sealed"
 _MILLIS, _SECONDS = pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC")
 
@@ -343,7 +344,7 @@ def _relay_id(event: Any) -> str | None:
     if event.message is not None:
         return _metadata_text(event.message, "relay_id")
     # empty for a file whose name has no id
-    return (event.message_id or None) if event.type == "FileRefused" else None
+    return (event.message_id or None) if event.type in _WITH_RELAY_ID else None
 
 
 def _to(event: Any) -> str | None:

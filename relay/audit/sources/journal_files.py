@@ -22,6 +22,7 @@ from relay.audit.sources.journal_columns import GAP, SEALED, Marker, RecordRows,
 from relay.audit.temp_folders import temporary_folder
 from relay.base import crypto
 from relay.base.config import read_file
+from relay.base.discovery import CONFIG
 from relay.base.errors import (
     FormatError,
     IntegrityError,
@@ -30,11 +31,19 @@ from relay.base.errors import (
     SealedStore,
     SegmentAway,
 )
-from relay.base.home import CONFIG, JOURNAL
+from relay.base.home import JOURNAL
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
+from relay.journal.format import (
+    RECORD,
+    SEGMENT_HEADER,
+    HeaderCrcs,
+    RecordFlag,
+    claimed_length,
+    decode_segment_header,
+    describe_fault,
+    scan,
+)
 from relay.journal.objects import ObjectStore, open_objects
-from relay.journal.records import HeaderCrcs, claimed_length, describe_fault, scan
 from relay.journal.recover import TailKind, inspect_tail
 from relay.journal.replay import read_manifest
 from relay.journal.segment import (

@@ -34,7 +34,6 @@ from pyspark.sql.types import StructType
 from relay.acomm.model import Priority
 from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
-from relay.base.checksums import sha256_hex, uuid4_of
 from relay.base.errors import FormatError, MessageError, RelayError
 from relay.base.message import (
     DEFAULT_MAX_BODY_BYTES,
@@ -45,7 +44,7 @@ from relay.base.message import (
     parse,
     split,
 )
-from relay.base.names import MSG_SUFFIX, shown
+from relay.base.names import MSG_SUFFIX, sha256_hex, shown, uuid4_of
 from relay.delivery.file_ops import DUPLICATES, REJECTED
 from relay.ledger import archive_pack
 
