@@ -22,8 +22,8 @@ def page() -> str:
         "# Commands\n\nMade from `--help` by `python -m scripts.cli_docs`; a test compares them.\n",
         "`--home DIR` goes before the command name; for commands that work on a home it may also"
         "\nfollow it. `acomm` and `aof` work on the given files. The default home is"
-        "\n`$AGENT_RELAY_DIR` or else `~/.agent-relay`. An error is one line on stderr with what to"
-        " do.\n",
+        "\n`$AGENT_RELAY_DIR`, else the nearest `.agent-relay` in or above the working directory,"
+        "\nelse `~/.agent-relay`. An error is one line on stderr with what to do.\n",
         f"## Exit codes\n\n| code | meaning |\n|---|---|\n{codes}\n",
     ]
     parts += [f"## {path}\n\n```\n{text}\n```\n" for path, text in _helps(cli, "relay", None)]
@@ -35,7 +35,11 @@ def _helps(
 ) -> Iterator[tuple[str, str]]:
     """(Command line, help) of a command and its subcommands."""
     context = click.Context(
-        command, info_name=path.rpartition(" ")[2], parent=parent, max_content_width=WIDTH
+        command,
+        info_name=path.rpartition(" ")[2],
+        parent=parent,
+        max_content_width=WIDTH,
+        **command.context_settings,
     )
     context.terminal_width = WIDTH
     yield path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())

@@ -15,5 +15,4 @@ while relay_recv -t 20 > answer.msg; do
 done
 
 relay_send '*' "release 42 is out" > /dev/null
-relay_send nobody "are you there?" > /dev/null
-relay_recv -t 20 > refused.msg && echo "lead: $(relay_header KIND refused.msg): $(relay_body refused.msg)"
+relay_send nobody "are you there?" 2> refused > /dev/null || echo "lead: $(cat refused)"

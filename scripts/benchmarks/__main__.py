@@ -14,10 +14,15 @@ from scripts.benchmarks import (
     drain,
     end_to_end,
     engine,
+    hook,
     idle,
     journal,
     latency,
+    mcp,
+    ring,
+    search,
     senders,
+    start,
 )
 
 DRAIN = [
@@ -33,12 +38,31 @@ LATENCY_MESSAGES = 1_000
 END_TO_END_MESSAGES = 8_000  # below the burst that one agent may send
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
+START_MESSAGES = 100_000
+SEARCHED = [100_000, 1_000_000]
 IDLE_AGENTS = 1_000
+RINGS = 100
+HOOK_CALLS = 100
+MCP_CALLS = 200
 AUDIT_ROWS = 1_000_000
 AUDIT_MESSAGES = 2_000
 # The audits' parts; ``audit`` is all of them.
 AUDITS = ("audit_acomm", "audit_ledger", "audit_live", "audit_runs")
-CASES = ("audit", "drain", "end_to_end", "engine", "idle", "journal", "latency", "senders")
+CASES = (
+    "audit",
+    "drain",
+    "end_to_end",
+    "engine",
+    "hook",
+    "idle",
+    "journal",
+    "latency",
+    "mcp",
+    "ring",
+    "search",
+    "senders",
+    "start",
+)
 
 
 def main() -> None:
@@ -50,8 +74,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="audit: also five million messages")
     arguments = parser.parse_args()
     cases = arguments.cases or CASES
-    unknown = set(cases) - {*CASES, *AUDITS}
-    if unknown:
+    if unknown := set(cases) - {*CASES, *AUDITS}:
         parser.error(f"no case {', '.join(sorted(unknown))}: {known}")
     tune_process()
     if "engine" in cases:
@@ -64,19 +87,33 @@ def main() -> None:
         for agents in LATENCY:
             latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)
         latency.run_with_tiers(arguments.dir, agents=LATENCY[0], messages=LATENCY_MESSAGES)
-    if "drain" in cases:
-        for agents, files, rows in DRAIN:
-            drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
+    for agents, files, rows in DRAIN if "drain" in cases else ():
+        drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
     if "end_to_end" in cases:
         end_to_end.run(arguments.dir, messages=END_TO_END_MESSAGES)
+    if "search" in cases:
+        search.run(arguments.dir, sizes=SEARCHED)
     if "senders" in cases:
         senders.run(arguments.dir)
-    wanted = AUDITS if "audit" in cases else [case for case in AUDITS if case in cases]
-    run_audits(wanted, arguments.dir, large=arguments.large)
+    if "start" in cases:
+        start.run(arguments.dir, messages=START_MESSAGES)
+    run_reach(cases, arguments.dir)
+    run_audits(cases, arguments.dir, large=arguments.large)
+
+
+def run_reach(cases: Sequence[str], base: str | None) -> None:
+    """Benchmark how agents are reached."""
+    if "hook" in cases:
+        hook.run(base, calls=HOOK_CALLS)
+    if "ring" in cases:
+        ring.run(base, rings=RINGS)
+    if "mcp" in cases:
+        mcp.run(base, calls=MCP_CALLS)
 
 
 def run_audits(cases: Sequence[str], base: str | None, *, large: bool) -> None:
     """Benchmark the sources one by one, then whole runs. Only these import Spark."""
+    cases = AUDITS if "audit" in cases else cases
     if "audit_acomm" in cases:
         audit_acomm.run(base)
     if "audit_ledger" in cases:

@@ -31,8 +31,8 @@ from relay.acomm import store_file
 from relay.acomm.container import SectionType, open_frame
 from relay.acomm.sections import split
 from relay.base import fsio
-from relay.base.checksums import uuid4_of
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.names import uuid4_of
 from relay.engine import ChannelType, CommStore, Message, MessageFilter, MessageType
 from scripts.benchmarks.common import fresh_root, note, report, timed
 

@@ -18,6 +18,7 @@ from scripts.benchmarks.common import fresh_root, make_home, message, note, repo
 from scripts.benchmarks.latency import Relay
 
 SECONDS = 65  # two scans of every outbox and inbox, 30 s apart
+START_S = 75  # after the first scan in full and the first retention run, which follow a start
 BUSY = 20
 
 
@@ -28,7 +29,7 @@ def run(base: str | None, *, agents: int) -> None:
     home, names = make_home(root, agents)
     with Relay(home) as pid:
         daemon = psutil.Process(pid)
-        time.sleep(3)  # what a start leaves behind
+        time.sleep(START_S)
         idle = _share(daemon, SECONDS, lambda: time.sleep(1))
         watches = watches_of(pid)
         busy = _share(daemon, SECONDS, lambda: _send(home.root, names[:BUSY]))

@@ -24,7 +24,8 @@ from watchdog.observers.inotify_c import InotifyConstants, InotifyFD
 
 from relay.base import config
 from relay.base.clock import Clock
-from relay.base.home import CONFIG, Home
+from relay.base.discovery import CONFIG
+from relay.base.home import Home
 from relay.base.names import new_message_id
 from relay.daemon.opening import open_store, stream_dir
 from relay.engine.events import VERSION, EventCodec, EventRecord, Start

@@ -34,14 +34,14 @@ def run(base: str | None) -> None:
     home, (sender, recipient) = make_home(root, 2)
     body = "x" * BODY_BYTES
     with Agent(sender, home.root) as agent:
-        loop_s = timed(lambda: [agent.send(recipient, body) for _ in range(MESSAGES)])
+        loop_s = timed(lambda: [agent.send(recipient, body, wait_s=0) for _ in range(MESSAGES)])
         many = [{"to": recipient, "body": body} for _ in range(MESSAGES)]
         sync()
         many_s = timed(lambda: agent.send_many(many))
         with Relay(home):
             while any(Path(home.path("agents", sender, "outbox")).glob("*.msg")):
                 agent.send(recipient, body, committed=True)
-            synced = [timed(lambda: agent.send(recipient, body)) for _ in range(MESSAGES)]
+            synced = [timed(lambda: agent.send(recipient, body, wait_s=0)) for _ in range(MESSAGES)]
             committed = [
                 timed(lambda: agent.send(recipient, body, committed=True)) for _ in range(MESSAGES)
             ]
@@ -59,7 +59,7 @@ def run(base: str | None) -> None:
         send_p50_ms=round(1000 * percentile(synced, 0.5), 3),
     )
     relay = str(Path(sys.executable).with_name("relay"))
-    send = [relay, "--home", home.root, "send", recipient, "hello", "--as", sender]
+    send = [relay, "--home", home.root, "send", recipient, "hello", "--as", sender, "--no-wait"]
     report(
         case="relay send",
         p50_ms=_start_ms(send),

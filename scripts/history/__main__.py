@@ -46,7 +46,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     """Parsed arguments; invalid ones end the process with an error on stderr."""
     parser = argparse.ArgumentParser(prog="scripts/make-history", description=__doc__)
-    parser.add_argument("home", metavar="HOME", help="a directory that does not exist yet")
+    parser.add_argument(
+        "home", nargs="?", metavar="HOME", help="a directory that does not exist yet"
+    )
     parser.add_argument("--messages", type=int, default=100_000, metavar="N")
     parser.add_argument("--agents", type=int, default=20, metavar="M", help="at least 4 [20]")
     parser.add_argument("--days", type=float, default=7, metavar="D")
@@ -63,8 +65,14 @@ def _arguments() -> argparse.Namespace:
         "--faults-list", metavar="FILE", help="list of the planted faults [HOME/../faults.json]"
     )
     given = parser.parse_args()
+    if given.home is None and given.faults not in (None, "all"):  # `--faults HOME`
+        given.home, given.faults = given.faults, "all"
+    if given.home is None:
+        parser.error("name HOME, a directory that does not exist yet")
     if given.messages < 1 or given.agents < 4 or given.days < 0.25:
         parser.error("needs a message, four agents and a quarter of a day at least")
+    if given.faults is not None and given.days < 2:
+        parser.error("--faults needs two days at least: --days 2")
     if os.path.lexists(given.home):
         parser.error(f"{given.home} is there already: name a directory that is not")
     return given

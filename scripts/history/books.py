@@ -11,9 +11,11 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec.structs import astuple
+
 from relay.base.clock import NS_PER_MS
 from relay.ledger import FileFacts, Ledger
-from relay.ledger.processes import ProcessRow
+from relay.ledger.agents import ProcessRow
 
 BATCH = 20_000  # rows that wait before they are written
 
@@ -63,7 +65,8 @@ class Books:
     ) -> None:
         """Add a finished row, in order of discovery."""
         self.messages += 1
-        head, rest = facts[:2], facts[2:7]
+        values = astuple(facts)
+        head, rest = values[:2], values[2:7]
         self._put(
             "messages",
             (
@@ -72,7 +75,7 @@ class Books:
                 "outbox",
                 *rest,
                 status,
-                *facts[7:],
+                *values[7:],
                 processed_at,
                 0,
                 last_error,

@@ -17,7 +17,7 @@ from relay.base.home import Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
 from relay.daemon.session import make_flusher, make_roller
-from relay.engine import events, validation
+from relay.engine import events, rules
 from relay.engine.checkpoint import InlineExecutor
 from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
@@ -98,7 +98,7 @@ class Engine:
             new.message_type,
             sender,
             self._channel(sender, to),
-            validation.content_bytes(new.content),
+            rules.content_bytes(new.content),
             new.topic,
             new.correlation_id,
             new.priority,

@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from relay.base.checksums import uuid4_of
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.incidents import IncidentKind
 from relay.base.message import Kind
+from relay.base.names import uuid4_of
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import new_message
 from relay.engine.retries import RetryDecision
-from relay.ledger.processes import STUCK, ProcessRow
+from relay.ledger.agents import STUCK, ProcessRow
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
 from scripts.history.faults import Planted, planted
@@ -333,7 +333,7 @@ class FaultyHistory(History):
         now, agent = self.clock.now_ns(), post.sender
         path = path_of(f"{agent}/rejected", draft.message_id, now)
         reason = f"SIGNATURE does not match the key registered for {agent}"
-        facts = draft.facts._replace(file_path=path)
+        facts = replace(draft.facts, file_path=path)
         self.books.message(facts, "failed", now, reason)
         self.books.moved(now, draft.message_id, None, "pending")
         self.books.moved(now, draft.message_id, "pending", "failed")

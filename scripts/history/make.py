@@ -11,17 +11,18 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import astuple
+
 from relay.acomm.model import Message, Origin
 from relay.base import fsio
-from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.config import Config, JournalSettings, RetentionSettings, StoreSettings, encode
 from relay.base.home import LEDGER, META, Home
 from relay.base.message import ANSWERS, MessageFile, render
-from relay.base.names import EVERYONE, OPERATOR
+from relay.base.names import EVERYONE, OPERATOR, SHA256_PREFIX, sha256_hex
 from relay.delivery.router import answer_status, new_message
 from relay.ledger import FileFacts
-from relay.ledger.processes import EXITED, RELEASED, ProcessRow
+from relay.ledger.agents import EXITED, RELEASED, ProcessRow
 from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
 from scripts.history.engine import ENDS, ROLL_MESSAGES, Engine, Sent
@@ -251,7 +252,7 @@ class History:
             answers = self.find(post.headers["RE"])
         new = new_message(draft.file, draft.message_id, facts.discovered_at, answers)
         outbox = f"agents/{post.sender}/outbox/{draft.message_id}.msg"
-        origin = Origin(post.sender, outbox, *facts[3:])
+        origin = Origin(post.sender, outbox, *astuple(facts)[3:])
         recipients: tuple[str, ...] | None = None
         if post.to == EVERYONE:
             recipients = tuple(name for name in self.cast.everyone if name != post.sender)
