@@ -214,6 +214,10 @@ class Box:
         """What the orchestrator refused, in its words."""
         return [m.body.decode() for m in self.inbox(agent).values() if m.kind == "nack"]
 
+    def acks(self, agent: str) -> list[str]:
+        """What the orchestrator and others did, in their words."""
+        return [m.body.decode() for m in self.inbox(agent).values() if m.kind == "ack"]
+
     def outbox(self, agent: str) -> list[str]:
         """File names in an outbox, .pending left out."""
         return sorted(p.name for p in self.path("agents", agent, "outbox").glob("*.msg"))

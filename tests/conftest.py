@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from relay.base.home import HOME_VARIABLE
+from relay.base.discovery import HOME_VARIABLE
 from relay.engine.commstore import CommStore
 from relay.journal.plan import TierPolicy
 from relay.ledger import Ledger
@@ -36,6 +36,7 @@ settings.load_profile("steady")
 # The processes of the tests load what another one has compiled, whatever the environment says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+os.environ["RELAY_NO_WAIT"] = "1"  # what sends does not wait for the relay; tests of that unset it
 
 # Under nohup, or in the background of a script, both are ignored, and so they would be by all
 # that the tests start and end.
@@ -51,7 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test touches ~/.agent-relay, whatever it calls."""
+    """No test touches ~/.agent-relay, whatever it calls, or one above the directory of the run."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.delenv("AGENT_RELAY_NAME", raising=False)

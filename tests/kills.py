@@ -23,7 +23,7 @@ from relay.base import fsio
 from relay.ledger import Ledger
 
 _PROJECT = Path(__file__).resolve().parent.parent
-_FOLLOWED = (f"{_PROJECT / 'relay'}/", f"{_PROJECT / 'tests' / 'fakes.py'}")
+_FOLLOWED = (f"{_PROJECT / 'relay'}/", f"{_PROJECT / 'tests' / 'fakes' / '__init__.py'}")
 _AGENTS = re.compile(r"(?<=/)(alice|bob|carol|operator)(?=/|$)")
 _NUMBERS = re.compile(r"[0-9a-f-]*[0-9][0-9a-f-]*")
 

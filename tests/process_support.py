@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.base.config import Config, SpawnSettings
-from relay.ledger.processes import ProcessRow
+from relay.ledger.agents import ProcessRow
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from relay.base.clock import Clock
 from relay.base.config import Config, decode
+from relay.base.discovery import CONFIG
 from relay.base.errors import RelayError
-from relay.base.home import CONFIG, LEDGER, Home, lock_holder
+from relay.base.home import LEDGER, Home, lock_holder
 from relay.doctor import Severity, Target
 from relay.doctor.stores import check_stores
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 
+from relay.acomm.model import ChannelState
 from relay.base.home import LEDGER, STORE
 from relay.daemon import agreement
 from relay.ledger import open_readonly
 from tests.box import Box
-from tests.disk import failing
+from tests.disk import failing, hooked
+from tests.kills import Killed
 
 pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
@@ -110,15 +114,142 @@ def test_who_is_back_before_the_disk_has_room_gets_it(
     agree(box, sent, bob="written", carol="written")
 
 
-@pytest.mark.damages
-@pytest.mark.xfail(
-    reason="the nack of the first attempt stays in the store, never delivered", strict=True
-)
-def test_an_attempt_that_found_no_room_leaves_no_nack(box: Box) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_attempt_that_found_no_room_leaves_no_nack(box: Box, is_killed: bool) -> None:
     box.join("team", "bob", "alice")
     with failing("create"), away(box, "bob"):
-        box.send("alice", "TO: #team\n\nhi")
+        sent = box.send("alice", "TO: #team\n\nhi")
+        assert box.store.messages.find_by_relay_id(sent)  # this attempt is in the journal
+    if is_killed:
+        restart(box)
     box.after(60)
+    assert box.nacks("alice") == []
+    agree(box, sent, bob="written")
+    assert differences(box) == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_nack_that_the_retry_needs_again_is_delivered_once(box: Box, is_killed: bool) -> None:
+    box.join("team", "bob", "alice")
+    with away(box, "bob"):
+        with failing("create"):
+            sent = box.send("alice", "TO: #team\n\nhi")
+        assert box.nacks("alice") == []
+        if is_killed:
+            restart(box)
+        box.after(60)
+        agree(box, sent, bob="bounced")
+        restart(box)
+        box.after(60)
+    assert box.nacks("alice") == [f"bob: no longer an agent, did not get {sent}.msg\n"]
+    assert differences(box) == []
+
+
+def test_a_nack_that_a_commit_cut_short_left_in_the_store_is_delivered_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.join("team", "bob", "alice")
+    with away(box, "bob"):
+        monkeypatch.setattr(type(box.store.deliveries), "stage", cut_short(box))
+        with pytest.raises(Killed):
+            box.send("alice", "TO: #team\n\nhi")
+        monkeypatch.undo()
+        box.kill()
+        box.open()
+        with failing("create"):
+            box.tick()
+        box.after(60)
+        box.after(60)
+        assert len(box.nacks("alice")) == 1
+    assert differences(box) == []
+
+
+def cut_short(box: Box) -> Callable[..., None]:
+    """Commit what came before the event of the staged deliveries, and kill."""
+
+    def stage(*_: object) -> None:
+        box.events.commit()
+        raise Killed
+
+    return stage
+
+
+def test_an_end_that_found_no_room_leaves_no_nack(box: Box) -> None:
+    with box.broken_inbox("bob"):
+        sent = box.send("alice", COMMAND)
+        with failing("create"), away(box, "bob"):
+            box.after(1)
+        assert box.states(sent) == {"bob": "held"}
+    box.after(60)
+    assert box.nacks("alice") == []
+    agree(box, sent, bob="written")
+    assert differences(box) == []
+
+
+@contextlib.contextmanager
+def room_for(files: int) -> Iterator[None]:
+    """The disk is full after so many files."""
+    made = count()
+
+    def fault(operation: str, name: str) -> None:
+        if operation == "create" and next(made) >= files:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+    with hooked(fault):
+        yield
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_an_ack_in_time_leaves_neither_a_nack_nor_a_notice(box: Box, files: int) -> None:
+    """There is room for so many of the two files that tell of a dead letter."""
+    box.send("carol", SYSTEM)
+    sent = box.send("alice", COMMAND)
+    for pause_s in (1, 2, 4):
+        box.after(60)
+        box.after(pause_s)
+    before = len(box.inbox("carol"))
+    with room_for(files):
+        box.after(60)
+    agree(box, sent, bob="written")
+    assert os.listdir(box.path("agents", "alice", "inbox", ".pending")) == []
+    ack(box, "bob", sent)
+    box.after(60)
+    agree(box, sent, bob="acked")
+    assert (box.nacks("alice"), len(box.inbox("carol"))) == ([], before)
+    restart(box)
+    box.after(60)
+    assert (box.nacks("alice"), len(box.inbox("carol"))) == ([], before)
+    assert differences(box) == []
+
+
+def test_a_reminder_that_found_no_room_is_not_sent_after_the_answer(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    with failing("create"):
+        box.after(1800)
+    ack(box, "bob", sent)
+    restart(box)
+    box.after(60)
+    assert [one.kind for one in box.inbox("bob").values()] == ["command"]
+    assert [one.kind for one in box.inbox("alice").values()] == ["ack"]
+    assert differences(box) == []
+
+
+def test_a_notice_that_its_channel_refuses_is_not_left_staged(box: Box) -> None:
+    box.send("carol", SYSTEM)
+    channel = box.store.channels.get_by_name("_system")
+    assert channel is not None
+    box.store.channels.set_state(channel.id, ChannelState.CLOSED)
+    sent = box.send("alice", COMMAND)
+    before = box.inbox("carol")
+    with box.broken_inbox("carol"):
+        box.until_dead()
+    agree(box, sent, bob="dead")
+    sent = box.send("alice", COMMAND)
+    box.until_dead()
+    agree(box, sent, bob="dead")
+    assert len(box.nacks("alice")) == 2
+    assert box.inbox("carol") == before
+    assert os.listdir(box.path("agents", "carol", "inbox", ".pending")) == []
     assert differences(box) == []
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import presence
-from relay.base import owners
+from relay.base import errors
 from relay.base.home import Home
 from relay.ledger import open_readonly
 from tests.procs import home_of, relay
@@ -72,7 +72,7 @@ def test_m08_a_ledger_that_another_user_made_names_its_owner(home: Path) -> None
 
 
 def test_m09_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> None:
-    name = owners.run_as(SOMEBODY).split(",")[0].removeprefix("run it as user ")
+    name = errors.run_as(SOMEBODY).split(",")[0].removeprefix("run it as user ")
     before = sorted(home.rglob("*"))
     for command in (("register", "bob"), ("send", "alice", "hi"), ("up",)):
         done = relay(*command, home=home)

@@ -66,6 +66,11 @@ def test_create_is_seen_by_the_next_command(home: Path) -> None:
     )
     assert "channel ci already exists: PubSub" in refused(home, "create", "ci")
     assert "there is no agent 'dave'" in refused(home, "create", "x", "--owner", "dave", code=1)
+    assert "there is no agent 'alic' in" in refused(home, "join", "ci", "--agent", "alic", code=1)
+    for words in (["channel", "show", "cii"], ["history", "--channel", "cii"]):
+        missing = relay(*words, home=home)
+        expected = "relay: channel 'cii' does not exist; did you mean ci?\n"
+        assert (missing.returncode, missing.stderr) == (1, expected)
 
 
 def test_show_waits_for_the_store_to_be_written(tmp_path: Path) -> None:
@@ -171,7 +176,8 @@ def test_pause_resume_drain_close(home: Path) -> None:
     )
     assert done(home, "close", "team") == "channel team is Closed"
     assert done(home, "close", "team") == "channel team is Closed"
-    assert refused(home, "resume", "team") == "channel team is Closed, and that is final\n"
+    assert refused(home, "resume", "team") == "channel team was closed, which is permanent\n"
+    assert "permanent: choose another name" in refused(home, "create", "team")  # m36
 
 
 def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
@@ -182,18 +188,21 @@ def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["join", "nowhere"], "channel nowhere does not exist: `relay channel create nowhere`"),
+        (
+            ["join", "nowhere"],
+            "does not exist: `relay --home HOME channel create nowhere`",
+        ),
         (["close", "nowhere"], "channel nowhere does not exist"),
         (["config", "nowhere", "echo=true"], "channel nowhere does not exist"),
         (["create", "a b"], "'a b' is not a valid channel name for channel.create"),
         (["create", "all"], "neither all nor dm/"),
-        (["subscribe", "hooks", "a.#.b"], "topic_pattern: 'a.#.b'"),
+        (["subscribe", "hooks", "a.#.b"], "PATTERN: 'a.#.b'"),
         (["pause", "dm/__orchestrator__/operator"], "belongs to the relay and cannot be changed"),
     ],
 )
 def test_foolish_input_is_one_line(home: Path, arguments: list[str], said: str) -> None:
     done(home, "create", "hooks", "--type", "pubsub")
-    assert said in refused(home, *arguments)
+    assert said.replace("HOME", str(home)) in refused(home, *arguments)
 
 
 def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
@@ -222,7 +231,8 @@ def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -
     with Relay(home_of(tmp_path / "home")) as running:
         os.kill(running.pid, signal.SIGSTOP)
         said = refused(running.home, "create", "ci", "--timeout", "0.2", code=4)
-        assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
+        assert "within 0.2 s: the relay has not picked it up yet, it waits" in said
+        assert "in the outbox; `relay --home " in said
         os.kill(running.pid, signal.SIGCONT)
         until(  # it was sent, and is done all the same
             lambda: relay("channel", "show", "ci", home=running.home).returncode == 0

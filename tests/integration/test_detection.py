@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from relay.base.clock import NS_PER_S
+from relay.base.home import Dirs
 from relay.base.watcher import InotifyWatcher, WatchEvents
+from relay.delivery import event_source
+from relay.delivery.intake import Intake
 from tests.box import Box, MakeBox
+from tests.procs import until
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
 
@@ -186,10 +192,80 @@ def test_what_inotify_missed_the_next_scan_finds(box: Box) -> None:
     assert box.states(sent) == {"bob": "read"}
 
 
+@pytest.mark.box("alice", "bob")
+def test_a_scan_skips_unchanged_agents(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = scans_of_quiet_agents(box, monkeypatch)
+    box.after(30, turns=1)
+    assert listed == []
+
+
+CHANGES = {
+    "a file": lambda box: box.drop("alice", "TO: bob\n\nmissed"),
+    "a file in .pending": lambda box: (outbox(box) / ".pending" / "x.msg").write_text("x"),
+    "a mode": lambda box: outbox(box).chmod(0o755),
+    "another outbox": lambda box: (outbox(box).rename(box.root / "x"), outbox(box).mkdir()),
+    "meta.json": lambda box: (outbox(box).parent / "meta.json").write_text("{}"),
+}
+
+
+@pytest.mark.box("alice", "bob")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.damages
+def test_a_scan_lists_an_agent_after_any_change(
+    box: Box, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    listed = scans_of_quiet_agents(box, monkeypatch)
+    CHANGES[change](box)
+    box.watcher.wait(0)
+    box.after(30, turns=1)
+    assert listed == ["alice"]
+
+
+@pytest.mark.box("alice", "bob")
+def test_a_scan_lists_an_agent_whose_directories_have_just_changed(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later change could have the same time."""
+    listed: list[str] = []
+    record_scans(listed, monkeypatch)
+    for _ in range(3):
+        box.after(30, turns=1)
+    assert listed == ["alice", "bob", "operator"] * 3
+
+
+def scans_of_quiet_agents(box: Box, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The agents whose outboxes are listed from now on; all were, and nothing waits there."""
+    listed: list[str] = []
+    record_scans(listed, monkeypatch)
+    monkeypatch.setattr(event_source, "RACY_NS", -NS_PER_S)  # whatever has just changed is known
+    box.after(30)
+    assert listed == ["alice", "bob", "operator"]
+    listed.clear()
+    probe, changed_ns = box.root / "probe", time.time_ns()
+    probe.touch()
+    until(lambda: probe.touch() or probe.stat().st_ctime_ns > changed_ns)  # the kernel's next tick
+    probe.unlink()
+    return listed
+
+
+def outbox(box: Box) -> Path:
+    return box.path("agents", "alice", "outbox")
+
+
+def record_scans(listed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = Intake.scan
+
+    def recorded(self: Intake, dirs: Dirs, agent: str, on_report: object) -> bool:
+        listed.append(agent)
+        return scan(self, dirs, agent, on_report)
+
+    monkeypatch.setattr(Intake, "scan", recorded)
+
+
 def test_after_an_overflow_everything_is_listed(box: Box) -> None:
     sent = box.drop("alice", "TO: bob\n\nmissed")
     box.watcher.wait(0)
-    box.clock.advance(0.2)
+    box.clock.advance(10)  # no scan is due
     box.dispatcher.tick(
         WatchEvents(agents_changed=True, scan=True)
     )  # what wait says of an overflow

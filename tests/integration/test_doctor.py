@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent_sdk import Agent
 from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
 from relay.daemon.session import Executors
 from relay.doctor import Severity, examine
-from relay.journal.format import ManifestType, Reason
+from relay.journal.manifest_format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.fakes import IdleExecutor
@@ -139,7 +140,7 @@ def test_a_damaged_segment(box: Box) -> None:
     segment(box, 1).write_bytes(data)
     lines = doctor(box)
     assert lines and all(line.startswith(f"journal: {segment(box, 1)}") for line in lines)
-    assert all("`relay journal hydrate SEGMENT`" in line for line in lines)
+    assert all(f"`relay --home {box.root} journal hydrate SEGMENT`" in line for line in lines)
 
 
 def test_damage_in_the_active_segment_is_not_called_files_that_are_gone(box: Box) -> None:
@@ -185,7 +186,7 @@ def test_what_was_set_aside(box: Box) -> None:
     [
         (Reason.AUTHENTICATION, "fix the credentials"),
         (Reason.MISSING, "restore the object"),
-        (Reason.CODEC, "`relay journal hydrate 1`"),
+        (Reason.CODEC, "`relay --home HOME journal hydrate 1`"),
         (Reason.UNAVAILABLE, ""),  # it is tried again
     ],
 )
@@ -200,7 +201,7 @@ def test_tiers_that_wait_for_the_operator(box: Box, reason: Reason, remedy: str)
         return
     (line,) = lines
     assert line.startswith(f"tiers: segment 1: UploadFailed, {reason.name.lower()}, 1 times; ")
-    assert remedy in line
+    assert remedy.replace("HOME", str(box.root)) in line
 
 
 def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
@@ -241,8 +242,9 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
     assert line.startswith("ledger: there is no ledger at ")
     box.path("ledger.db").write_bytes(b"no database" * 100)
     (line,) = doctor(box)
-    assert line.startswith("ledger: ") and "`relay ledger rebuild` rebuilds it" in line
-    assert "`relay ledger restore FILE`" in line
+    relay_ledger = f"`relay --home {box.root} ledger"
+    assert line.startswith("ledger: ") and f"{relay_ledger} rebuild` rebuilds it" in line
+    assert f"{relay_ledger} restore FILE`" in line
 
 
 @pytest.mark.timeout(60)
@@ -253,7 +255,8 @@ def test_what_was_answered_where_it_stands_was_not_put_there_by_somebody(home: P
     ).stdout.strip()
     inbox = home / "agents" / "bob" / "inbox"
     until(lambda: (inbox / f"{sent}.msg").exists())
-    relay("ack", sent, "completed", "--as", "bob", home=home)
+    with Agent("bob", home) as bob:
+        bob.ack(sent, "completed")
     until(lambda: "acknowledged by bob: completed" in relay("trace", sent, home=home).stdout)
     assert (inbox / f"{sent}.msg").exists()
     assert "inbox was not delivered" not in relay("doctor", home=home).stdout

@@ -62,7 +62,7 @@ def test_an_earlier_home_continues(home: Path) -> None:
         assert attempts >= attempt
 
     with Look(str(home / LEDGER)) as look:
-        assert look.one("PRAGMA user_version") == 3
+        assert look.one("PRAGMA user_version") == 4
     for message_id, _ in were:
         outcome = json.loads(shown(home, "trace", message_id, "--json"))["outcome"]
         assert outcome and "not seen in .read" not in outcome

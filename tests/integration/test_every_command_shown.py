@@ -36,6 +36,7 @@ pytestmark = pytest.mark.timeout(60)
 EVIL = "pwned\x1b]0;title\x07\x1b[2J\x9b31m\u202eright\u2066\u200b\x7f\x08end"  # in one line
 DEAD = "1700000000000000002-dd"
 CSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # what rich writes itself, to move and to colour
+OWN_COLOURS = re.compile(r"\x1b\[(?:0|1|2|3[1-6])m")  # EVIL has others
 
 # Command -> command lines; in this order, for the last ones end what the others need.
 # {id}: a command with a hostile body; {dead}: a dead letter; {journal}, {store}: files of the home.
@@ -44,21 +45,31 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "up": ([],),
     "status": ([], ["--json"]),
     "agents": ([], ["--json"]),
+    "agents show": (["bob"], ["bob", "--json"], [EVIL]),
     "agents retire": (["alice", "--reason", EVIL],),
     "agents revive": (["alice"],),
     "register": (["alice"], [EVIL]),
     "spawn": (["worker2", "--cli", EVIL, "--prompt", "x"],),
     "release": (["worker", "--reason", EVIL],),
     "ps": (["--all"], ["--all", "--json"]),
+    "logs": (["worker"], [], [EVIL]),
     "send": (["bob", EVIL], ["bob" + EVIL, "hi"], ["bob", "hi", "--thread", EVIL]),
     "inbox": (["--as", "bob"], ["--as", "bob", "--json"], ["--as", "bob", "--take"], ["--take"]),
+    "show": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
+    "reply": (["--as", "bob", "{id}", EVIL], ["--as", "bob", EVIL, "x"]),
+    "resend": (["{id}", "--to", "bob"], ["{id}", "--to", EVIL], [EVIL]),
+    "wait": (["{id}", "--for", "read", "--timeout", "1s"], [EVIL]),
+    "attachment put": (["{store}"],),
+    "attachment get": (["{id}"], ["sha256:" + EVIL], [EVIL]),
+    "guide": (["--as", "bob"], ["--as", EVIL]),
+    "mcp": (["--as", EVIL],),
     "ack": (["--as", "bob", EVIL],),
     "nack": (["--as", "bob", "{id}", EVIL],),
     "continuity save": (["--as", "bob", EVIL],),
     "continuity load": (["--of", "bob"], ["--of", "bob", "--json"]),
     "continuity list": (["--of", "bob"],),
     "trace": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
-    "tail": (["--no-follow", "--since", "1h"], ["--no-follow", "--since", "1h", "--json"]),
+    "tail": tuple(["--no-follow", "--since", "1h", *more] for more in ([], ["--json"], ["--body"])),
     "top": ([],),
     "history": ([], ["--json"]),
     "thread": (["a-thread"], ["a-thread", "--json"], [EVIL]),
@@ -75,7 +86,9 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "channel resume": ([EVIL],),
     "channel drain": (["cd"],),
     "channel close": (["cd"],),
-    "acks": ([], ["--json"]),
+    "open": ([], ["--json"]),
+    "unread": ([], ["--json"], ["--agent", EVIL]),
+    "failed": ([], ["--json"], ["--agent", EVIL], ["--since", EVIL]),
     "dead list": ([], ["--json"]),
     "dead show": (["{dead}"], ["{dead}", "--json"], [EVIL]),
     "dead replay": ([EVIL],),
@@ -94,6 +107,10 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "journal evict": ([],),
     "journal hydrate": (["1"],),
     "journal prune": (["--dry-run"],),
+    "config show": ([], ["--json"], ["lead"], [EVIL]),
+    "config check": ([], ["--json"], ["/dev/null"]),
+    "config set": (["lead", EVIL], ["store.key_file", EVIL], ["--unset", "store.key_file"], [EVIL]),
+    "where": ([], ["--json"]),
     "service install": (["--print"],),
     "service show": ([],),
     "service status": ([],),
@@ -109,6 +126,12 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "backup": (["{home}.copy"],),
     "prune": (["--dry-run"],),
     "archive pack": (["--before", "2020-01-01"],),
+    "hooks install": (["claude", "--dry-run"], ["--as", EVIL], [EVIL]),
+    "hooks remove": (["--dry-run"], [EVIL]),
+    "hooks status": ([], ["--json"], [EVIL]),
+    "wake status": (["bob"], ["bob", "--json"], [EVIL]),
+    "wake test": ([EVIL],),
+    "bell": (["--as", EVIL],),
     "key make": (["alice"],),
     "key show": (["bob"], ["bob", "--json"]),
     "key trust": (["bob", "0" * 64],),
@@ -116,6 +139,9 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "audit list": ([],),
     "audit report": (["{home}/nothing"],),
     "sh": ([],),
+    "completion": (["bash"], ["zsh"], [EVIL]),
+    "help": ([], ["send"], [EVIL]),
+    "version": ([],),
     "down": ([],),
     "ledger restore": (["{home}/copy.db"],),
     "ledger rebuild": ([],),
@@ -128,6 +154,7 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
+    *("show", "unread", "open"),
     *(
         "channel show",
         "dead show",
@@ -137,7 +164,7 @@ SHOW_IT = (
         "doctor",
         "key show",
     ),
-    *("tail", "ps", "service show", "status"),
+    *("agents show", "logs", "tail", "ps", "service show", "status"),
 )
 
 
@@ -297,7 +324,8 @@ def test_M18_nothing_of_others_reaches_a_terminal_as_it_is(
         words = [word.format(**hostile) if word[:1] == "{" else word for word in line]
         text = in_a_terminal(hostile["home"], [*command.split(), *words])
         assert "Traceback" not in text
-        seen = CSI.sub("", text) if command == "top" else text.replace("\r\n", "\n")
+        own = CSI if command == "top" else OWN_COLOURS
+        seen = own.sub("", text.replace("\r\n", "\n"))
         raw = {c for c in seen if not c.isprintable() and c not in "\n\t"}
         assert raw - ({"\r", "\n"} if command == "top" else set()) == set(), (words, text)
         shown += text

@@ -246,12 +246,12 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.record import Archiver
+    from relay.delivery.record import LedgerWriter
 
     name = box.name()
     path = box.path("agents", "alice", "outbox", name)
     with monkeypatch.context() as patched:
-        patched.setattr(Archiver, "archive", lambda *_: [])
+        patched.setattr(LedgerWriter, "_archive_all", lambda *_: {})
         os.mkfifo(path.with_suffix(".tmp"))
         os.rename(path.with_suffix(".tmp"), path)
         box.tick()

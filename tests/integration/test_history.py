@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
+import pexpect
 import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.base.home import STORE
 from tests.box import Box
-from tests.procs import relay, rows_of
+from tests.procs import environment, relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.5")
 
@@ -40,7 +44,8 @@ def test_history_by_its_options(told: Box) -> None:
     assert (command["status"], command["recipients"]) == ("Acknowledged", ["bob"])
     assert lines(told, "history", "--limit", "1")[0]["channel"] == "team"
     assert lines(told, "history", "--oldest-first", "--limit", "1")[0]["type"] == "Command"
-    assert len(lines(told, "history", "--since", "1h")) == len(lines(told, "history"))
+    for since in ("1h", "1d", "99999999d"):
+        assert len(lines(told, "history", "--since", since)) == len(lines(told, "history"))
 
     shown = relay("history", "--limit", "1", home=told.root)
     assert "release is out\\x9b[31m" in shown.stdout  # no control character reaches a terminal
@@ -57,11 +62,61 @@ def test_a_thread_by_its_name(told: Box) -> None:
     assert "thread nothing does not exist" in none.stderr
 
 
+def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
+    command, ack = lines(told, "thread", "release-42")
+    for message_id in (command["id"], ack["id"]):
+        digits = str(message_id).partition("-")[2]
+        assert lines(told, "thread", digits) == [command, ack]
+        assert lines(told, "history", "--thread", digits) == [ack, command]
+    (single,) = lines(told, "history", "--channel", "team", "--limit", "1")
+    none = relay("thread", str(single["id"]), home=told.root)
+    assert none.returncode == 1 and "no message in a thread has this id" in none.stderr
+
+
+def test_M11_a_thread_shows_whole_bodies_and_what_each_message_answers(told: Box) -> None:
+    command, ack = (str(row["id"]).partition("-")[2] for row in lines(told, "thread", "release-42"))
+    first, body, _, second, *others = relay(
+        "thread", "release-42", home=told.root
+    ).stdout.splitlines()
+    assert first.startswith(f"{command}  ") and first.endswith("alice -> bob  command  completed")
+    assert body == "    deploy to staging"
+    assert second.startswith(f"{ack}  ")
+    assert second.endswith(f"bob -> alice  ack re {command}  delivered")
+    assert others == ["    completed", "    shipped", ""]
+
+
 def test_search(told: Box) -> None:
-    assert [row["from"] for row in lines(told, "search", "deploy|shipped")] == ["bob", "alice"]
-    bad = relay("search", "(", home=told.root)
+    assert [row["from"] for row in lines(told, "search", "--regex", "deploy|shipped")] == [
+        "bob",
+        "alice",
+    ]
+    bad = relay("search", "--regex", "(", home=told.root)
     assert bad.returncode == 1
-    assert "content_pattern" in bad.stderr and bad.stderr.count("\n") == 1
+    assert "relay: --regex: " in bad.stderr and bad.stderr.count("\n") == 1
+
+
+def test_M11_search_shows_the_lines_that_match(told: Box) -> None:
+    told.send("alice", "TO: bob\n\nintroduction\nship it, ship it\n\n" + "a ship\n" * 9)
+    told.flush()
+    newest, one, *rest = relay("search", "ship", home=told.root).stdout.splitlines()
+    assert newest.endswith("alice -> bob  message  delivered")
+    assert [one, *rest[:5]] == ["    ship it, ship it", *["    a ship"] * 4, ""]
+    done = relay("search", "ship", "--limit", "1", home=told.root)
+    assert done.stderr == "1 shown, there are more; --limit shows more\n"
+
+
+def test_M11_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:
+    header, *rows = relay("history", "--type", "command", home=told.root).stdout.splitlines()
+    assert header.split() == ["ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT"]
+    (command,) = [row.split() for row in rows if "deploy" in row]
+    assert command[2:6] == ["alice", "bob", "command", "completed"]
+    header, *rows = relay("history", "--wide", home=told.root).stdout.splitlines()
+    assert header.split()[5:7] == ["THREAD", "RE"]
+    (ack,) = [row.split() for row in rows if command[0] in row and " ack " in row]
+    assert ack[4:7] == ["ack", "release-42", command[0]]
+    assert ack[-2:] == ["completed", "…"]  # of two lines
+    group = relay("history", "--channel", "team", home=told.root).stdout.splitlines()[1]
+    assert " #team " in group
 
 
 def test_channels(told: Box) -> None:
@@ -129,3 +184,30 @@ def test_archived_messages_may_be_left_out(box: Box) -> None:
     store_file.write(box.home.path(STORE), StoreFile(1, 1, (channel,), (live, old)))
     assert [row["content"] for row in lines(box, "history")] == ["old", "live"]
     assert [row["content"] for row in lines(box, "history", "--no-archived")] == ["live"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_m15_tables_fit_the_terminal(told: Box, columns: int) -> None:
+    long = "a long text " * 30
+    told.send("alice", f"TO: bob\nKIND: command\n\n{long}")
+    refused = told.send("alice", f"TO: {'b' * 40}\n\nhi").partition("-")[2]
+    told.flush()
+    cut = ("history", "search long", "open", "failed")
+    for command in (*cut, "channel list", "ledger audit"):
+        shown = on_a_terminal(told, columns, command)
+        assert len(shown) > 1
+        assert max(map(len, shown)) <= columns, command
+        assert command not in cut or any("…" in line for line in shown)
+    assert any(refused in line for line in on_a_terminal(told, columns, "failed"))
+    assert long.strip() in "\n".join(on_a_terminal(told, columns, "history --wide"))
+
+
+def on_a_terminal(box: Box, columns: int, command: str) -> list[str]:
+    """The lines that a command prints on a terminal of so many columns."""
+    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), *command.split()]
+    env = environment(TERM="xterm", NO_COLOR="1", COLUMNS=str(columns))
+    shown = pexpect.run(
+        shlex.join(words), dimensions=(24, columns), env=env, timeout=30, encoding="utf-8"
+    )
+    assert isinstance(shown, str)
+    return shown.rstrip("\r\n").split("\r\n")

@@ -177,7 +177,8 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     with Relay(home):
         assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
         asked = relay("journal", "seal", home=home)
-        assert asked.stdout == ("journal.seal started; `relay journal status` shows the result\n")
+        shown = f"`relay --home {home} journal status` shows the result"
+        assert asked.stdout == f"journal.seal started; {shown}\n"
         until(lambda: rows_of("journal", "status", home=home)[0]["sealed"])
         done = relay("journal", "upload", "0", "--json", home=home)
         assert json.loads(done.stdout)["answer"].startswith("journal.upload started")

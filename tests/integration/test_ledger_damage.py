@@ -104,7 +104,9 @@ def test_D2_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> 
     line = f"relay: {stopped}/{LEDGER} {SAYS}"
     assert done.returncode == 1
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
-    assert "`relay ledger rebuild`" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        f"`relay --home {stopped} ledger rebuild`" in done.stderr and "Traceback" not in done.stderr
+    )
     assert (stopped / "logs/relay.err").read_text() == ""
     last = json.loads((stopped / "logs/relay.log").read_text().splitlines()[-1])
     assert last["event"].startswith(f"Did not start: {stopped}/{LEDGER} {SAYS}")

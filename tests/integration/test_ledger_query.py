@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STATE, EXIT_USAGE
+from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_PIPE_CLOSED, EXIT_STATE, EXIT_USAGE
 from relay.base.home import LEDGER, Home
 from tests.box import Box
 from tests.procs import environment, relay, until
@@ -117,12 +116,12 @@ def test_a_statement_that_writes_is_refused(box: Box, tmp_path: Path, sql: str) 
         ("SELECT zeroblob(2000000000)", "string or blob too big"),
         (
             "SELECT * FROM letters",
-            "no such table: letters; `relay ledger tables` lists the tables and columns",
+            "no such table: letters; `relay --home HOME ledger tables` lists the tables and",
         ),
     ],
 )
 def test_a_statement_that_is_wrong(box: Box, sql: str, answer: str) -> None:
-    assert refusal(box, "query", sql).startswith(answer)
+    assert refusal(box, "query", sql).startswith(answer.replace("HOME", str(box.root)))
 
 
 @pytest.mark.parametrize(
@@ -142,35 +141,27 @@ def test_an_endless_result_ends_with_the_pipe(box: Box, style: str) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(100)
         process.stdout.close()
-        assert process.wait(10) == EXIT_FAILED
+        assert process.wait(10) == EXIT_PIPE_CLOSED
         assert process.stderr.read() == b""
 
 
-@pytest.mark.skip(
-    reason="not reliable yet: about one interrupt in twelve does not end the statement"
-)
 def test_interrupted_within_one_row(box: Box) -> None:
     """^C ends a statement that would never return its first row."""
     sql = ENDLESS.replace("SELECT i FROM", "SELECT count(*) FROM")
     words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), "ledger", "query", sql]
     with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE) as process:
-        until(lambda: "ledger.db" in open_files(process.pid))
+        until(lambda: handles_no_interrupt(process.pid))
         process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        if process.poll() is None:  # Python drops one that comes while it destroys an object
-            process.send_signal(signal.SIGINT)
-        assert process.wait(10) == EXIT_INTERRUPTED
-        assert process.stderr is not None and process.stderr.read() == b"\n"
+        assert process.wait(10) == -signal.SIGINT
+        assert process.stderr is not None and process.stderr.read() == b""
 
 
-def open_files(pid: int) -> str:
-    """The names of the files that a process has open."""
-    names = []
-    for one in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            names.append(one.readlink().name)
-    return " ".join(names)
+def handles_no_interrupt(pid: int) -> bool:
+    """Whether a Python process that has the ledger open left SIGINT to the kernel."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.split("SigCgt:")[1].split()[0], 16)
+    is_open = "ledger.db" in Path(f"/proc/{pid}/maps").read_text()  # its -shm
+    return is_open and not caught >> (signal.SIGINT - 1) & 1
 
 
 def test_a_result_in_a_pager_holds_no_transaction(box: Box) -> None:
@@ -221,4 +212,4 @@ def test_without_a_home_or_a_ledger(tmp_path: Path) -> None:
         done = relay("ledger", *words, home=tmp_path / "nowhere")
         assert done.returncode == EXIT_STATE
         done = relay("ledger", *words, home=tmp_path / "home")
-        assert done.returncode == EXIT_FAILED and "there is no ledger at" in done.stderr
+        assert done.returncode == EXIT_STATE and "there is no ledger at" in done.stderr

@@ -175,7 +175,7 @@ def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
         file.seek(PAGE)
         file.write(bytes(10 * PAGE))
     (home / "ledger.db-wal").unlink()
-    assert "`relay ledger rebuild`" in relay("up", home=home).stderr
+    assert f"`relay --home {home} ledger rebuild`" in relay("up", home=home).stderr
     done = relay("ledger", "rebuild", "--json", home=home)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)

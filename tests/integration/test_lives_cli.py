@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,36 @@ def test_retire_and_revive(home: Path) -> None:
     done = relay("agents", "revive", "bob", "--json", home=home)
     assert json.loads(done.stdout)["answer"] == "bob is active"
     assert agents_of(home)["bob"]["reason"] is None
+
+
+def test_all_of_one_agent_is_on_a_page(home: Path) -> None:
+    relay("register", "bob", "--role", "lead", home=home)
+    relay("channel", "create", "ci", home=home)
+    relay("channel", "join", "ci", "--as", "bob", home=home)
+    asked = relay("send", "bob", "--kind", "command", "deploy", home=home).stdout.strip()
+    with Agent("bob", home, registers=False) as bob:
+        sent = bob.send("alice", "hi")
+        until(lambda: rows_of("agents", "show", "alice", home=home)[0]["unread"] == 1)
+        until(lambda: rows_of("agents", "show", "bob", home=home)[0]["channels"] == ["ci"])
+        page = rows_of("agents", "show", "bob", home=home)[0]
+        (row,) = [row for row in rows_of("agents", home=home) if row["name"] == "bob"]
+        assert page | row == page
+        names = ("role", "unread", "owed", "overdue", "dead", "outbox", "channels", "process")
+        assert [page[name] for name in names] == ["lead", 1, 1, 0, 0, 0, ["ci"], None]
+        latest = {one["id"]: one for one in page["latest"]}
+        assert latest[sent]["outcome"] == latest[asked]["outcome"] == "delivered"
+        assert bob.receive(5) is not None
+    until(lambda: rows_of("agents", "show", "bob", home=home)[0]["unread"] == 0)
+    shown = relay("agents", "show", "bob", home=home).stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[:2] == ["bob", "status active, lead"]
+    assert lines[2].startswith("seen ") and lines[2].endswith(" ago")
+    assert "inbox 0 unread" in lines and "channels ci" in lines
+    assert any(line.startswith("owes 1 answer, the oldest for ") for line in lines)
+    short = asked.partition("-")[2][:8]
+    assert any(re.fullmatch(f"{short} .* operator bob command read", line) for line in lines)
+    wrong = relay("agents", "show", "bbo", home=home)
+    assert wrong.returncode == 1 and "did you mean bob?" in wrong.stderr
 
 
 def test_who_may_not_is_told(home: Path) -> None:
@@ -119,7 +150,7 @@ def test_continuity_on_the_command_line(home: Path) -> None:
         ("bob", 2, 4),
     ]
     table = relay("continuity", "list", "--as", "bob", home=home).stdout.splitlines()
-    assert len(table) == 3 and rows[0]["message_id"] in table[1]
+    assert len(table) == 3 and rows[0]["message_id"].partition("-")[2][:8] in table[1]
 
 
 def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
@@ -131,7 +162,7 @@ def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
 
 def test_a_shell_saves_and_loads(home: Path) -> None:
     script = (
-        ". agent_sdk/relay.sh\n"
+        f". {PROJECT}/agent_sdk/relay.sh\n"
         "printf 'half\\nway' | relay_send -k continuity -H 'ACTION: save' __orchestrator__ -\n"
         "relay_recv -t 30 | relay_body\n"
         "relay_send -k continuity -H 'ACTION: load' __orchestrator__\n"
@@ -140,7 +171,6 @@ def test_a_shell_saves_and_loads(home: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", script],
         env=environment(AGENT_RELAY_DIR=str(home), AGENT_RELAY_NAME="bob"),
-        cwd=PROJECT,
         capture_output=True,
         text=True,
         check=False,

@@ -79,7 +79,8 @@ def test_D3_a_link_made_to_a_file_in_hand_does_not_have_it_read_again(
     box: Box, tmp_path: Path
 ) -> None:
     """Accepted, and linked before it is archived: it is the same file."""
-    finish = box.dispatcher._archiver.archive
+    writer = box.dispatcher._ledger_writer
+    finish = writer.record
 
     def linked(*arguments: object) -> object:
         for path in box.path("agents", "alice", "outbox").glob("*.msg"):
@@ -87,7 +88,7 @@ def test_D3_a_link_made_to_a_file_in_hand_does_not_have_it_read_again(
                 os.link(path, tmp_path / path.name)
         return finish(*arguments)  # type: ignore[arg-type]
 
-    box.dispatcher._archiver.archive = linked  # type: ignore[assignment, method-assign]
+    writer.record = linked  # type: ignore[assignment, method-assign]
     sent = box.send("alice", "TO: bob\n\nhi")
     box.tick(2)
     assert list(box.inbox("bob")) == [sent] and box.nacks("alice") == []

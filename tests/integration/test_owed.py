@@ -133,7 +133,7 @@ def test_M03_who_begins_late_owes_it_again(box: Box) -> None:
     assert duty(box, sent)[0] == "answered"
 
 
-def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
+def test_M03_open_lists_what_is_begun_and_since_when(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     other = box.send("alice", COMMAND)
     box.take("bob", other)
@@ -141,15 +141,20 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
     answer(box, sent, "in_progress")
     answer(box, done, "completed")
     box.flush()
-    rows = rows_of("acks", home=box.root)
+    rows = rows_of("open", home=box.root)
     assert [(row["id"], row["said"], row["read"], row["reminders"]) for row in rows] == [
         (sent, "in_progress", True, 0),
         (other, None, True, 0),
     ]
     assert all(row["overdue"] is False for row in rows)
-    table = relay("acks", home=box.root).stdout
-    assert re.search(r"in_progress \d+ s ago", table.splitlines()[1])
-    assert relay("acks", "--overdue", home=box.root).stderr == "no overdue acks\n"
+    table = relay("open", home=box.root).stdout
+    assert re.search(r"in progress \d+ s", table.splitlines()[1])
+    assert relay("open", "--overdue", home=box.root).stderr == "nothing is overdue\n"
+    box.after(HALF_AN_HOUR + 1)
+    box.flush()
+    begun, read = relay("open", home=box.root).stdout.splitlines()[1:]
+    assert re.search(r"in progress \d+ s, reminded once  in \d+ min  deploy$", begun)
+    assert "  read, reminded once  " in read
 
 
 def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:

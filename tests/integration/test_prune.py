@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.base import fsio
 from relay.base.clock import iso_date
 from relay.base.config import Config, RetentionSettings, encode
 from relay.base.errors import LedgerError
@@ -20,7 +23,7 @@ from relay.daemon.session import Executors
 from tests.box import Box
 from tests.disk import Killed, killed_before
 from tests.fakes import IdleExecutor
-from tests.procs import Relay, home_of, relay, rows_of, until
+from tests.procs import Relay, home_of, relay, rows_of
 
 BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
 ONCE = Config(retention=RetentionSettings(every_s=1000 * 86_400))  # a minute after the start
@@ -315,8 +318,42 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     box.tick()
     assert "for operator and the lead alone" in box.nacks("alice")[0] and box.path(again).exists()
     box.command("operator", "prune")
-    box.tick()
+    box.tick(2)
     assert not box.path(again).exists()
+    assert "Removed 1 file of archive" in box.acks("operator")[0]
+    box.command("operator", "prune")
+    box.after(1)
+    assert "completed nothing has expired\n" in box.acks("operator")
+
+
+@pytest.mark.box("alice", "bob", config=ONCE)
+def test_m34_a_run_that_fails_is_answered_with_a_nack(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(prune, "prune_files", fail)
+    box.command("operator", "prune")
+    box.tick(2)
+    assert "Could not prune, pack or check: [Errno 5]" in box.nacks("operator")[0]
+
+
+@pytest.mark.box("alice", "bob", config=ONCE)
+def test_m34_the_answer_waits_until_the_disk_has_room(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(operation: str, name: str) -> None:
+        if operation == "create":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "fault", full)
+        box.command("operator", "archive.pack")
+        box.tick(3)
+        assert not box.acks("operator")
+    box.tick(2)
+    assert box.acks("operator") == ["completed nothing to pack\n"]
 
 
 @pytest.mark.box("alice", "bob", config=ONCE)
@@ -342,8 +379,10 @@ def test_a_command_names_the_days(box: Box) -> None:
     box.clock.advance(5 * DAY_S)
     for before, is_packed in ((day, False), (iso_date(box.clock.now_ns()), True)):
         box.command("operator", "archive.pack", f"BEFORE: {before}")
-        box.tick()
+        box.tick(2)
         assert box.path("archive", f"{day}.tar.zst").exists() is is_packed
+        said = f"packed 2 files of {day}" if is_packed else "nothing to pack"
+        assert said in box.acks("operator")[-1]
 
 
 @pytest.mark.timeout(60)
@@ -370,10 +409,17 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
     running = Relay(home)
     running.start()
     done = relay("prune", home=home)
-    assert "prune started" in done.stdout, done.stderr
-    until(lambda: not folder.parent.exists())
+    assert done.stdout.startswith("Removed 1 file of archive"), done.stderr
+    assert not folder.parent.exists()
     plant()
     done = relay("archive", "pack", home=home)
-    assert "archive.pack started" in done.stdout, done.stderr
-    until(lambda: (home / "archive/2020-01-01.tar.zst").exists() and not folder.parent.exists())
+    assert done.stdout.startswith("packed 1 file of 2020-01-01: "), done.stderr
+    assert (home / "archive/2020-01-01.tar.zst").exists() and not folder.parent.exists()
+    os.kill(running.pid, signal.SIGSTOP)
+    done = relay("prune", "--timeout", "0.2", home=home)
+    os.kill(running.pid, signal.SIGCONT)
+    assert done.returncode == 4
+    assert "; the result comes as a message, `relay" in done.stderr
+    taken = relay("inbox", "--take", "--timeout", "20", home=home)
+    assert "completed Removed 1 file of archive" in taken.stdout  # the pack, by its age
     assert running.stop() == 0

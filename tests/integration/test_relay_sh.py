@@ -17,53 +17,24 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import Kind, parse
+from relay.base.names import sha256_hex
+from tests import shells
 from tests.agent_sdk.support import HandRelay
+from tests.shells import RELAY_SH, SHELLS
 
 pytestmark = pytest.mark.shows("ready 1.1")
 
-RELAY_SH = Path(__file__).parents[2] / "agent_sdk" / "relay.sh"
-SHELLS = {
-    name: [path, *rest]
-    for name, *rest in (["dash"], ["bash"], ["busybox", "sh"], ["zsh"])
-    if (path := shutil.which(name))
-}
 AWKWARD = "a $b `c` \"d\" 'e' \\n %s %% * ✓\n\n  -f\n\n"
 QUICK = '_relay_pause() { printf "%s\\n" "$1" >>pauses; }\n'
 
 
-class Shell:
+class Shell(shells.Shell):
     """One shell, as the agent ``sh-1``, with a home that has a space in its name."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        self._command = command
-        self.folder = folder
-        self.relay = HandRelay(folder / "the home")
+        super().__init__(command, folder, folder / "the home")
+        self.relay = HandRelay(self.home)
         Agent("sh-1", self.relay.root).close()
-
-    def run(
-        self, script: str, *args: str, stdin: bytes = b"", **env: str
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Source relay.sh, run ``script``, and return what came out."""
-        return subprocess.run(
-            [*self._command, "-c", f'. "$RELAY_SH"\n{script}', "a-script", *args],
-            input=stdin,
-            cwd=self.folder,
-            capture_output=True,
-            start_new_session=True,
-            env={
-                "PATH": os.environ["PATH"],
-                "RELAY_SH": str(RELAY_SH),
-                "AGENT_RELAY_NAME": "sh-1",
-                "AGENT_RELAY_DIR": str(self.relay.root),
-                **env,
-            },
-        )
-
-    def ok(self, script: str, *args: str, stdin: bytes = b"", **env: str) -> str:
-        """Its output; it must succeed and say nothing on stderr."""
-        done = self.run(script, *args, stdin=stdin, **env)
-        assert (done.returncode, done.stderr) == (0, b"")
-        return done.stdout.decode()
 
     def sent(self, message_id: str) -> bytes:
         """The bytes of a file in the outbox."""
@@ -154,9 +125,16 @@ def test_M15_a_channel_as_the_address_says_all_there_is_to_say(sh: Shell, kind: 
         ("relay_send bob - </dev/null", "the body is empty"),
         ("relay_send 'b ob' x", "TO is a name"),
         ("relay_send '' x", "TO is a name"),
-        ("relay_send -z bob x", "there is no option -z"),
+        ("relay_send -z bob x", "there is no option -z; usage: relay_send"),
+        ("relay_send --help", "usage: relay_send [-k kind]"),
+        ("relay_send -h", "usage: relay_send [-k kind]"),
+        ("relay_send -a", "-a needs a value"),
+        ("relay_send -a /dev/zero bob x", "-a /dev/zero is not a regular file"),
+        ("mkfifo p; relay_send -a p bob x", "-a p is not a regular file"),
+        ("relay_reply 1-a", "usage: relay_reply"),
+        ("relay_attachment", "usage: relay_attachment"),
         ("relay_send -k", "-k needs a value"),
-        ("relay_send -k shout bob x", "-k shout is no kind"),
+        ("relay_send -k shout bob x", "-k shout is not a kind of message"),
         ("relay_send -p 5 bob x", "-p takes 0"),
         ("relay_send -t 'a b' bob x", "-t takes letters"),
         ("relay_send -T 'a b' bob x", "-T takes a topic"),
@@ -299,11 +277,13 @@ def test_a_shell_and_a_program_talk(sh: Shell) -> None:
 
 
 def test_a_full_disk_is_waited_for(sh: Shell) -> None:
-    sent = sh.ok(
+    done = sh.run(
         QUICK + "_relay_write() { echo x >>tries; [ $(wc -l <tries) -gt 3 ] || set -- /dev/full\n"
         'cat >"$1"; }\nrelay_send bob -',
         stdin=AWKWARD.encode(),
     )
+    assert (done.returncode, done.stderr) == (0, b"relay: disk full, trying for 30 s\n")
+    sent = done.stdout.decode()
     assert sh.pauses() == [0.1, 0.2, 0.4]
     assert sh.relay.waiting("sh-1", "outbox/.pending") == []
     assert parse(sh.sent(sent)).body == AWKWARD.encode()
@@ -312,7 +292,8 @@ def test_a_full_disk_is_waited_for(sh: Shell) -> None:
 def test_a_disk_that_stays_full_is_an_error_and_leaves_nothing(sh: Shell) -> None:
     done = sh.run(QUICK + "_relay_write() { cat >/dev/full; }\nrelay_send bob hello")
     assert (done.returncode, done.stdout) == (1, b"")
-    (line,) = done.stderr.decode().splitlines()
+    first, line = done.stderr.decode().splitlines()
+    assert first == "relay: disk full, trying for 30 s"
     assert line.startswith("relay: not sent: ")
     assert "No space left on device" in line
     assert sum(sh.pauses()) == pytest.approx(30)
@@ -391,7 +372,7 @@ def test_it_may_be_run_instead_of_sourced(sh: Shell) -> None:
     done = sh.run('"$RELAY_SH" shout')
     assert (done.returncode, done.stderr) == (
         2,
-        b"relay: usage: relay.sh send|recv|ack|nack|header|body ...\n",
+        b"relay: usage: relay.sh send|recv|reply|ack|nack|attachment|header|body ...\n",
     )
 
 
@@ -406,7 +387,7 @@ def test_a_file_that_cannot_be_read_is_one_line(sh: Shell, wrong: str) -> None:
     for call in (f"relay_body {wrong}", f"relay_header FROM {wrong}"):
         done = sh.run(call)
         assert (done.returncode, done.stdout) == (1, b"")
-        assert done.stderr.decode() == f"relay: {wrong} is no file that can be read\n"
+        assert done.stderr.decode() == f"relay: {wrong} is not a readable file\n"
 
 
 def test_a_home_that_is_a_file_is_said_once(sh: Shell) -> None:
@@ -425,3 +406,71 @@ def test_what_waits_is_taken_by_priority_then_age(sh: Shell) -> None:
     assert taken == ["urgent", "also", "a", "b", "text\n\nPRIORITY: 0", "low"]
     assert sh.ok("relay_recv") == "nothing"
     assert sh.run("relay_recv").returncode == 1
+
+
+def test_an_attachment_goes_into_the_store_and_comes_out_of_it(sh: Shell) -> None:
+    data = bytes(range(256)) * 30
+    (sh.folder / "a file").write_bytes(data)
+    sent = sh.ok('relay_send -a "a file" -a "a file" -a /dev/fd/3 bob "see there" 3<"$RELAY_SH"')
+    first, again, script = parse(sh.sent(sent)).attachments
+    assert first == again == f"sha256:{sha256_hex(data)}"
+    with Agent("bob", sh.relay.root) as bob:
+        assert bob.open_attachment(first) == data
+        assert bob.open_attachment(script) == RELAY_SH.read_bytes()
+        assert bob.attach(b"of bob") == f"sha256:{sha256_hex(b'of bob')}"
+    stored = [path for path in (sh.home / "attachments").rglob("*") if path.is_file()]
+    assert len(stored) == 3
+    assert {path.stat().st_mode & 0o777 for path in stored} == {0o600}
+    assert sh.run('relay_attachment "$1"', first).stdout == data
+    sh.relay.deliver("sh-1", "see there", ATTACHMENT=first, message_id="1706123456-ab")
+    assert sh.run("relay_recv >m.msg; relay_attachment m.msg").stdout == data
+    sh.relay.deliver("sh-1", "hi", message_id="1706123457-ab")
+    for script, says in (
+        ("relay_recv >m.msg; relay_attachment m.msg", "m.msg has no attachment"),
+        ("relay_attachment sha256:12", "there is no attachment sha256:12"),
+        (f"echo >> {str(stored[0])!r}; relay_attachment sha256:{stored[0].name}", "is damaged"),
+    ):
+        done = sh.run(script)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert says in done.stderr.decode() and done.stderr.count(b"\n") == 1
+
+
+def test_an_attachment_that_is_wanted_again_is_young_again(sh: Shell) -> None:
+    (sh.folder / "file").write_bytes(b"data")
+    sh.ok("relay_send -a file bob x")
+    stored = sh.home / "attachments" / sha256_hex(b"data")[:2] / sha256_hex(b"data")
+    os.utime(stored, (0, 0))
+    sh.ok("relay_send -a file bob x")
+    assert stored.stat().st_mtime > 0
+    stored.write_bytes(b"data, damaged")
+    sh.ok("relay_send -a file bob x")
+    assert stored.read_bytes() == b"data"
+
+
+def test_a_full_disk_under_an_attachment_is_waited_for_and_leaves_nothing(sh: Shell) -> None:
+    (sh.folder / "file").write_bytes(b"data")
+    done = sh.run(QUICK + "_relay_write() { cat >/dev/full; }\nrelay_send -a file bob hello")
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+    assert sum(sh.pauses()) == pytest.approx(30)
+    assert sh.nothing_is_left()
+    assert [path for path in (sh.home / "attachments").rglob("*") if path.is_file()] == []
+
+
+def test_a_reply_goes_to_the_sender_in_the_thread(sh: Shell) -> None:
+    asked = sh.relay.deliver("sh-1", "which?", sender="bob", kind=Kind.QUERY, THREAD="t-1")
+    told = sh.relay.deliver("sh-1", "hi", sender="carol")
+    path = str(sh.relay.box("sh-1", "inbox") / f"{told}.msg")
+    sh.ok("relay_recv")
+    answers = [
+        sh.ok('relay_reply "$1" "main -f"', asked),
+        sh.ok('relay_reply "$1" -', path, stdin=b"hello"),
+    ]
+    assert sh.run('relay_reply "$1" x', "1-a").stderr.startswith(b"relay: there is no file ")
+    messages = [parse(sh.sent(answer)) for answer in answers]
+    assert [(m.to, m.kind, m.body) for m in messages] == [
+        ("bob", Kind.RESPONSE, b"main -f"),
+        ("carol", Kind.MESSAGE, b"hello"),
+    ]
+    assert [m.headers.get("THREAD") for m in messages] == ["t-1", None]
+    assert [m.headers["RE"] for m in messages] == [asked, told]

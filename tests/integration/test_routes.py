@@ -1,4 +1,4 @@
-"""From a renamed file to the inboxes: every address, every answer. Source: DESIGN "Addresses"."""
+"""From a renamed file to the inboxes: every address, every answer. See docs/formats/msg.md."""
 
 from __future__ import annotations
 

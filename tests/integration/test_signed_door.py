@@ -173,7 +173,7 @@ def test_killed_before_the_ledger_noted_a_confirmed_key(
     signed(box, ALICE)
     other = public_key(MALLORY).hex()
 
-    def die(self: LedgerWriter, batch: object, written: object) -> None:
+    def die(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
@@ -273,7 +273,7 @@ def test_keys_on_the_command_line(home: Path) -> None:
     )
     nobody = relay("key", "show", "nobody", home=home)
     assert nobody.stderr == (
-        "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
+        f"relay: 'nobody' has no key; create one with `relay --home {home} key make nobody`\n"
     )
     os.unlink(private)
     again = relay("key", "make", "alice", home=home)

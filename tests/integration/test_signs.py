@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -26,16 +25,11 @@ from relay.base.home import LEDGER, Home
 from relay.cli.agents import find_alerts
 from relay.ledger import open_readonly
 from tests.box import Box
-from tests.procs import PROJECT, Relay, agents_of, environment, home_of, relay, rows_of, until
+from tests.procs import Relay, agents_of, environment, home_of, relay, rows_of, until
+from tests.shells import RELAY_SH, SHELLS
 
 pytestmark = pytest.mark.timeout(60)
 
-RELAY_SH = PROJECT / "agent_sdk" / "relay.sh"
-SHELLS = {
-    name: [path, *rest]
-    for name, *rest in (["dash"], ["bash"], ["busybox", "sh"], ["zsh"])
-    if (path := shutil.which(name))
-}
 WAITS = (
     "import sys\nfrom agent_sdk import Agent\n"
     "bob = Agent('bob', sys.argv[1])\nprint(1, flush=True)\nbob.receive()"
@@ -120,6 +114,7 @@ class Sourced:
             stderr=subprocess.PIPE,
             env={
                 "PATH": os.environ["PATH"],
+                "RELAY_NO_WAIT": "1",
                 "RELAY_SH": str(RELAY_SH),
                 "AGENT_RELAY_NAME": name,
                 "AGENT_RELAY_DIR": str(home),
@@ -190,7 +185,7 @@ def test_M07_a_single_command_is_not_the_agents_process(
 ) -> None:
     """``sh -c``, as programs call tools, and relay.sh run: the agent lives on behind it."""
     env = {
-        **{"PATH": os.environ["PATH"], "RELAY_SH": str(RELAY_SH)},
+        **{"PATH": os.environ["PATH"], "RELAY_SH": str(RELAY_SH), "RELAY_NO_WAIT": "1"},
         **{"AGENT_RELAY_NAME": "bob", "AGENT_RELAY_DIR": str(quiet)},
     }
     done = subprocess.run([*shell, "-c", script], env=env, capture_output=True, text=True)

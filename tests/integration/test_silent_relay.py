@@ -148,7 +148,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     first = done.stdout.splitlines()[0]
     ended = f"pid {pid}, did not stop by itself; its last sign of life"
     said = f"no relay is running: the last one, {ended}"
-    assert first.startswith(said) and first.endswith("; start one with `relay up`")
+    assert first.startswith(said) and first.endswith(f"; start one with `relay --home {home} up`")
     left = rows_of("status", home=home, exit_code=5)[0]["left"]
     assert left["pid"] == pid
     at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
@@ -161,7 +161,7 @@ def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path
     running.start()
     assert running.stop() == 0
     done = relay("status", home=home)
-    assert done.stdout.startswith("no relay is running; start one with `relay up`\n")
+    assert done.stdout.startswith(f"no relay is running; start one with `relay --home {home} up`\n")
     assert rows_of("status", home=home, exit_code=5)[0]["left"] is None
 
 
@@ -174,4 +174,4 @@ def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) ->
 def test_m12_words_of_the_lock_that_are_none_say_nothing(home: Path) -> None:
     (home / ".lock").write_bytes(b"\x1b]0;owned\x07\n")
     done = relay("status", home=home)
-    assert done.stdout.startswith("no relay is running; start one with `relay up`\n")
+    assert done.stdout.startswith(f"no relay is running; start one with `relay --home {home} up`\n")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from agent_sdk import Agent, MessageError, Refused
 from agent_sdk.requests import spawn_headers
-from relay.base.redaction import parse_env
-from tests.procs import home_of, relay, rows_of, until
+from relay.agents.requests import parse_env
+from relay.agents.run_files import rotate
+from relay.base.home import Home
+from tests.procs import environment, home_of, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,6 +31,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for row in listed(root):
         relay("release", row["name"], "--timeout", "30", home=root)
     relay("down", home=root)
+
+
+def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
+    """The command in a terminal."""
+    return pexpect.spawn(
+        sys.executable,
+        ["-m", "relay.cli", "--home", str(home), *words],
+        env=environment(TERM="xterm", NO_COLOR="1"),  # type: ignore[arg-type]
+        encoding="utf-8",
+        timeout=30,
+    )
 
 
 def listed(home: Path, *options: str) -> list[dict[str, Any]]:
@@ -53,6 +69,46 @@ def test_started_listed_and_released(home: Path, tmp_path: Path) -> None:
     until(lambda: "one" not in [row["name"] for row in listed(home)])
     (row,) = [row for row in listed(home, "--all") if row["name"] == "one"]
     assert (row["state"], row["pid"], row["exit_code"]) == ("released", None, -15)
+
+
+def test_output_is_shown_from_its_end_and_as_it_comes(home: Path) -> None:
+    """Also when the file has been rotated: copied to NAME.log.1, and cut."""
+    script = "seq 1 5; read -r line < go; printf 'six\\033[2J\\nse'; read -r line < on; echo ven"
+    go, on = home / "go", home / "on"  # one each: a read may begin before the last writer's close
+    for fifo in (go, on):
+        os.mkfifo(fifo)
+    relay("spawn", "talker", "--cli", "sh", "--prompt", script, "--cwd", str(home), home=home)
+    log = home / "logs" / "talker.log"
+    until(lambda: log.read_text() == "1\n2\n3\n4\n5\n")
+    assert relay("logs", "talker", "-n", "2", home=home).stdout == "4\n5\n"
+    view = terminal(home, "logs", "talker", "-n", "1", "--follow")
+    view.expect("5\r\n")
+    go.write_text("\n")
+    view.expect_exact("six\\x1b[2J\r\n")
+    until(lambda: log.read_text().endswith("se"))
+    shown = relay("logs", "talker", "-n", "1", home=home).stdout
+    assert shown == "six\x1b[2J\nse"  # as it is in a pipe
+    rotate(Home(str(home)), "talker", 1 << 20, 3)
+    on.write_text("\n")
+    view.expect_exact("seven\r\n")
+    view.sendintr()
+    view.expect(pexpect.EOF)
+    assert relay("logs", "talker", home=home).stdout == "1\n2\n3\n4\n5\nsix\x1b[2J\nseven\n"
+
+
+def test_whose_output_there_is_none_of(home: Path) -> None:
+    done = relay("logs", "alice", home=home)
+    assert done.returncode == 1
+    assert "the relay has no output of alice; it has that of processes started by" in done.stderr
+    assert "did you mean alice?" in relay("logs", "alise", home=home).stderr
+    assert relay("logs", "../relay", home=home).returncode == 2
+
+
+def test_the_relays_own_log_is_sentences_on_a_terminal(home: Path) -> None:
+    first = relay("logs", "-n", "1000", home=home).stdout.splitlines()[0]
+    assert json.loads(first)["event"] == "Ready"  # in a pipe as it was written
+    view = terminal(home, "logs", "-n", "1000")
+    view.expect(r"\d\d:\d\d:\d\d  Ready \(epoch 1, watcher inotify\)\r\n")
 
 
 def test_the_prompt_from_standard_input(home: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from relay.cli.trace import delivery_hops
 from relay.ledger import Ledger, WrittenDelivery
 from relay.ledger.deliveries import HeldDelivery
 from tests.ledger.support import facts
-from tests.procs import relay, rows_of
+from tests.procs import relay, relay_anew, rows_of
 
 
 class Life:
@@ -65,8 +66,8 @@ class Life:
 
     def lines(self) -> list[str]:
         """What a person sees, without the times."""
-        shown = relay("trace", self.id, home=self.root).stdout.splitlines()[2:]
-        return [line[31:] for line in shown]
+        shown = relay("trace", self.id, home=self.root).stdout.splitlines()[3:]
+        return [line[16:] for line in shown]
 
 
 @pytest.fixture
@@ -126,7 +127,8 @@ def test_an_attempt_that_was_never_written_has_no_such_hop(life: Life) -> None:
         ("written", 3, None),
         ("held", 4, "the disk is full"),
     ]
-    assert life.lines()[-1].startswith("held for bob: the disk is full, tried again at 20")
+    said = life.lines()[-1]
+    assert re.fullmatch(r"held for bob: the disk is full, tried again at [\w: ]+", said)
 
 
 def test_what_nobody_noted_is_unknown(life: Life) -> None:
@@ -141,7 +143,7 @@ def test_what_nobody_noted_is_unknown(life: Life) -> None:
         ("written", 3, False),
     ]
     shown = relay("trace", life.id, home=life.root).stdout.splitlines()
-    assert [line.split()[0] for line in shown[3:6]] == ["unknown"] * 3
+    assert [line.split()[0] for line in shown[4:7]] == ["unknown"] * 3
     assert shown[-1].split() == ["not", "yet", "read", "by", "bob"]
 
 
@@ -200,9 +202,10 @@ def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) ->
     assert shown.stdout.splitlines() == [
         sent,
         "  is in the outbox of carol, not seen by a relay yet:"
-        " no relay is running; start one with `relay up`",
+        f" no relay is running; start one with `relay --home {life.root} up`",
     ]
     facts = rows_of("trace", sent[:25] + ".msg", home=life.root)[0]
+    assert rows_of("trace", sent.partition("-")[2][:8], home=life.root) == [facts]
     assert (facts["status"], facts["from"]) == ("waiting", "carol")
     status = relay("status", home=life.root).stdout
     assert "unsent messages in outboxes: 1" in status.splitlines()
@@ -223,3 +226,35 @@ def test_a_command_that_was_read_is_not_done_before_it_is_acknowledged(life: Lif
     life.read(1)
     shown = relay("trace", life.id, home=life.root).stdout.splitlines()
     assert shown[-1].split() == ["not", "yet", "acknowledged", "by", "bob"]
+
+
+def test_times_are_local_under_a_line_for_each_day(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For programs they are ISO 8601 in UTC."""
+    life.write(1)
+    evening = 1_795_374_062_007_000_000  # 2026-11-22T19:01:02.007Z
+    with life.ledger.transaction():
+        life.ledger._db.execute("UPDATE messages SET discovered_at = ?", (evening,))
+        later = evening + 5 * 3600 * 10**9
+        life.ledger._db.execute("UPDATE deliveries SET staged_at = ?", (evening,))
+        life.ledger._db.execute("UPDATE deliveries SET written_at = ?", (later,))
+    monkeypatch.setenv("TZ", "America/Sao_Paulo")
+    shown = relay_anew("trace", life.id, home=life.root).stdout.splitlines()
+    assert shown[2:5] == [
+        "  2026-11-22 -03",
+        "  16:01:02.007  discovered in the outbox of alice",
+        "  16:01:02.007  accepted for bob",
+    ]
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    shown = relay_anew("trace", life.id, home=life.root).stdout.splitlines()
+    assert shown[2:8] == [
+        "  2026-11-22 CET",
+        "  20:01:02.007  discovered in the outbox of alice",
+        "  20:01:02.007  accepted for bob",
+        "  2026-11-23 CET",
+        "  01:01:02.007  written to the inbox of bob",
+        "  not yet       read by bob",
+    ]
+    hops = life.trace()["hops"]
+    assert hops[0]["at"] == "2026-11-22T19:01:02.007000Z"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from relay.base.errors import EXIT_INTERRUPTED
 from relay.cli.top import COLUMNS
 from tests.procs import PROJECT, Relay, environment, relay, rows_of, until
 
@@ -24,12 +25,20 @@ def send(home: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+def short(message_id: str) -> str:
+    """An id as tables show it."""
+    return message_id.partition("-")[2][:8]
+
+
 def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
     """The command in a terminal of 100 columns."""
+    env = environment(TERM="xterm", NO_COLOR="1")
+    for name in ("COLUMNS", "LINES"):  # they would be the width and the height
+        env.pop(name, None)
     return pexpect.spawn(
         sys.executable,
         ["-m", "relay.cli", "--home", str(home), *words],
-        env=environment(TERM="xterm", COLUMNS="100", LINES="24"),  # type: ignore[arg-type]
+        env=env,  # type: ignore[arg-type]
         dimensions=(24, 100),
         encoding="utf-8",
         timeout=30,
@@ -42,21 +51,52 @@ def events(home: Path, *words: str) -> list[dict[str, object]]:
 
 def test_tail_shows_each_event_as_it_comes(running: Relay, home: Path) -> None:
     view = terminal(home, "tail")
-    first = send(home, "bob", "--as", "alice", "--kind", "command", "do it")
+    sent = send(home, "bob", "--as", "alice", "--kind", "command", "do it")
+    first = short(sent)
     view.expect(rf"new +{first} +command +alice -> bob\r\n")
     view.expect(rf"delivered +{first} +command +alice -> bob\r\n")
     relay("inbox", "--as", "bob", "--take", home=home)
     view.expect(rf"read +{first} +command +alice -> bob\r\n")
-    relay("ack", "--as", "bob", first, "completed", home=home)
+    relay("ack", "--as", "bob", sent, "completed", home=home)
     view.expect(rf"acked +{first} +command +alice -> bob +\(completed\)\r\n")
     assert running.stop() == 0  # it goes on while no relay runs, and behind the next start
     running.start()
-    bad = send(home, "nobody", "--as", "alice", "lost")
+    bad = short(send(home, "nobody", "--as", "alice", "lost"))
     view.expect(rf"refused +{bad} +message +alice -> nobody +\(.*there is no agent nobody")
     view.sendintr()
     view.expect(pexpect.EOF)
     view.close()
-    assert view.exitstatus == 0
+    assert view.exitstatus == EXIT_INTERRUPTED
+
+
+def test_tail_shows_what_messages_say(running: Relay, home: Path) -> None:
+    first = send(home, "bob", "--as", "alice", "one\n\x1b[31mtwo")
+    send(home, "nobody", "--as", "alice", "lost")
+    until(lambda: "  lost\n" in relay("tail", "--no-follow", "--body", home=home).stdout)
+    found = events(home, "--body")
+    assert [e["body"] for e in found if e["message_id"] == first] == [None, "one\n\x1b[31mtwo"]
+    nack = next(e for e in found if e["kind"] == "nack" and e["event"] == "delivered")
+    assert str(nack["body"]).startswith("not delivered: ")  # of the relay, from the inbox
+    shown = relay("tail", "--no-follow", "--body", home=home).stdout
+    assert "-> bob\n              one\n              \\x1b[31mtwo\n" in shown
+    for kept in (home / "archive").rglob(f"{first}.msg"):
+        kept.unlink()
+    (home / "agents" / "bob" / "inbox" / f"{first}.msg").rename(
+        home / "agents" / "bob" / "inbox" / ".read" / f"{first}.msg"
+    )
+    assert [e["body"] for e in events(home, "--body")][1] == "one\n\x1b[31mtwo"  # bob's copy
+
+
+def test_lines_of_tail_fit_the_terminal_unless_they_are_wide(running: Relay, home: Path) -> None:
+    send(home, "nobody", "--as", "alice", "lost")
+    until(lambda: [e for e in events(home) if e["event"] == "refused"])
+    for words, is_cut in ((), True), (("--wide",), False):
+        view = terminal(home, "tail", "--no-follow", *words)
+        view.expect(pexpect.EOF)
+        (refused,) = (line for line in (view.before or "").splitlines() if " refused " in line)
+        assert refused.endswith("…") is is_cut
+        assert (len(refused) == 100) is is_cut
+        view.close()
 
 
 def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
@@ -67,7 +107,7 @@ def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
     assert all(set(e) == set(found[0]) for e in found)
     assert found[1]["recipients"] == ["bob"]
     assert {e["status"] for e in events(home, "--since", "1h", "--all")} >= {"processing"}
-    assert not {e["status"] for e in found} & {"processing", "archived"}
+    assert not {e["event"] for e in found} & {"processing", "archived"}
     assert running.stop() == 0
     assert events(home, "--since", "1h") == found  # with the relay down
     assert events(home, "--since", "1s", "--agent", "carol") == []
@@ -109,7 +149,7 @@ def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(
     view = pexpect.spawn(
         "sh",
         ["-c", f"stty -a > {before}; {relay_top}; code=$?; stty -a > {behind}; exit $code"],
-        env=environment(TERM="xterm"),  # type: ignore[arg-type]
+        env=environment(TERM="xterm", NO_COLOR="1"),  # type: ignore[arg-type]
         dimensions=(24, 100),
         encoding="utf-8",
         timeout=30,
@@ -136,7 +176,7 @@ def test_top_ends_with_an_interrupt_as_well(running: Relay) -> None:
     view.sendintr()
     view.expect(pexpect.EOF)
     view.close()
-    assert view.exitstatus == 0
+    assert view.exitstatus == EXIT_INTERRUPTED
     assert "\x1b[?1049l" in (view.before or "")
 
 
@@ -153,6 +193,41 @@ def test_top_continues_when_the_relay_goes(running: Relay) -> None:
     view.close()
 
 
+MANY = [f"agent-with-a-rather-long-name-{number:02}-of-them" for number in range(30)]
+
+
+@pytest.mark.home(*MANY)
+def test_top_scrolls_and_says_what_is_cut(running: Relay) -> None:
+    """31 agents with the operator, on 24 lines; names differ though they are cut."""
+    view = terminal(running.home, "top")
+    view.expect(r"31 active of 31 agents")
+    view.expect(r"agent-with-a-rat…-name-00-of-them ")
+    view.expect(r"q quit  \? help  j/k scroll: 0 more above, (\d+) more below")
+    assert view.match is not None
+    below = int(view.match[1])
+    assert below == 31 - 24 + 7  # a head of four lines, a blank one, the titles, the keys
+    view.send("j")
+    view.expect(f"1 more above, {below - 1} more below")
+    view.send("\x1b[B\x1b[B")  # arrows
+    view.expect(f"3 more above, {below - 3} more below")
+    view.send("k")
+    view.expect(f"2 more above, {below - 2} more below")
+    view.send("G")
+    view.expect(f"{below} more above, 0 more below")
+    view.send("jg")
+    view.expect(f"0 more above, {below} more below")
+    view.send("?")
+    view.expect_exact("space, b    a page down and up")
+    view.send("x")
+    view.expect("0 more above")
+    view.setwinsize(50, 100)
+    view.expect(r"operator +active[^/]*q quit  \? help\r\n")  # all of them, within a second
+    view.send("q")
+    view.expect(pexpect.EOF)
+    view.close()
+    assert view.exitstatus == 0
+
+
 def test_without_a_terminal_top_is_one_plain_look(running: Relay, home: Path) -> None:
     send(home, "bob", "--as", "alice", "hi")
     until(lambda: "accepted 1" in relay("top", home=home).stdout)
@@ -165,7 +240,8 @@ def test_without_a_terminal_top_is_one_plain_look(running: Relay, home: Path) ->
     assert re.search(r"^bob +active +0 +1 +0 +", table, re.M)
     assert running.stop() == 0
     down = relay("top", home=home).stdout
-    assert down.startswith("no relay is running; start one with `relay up`\nfrom the ledger:\n")
+    up = f"`relay --home {home} up`"
+    assert down.startswith(f"no relay is running; start one with {up}\nfrom the ledger:\n")
     assert re.search(r"^bob +active +0 +1 +- +", down, re.M)
 
 
@@ -173,9 +249,12 @@ def shape(text: str) -> list[str]:
     """Lines of a screen with everything that differs from day to day made the same."""
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", ESCAPES.sub("", text))
     text = re.sub(r"disk (ok|alert|low|floor)", "disk STATE", text)
-    text = re.sub(r"^home .*$", "home HOME", text, flags=re.M)
-    text = re.sub(r"\d{10,20}-[0-9a-f]+", "ID", text)
-    text = re.sub(r"\d+(\.\d+)?( s| min| h)?\b|\bnever\b", "N", text)
+    text = re.sub(r"^(home|  mailbox) .*$", r"\1 PATH", text, flags=re.M)
+    text = re.sub(r"^  \d{4}-\d\d-\d\d \S+$", "DAY", text, flags=re.M)
+    text = re.sub(r"archive/\d{4}-\d\d-\d\d/", "archive/DAY/", text)
+    text = re.sub(r"\d{10,20}-[0-9a-f]+|\b[0-9a-f]{8}\b", "ID", text)
+    text = re.sub(r"\d\d:\d\d:\d\d(\.\d{3})?", "CLOCK", text)
+    text = re.sub(r"\d+(\.\d+)?( s| min| h| [MG]iB)?\b|\bnever\b", "N", text)
     return [re.sub(r"\s+", " ", line).strip() for line in text.strip().splitlines()]
 
 
@@ -190,8 +269,8 @@ def screens() -> dict[str, list[str]]:
     return found
 
 
-def a_short_talk(home: Path) -> None:
-    """What the screens show, a step after the other."""
+def a_short_talk(home: Path) -> str:
+    """What the screens show, a step after the other; the id of the first message."""
 
     def saw(event: str, times: int = 1) -> bool:
         return len([e for e in events(home, "--since", "1h") if e["event"] == event]) == times
@@ -205,15 +284,18 @@ def a_short_talk(home: Path) -> None:
     relay("ack", "--as", "bob", asked, "completed", home=home)
     until(lambda: saw("delivered", 3))
     until(lambda: "accepted 3" in relay("top", home=home).stdout)
+    return asked
 
 
 def test_the_screens_in_the_documents_are_todays(running: Relay, home: Path) -> None:
-    a_short_talk(home)
+    asked = short(a_short_talk(home))
     shown = screens()
     del shown["audit run --out audits/today"]  # tests/audit compares it
-    assert set(shown) == {"status", "tail --since 1h --no-follow", "top"}
+    commands = {"status", "tail --since 1h --no-follow", "top", "agents show bob", "trace b7b5d219"}
+    assert set(shown) == commands
     for command, lines in shown.items():
-        assert shape(relay(*command.split(), home=home).stdout) == lines, command
+        words = command.replace("b7b5d219", asked).split()
+        assert shape(relay(*words, home=home).stdout) == lines, command
 
 
 def test_what_the_relay_itself_was_sent_is_delivered_before_it_is_read(
@@ -229,3 +311,28 @@ def test_a_delivery_made_again_is_told_with_its_attempt(running: Relay, home: Pa
     until(lambda: any(e["detail"] == "attempt 2" for e in events(home, "--since", "1h")))
     first = next(e for e in events(home, "--since", "1h") if e["event"] == "delivered")
     assert first["detail"] is None
+
+
+def test_a_terminal_is_told_of_unread_messages(
+    running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a command that says nothing of them; never a pipe or a program."""
+
+    def shown(*words: str) -> str:
+        view = terminal(home, *words)
+        view.expect(pexpect.EOF)
+        view.close()
+        assert view.exitstatus == 0
+        return view.before or ""
+
+    for number in range(2):
+        send(home, "bob", "--as", "alice", str(number))
+    until(lambda: len(list((home / "agents" / "bob" / "inbox").glob("*.msg"))) == 2)
+    advice = "2 unread for bob; see `relay"
+    assert advice not in shown("agents")  # they are not operator's
+    monkeypatch.setenv("AGENT_RELAY_NAME", "bob")
+    assert shown("agents").splitlines()[-1].startswith(advice)
+    assert advice not in shown("agents", "--json")
+    assert advice not in shown("inbox")
+    done = relay("agents", home=home)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -30,19 +30,24 @@ def shown(box: Box, *args: str) -> str:
     return str(done.stdout)
 
 
+def short(message_id: str) -> str:
+    """An id as tables and texts show it."""
+    return message_id.partition("-")[2]
+
+
 def headline(box: Box, message_id: str) -> str:
     return shown(box, "trace", message_id).splitlines()[1].strip()
 
 
 def lines(box: Box, message_id: str) -> list[str]:
     """The hops, without their times."""
-    return [line[31:] for line in shown(box, "trace", message_id).splitlines()[2:]]
+    return [line[16:] for line in shown(box, "trace", message_id).splitlines()[3:]]
 
 
 def rows(box: Box, *args: str) -> list[list[str]]:
     """A table's cells, without the time of each row."""
     table = shown(box, *args).splitlines()
-    return [line.split(maxsplit=5)[1:] for line in table[1:]]
+    return [line.split(maxsplit=6)[2:] for line in table[1:]]
 
 
 def agent(box: Box, name: str) -> dict[str, Any]:
@@ -58,13 +63,13 @@ def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
     assert headline(box, sent) == "command alice -> bob: read, not answered yet"
     begun = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress half way")
     assert headline(box, sent).startswith("command alice -> bob: in progress by bob for ")
-    assert headline(box, sent).endswith(f": half way (answer {begun})")
+    assert headline(box, sent).endswith(f": half way (answer {short(begun)})")
     assert lines(box, sent)[-1] == "completed by bob"  # not yet
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted\nall green\nand more")
     assert headline(box, sent) == (
-        f"command alice -> bob: completed by bob: all green (answer {done})"
+        f"command alice -> bob: completed by bob: all green (answer {short(done)})"
     )
-    assert f"acknowledged by bob: completed, all green (answer {done})" in lines(box, sent)
+    assert f"acknowledged by bob: completed, all green (answer {short(done)})" in lines(box, sent)
 
 
 def test_M05_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -> None:
@@ -105,20 +110,24 @@ def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
     box.flush()
     assert (
         headline(box, sent)
-        == f"command alice -> bob: failed by bob: no such branch (answer {nack})"
+        == f"command alice -> bob: failed by bob: no such branch (answer {short(nack)})"
     )
     facts = json.loads(shown(box, "trace", sent, "--json"))
     assert facts["deliveries"][0]["answer"] == nack
     assert facts["deliveries"][0]["answer_text"] == "no such branch"
     expected = [
-        ["alice", "dm/alice/bob", "Command", "failed", "deploy"],
-        ["bob", "dm/alice/bob", "Nack", "delivered", "no such branch"],
-        ["alice", "dm/alice/bob", "Command", "completed", "deploy"],
-        ["bob", "dm/alice/bob", "Acknowledgment", "delivered", "completed"],
+        ["alice", "bob", "command", "failed", "deploy"],
+        ["bob", "alice", "nack", "delivered", "no such branch"],
+        ["alice", "bob", "command", "completed", "deploy"],
+        ["bob", "alice", "ack", "delivered", "completed"],
     ]
     assert rows(box, "history", "--oldest-first") == expected
-    assert rows(box, "thread", "t-1") == expected
-    assert rows(box, "search", "no such") == [expected[1]]
+    assert rows(box, "history", "--kind", "NACK") == [expected[1]]
+    assert rows(box, "thread", "t-1", "--short") == expected
+    found = shown(box, "search", "no such").splitlines()
+    assert found[0].startswith(short(nack))
+    assert found[0].endswith(f"bob -> alice  nack re {short(sent)}  delivered")
+    assert found[1:] == ["    no such branch", ""]
     (found,) = map(json.loads, shown(box, "search", "no such", "--json").splitlines())
     assert (found["type"], found["kind"], found["outcome"]) == (
         *("Acknowledgment", "nack", "delivered"),

@@ -19,7 +19,7 @@ from relay.base.config import Config
 from relay.cli import COMMANDS, cli
 from relay.daemon.admin import Admin, status_of
 from relay.daemon.status import SharedStatus, StatusPublisher
-from scripts.cli_docs import page
+from scripts import config_docs
 from tests.box import Box
 from tests.procs import PROJECT, relay
 
@@ -41,7 +41,15 @@ def test_imports_go_down_the_list_only() -> None:
 
 
 def test_the_commands_page_is_what_help_says() -> None:
-    assert (PROJECT / "docs" / "cli.md").read_text() == page()
+    """In a process of its own: click keeps the help option of a command's first context."""
+    made = subprocess.run(
+        [sys.executable, "-m", "scripts.cli_docs"], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert (PROJECT / "docs" / "cli.md").read_text() == made.stdout
+
+
+def test_the_settings_page_is_what_the_code_says() -> None:
+    assert (PROJECT / "docs" / "config.md").read_text() == config_docs.page()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -119,13 +127,14 @@ def test_every_test_that_a_page_names_is_there(document: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
+def test_the_wheel_holds_schema_shell_script_and_marks_of_types(tmp_path: Path) -> None:
     wheel_of = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run([*wheel_of, "-q", "--wheel-dir", str(tmp_path), str(PROJECT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("relay/schema.sql") == (PROJECT / "schema.sql").read_bytes()
         assert archive.read("agent_sdk/relay.sh")
+        assert {"agent_sdk/py.typed", "relay/py.typed"} <= set(archive.namelist())
         for name in ("report.css", "report.html.j2"):
             source = PROJECT / "relay" / "audit" / "report" / name
             assert archive.read(f"relay/audit/report/{name}") == source.read_bytes()
@@ -144,8 +153,8 @@ def test_every_module_has_its_layer() -> None:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     layered = {name for layer in contracts[0]["layers"] for name in layer.split(" | ")}
     for path in (PROJECT / "relay").rglob("*.py"):
-        if path.name == "__init__.py":
-            continue  # what a package shows of its modules is where these are
+        if path.name == "__init__.py" or path == PROJECT / "relay" / "__main__.py":
+            continue  # what a package shows is in its modules; the entry point chooses a room
         parts = path.relative_to(PROJECT).with_suffix("").parts
         names = {".".join(parts[:n]) for n in range(2, len(parts) + 1)}
         assert names & layered, ".".join(parts)

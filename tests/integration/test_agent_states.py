@@ -1,0 +1,145 @@
+"""What `relay agents`, `agents show` and `top` say of agents whose CLI has sessions."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+
+import pexpect
+import pytest
+
+from relay.base.clock import NS_PER_S
+from relay.reach.session import BLOCKED, IDLE, WORKING, Session, save_session
+from tests.box import Box
+from tests.procs import environment, relay, rows_of
+from tests.reach.test_idle_notices import has_session
+
+
+@pytest.fixture
+def busy(box: Box) -> Box:
+    """alice works, bob is idle and owes two answers, carol is blocked; dave's session is gone."""
+    box.home.make_agent("dave")
+    box.home.make_agent("eve")
+    for name, state in (("alice", WORKING), ("bob", IDLE), ("carol", BLOCKED), ("dave", IDLE)):
+        changed(box, has_session(box, state, name))
+    gone = has_session(box, IDLE, "dave")
+    gone.pid_start = 1
+    changed(box, gone)
+    for text in ("deploy", "roll back"):
+        sent = box.send("alice", f"TO: bob\nKIND: command\n\n{text}")
+        box.take("bob", sent)
+    box.send("bob", "TO: __orchestrator__\nKIND: status\n\nreviewing the change to the parser")
+    box.tick()
+    return box
+
+
+def changed(box: Box, session: Session, **facts: object) -> None:
+    """Change the file of a session that was seen a minute ago."""
+    session.seen_at = time.time_ns() - 60 * NS_PER_S
+    session.state_at = session.seen_at
+    for name, value in facts.items():
+        setattr(session, name, value)
+    save_session(str(box.root), session)
+
+
+def seen(ago_s: int) -> str:
+    """A time as it is shown."""
+    at = time.localtime(time.time() - ago_s)
+    is_today = at[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if is_today else "%b %d %H:%M", at)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_shows_what_each_does(busy: Box, columns: int) -> None:
+    lines = on_a_terminal(busy, columns, "agents")
+    assert max(map(len, lines)) <= columns
+    shown = {line.split()[0]: line for line in lines}
+    assert shown["alice"].endswith("  working")
+    assert "  idle and owes 2; reviewing" in shown["bob"]
+    assert shown["bob"].endswith("parser" if columns == 120 else "…")
+    assert shown["carol"].endswith("  blocked on a permission")
+    assert shown["dave"].endswith(f"  not seen since {seen(60)}")
+    assert shown["eve"].endswith("  -")
+    page = on_a_terminal(busy, columns, "agents show bob")
+    assert "  note      idle and owes 2; reviewing the change to the parser" in page
+    assert any(line.startswith("  session   claude:of-bob, seen 6") for line in page)
+
+
+def test_the_same_in_json(busy: Box) -> None:
+    found = {row["name"]: row for row in rows_of("agents", home=busy.root)}
+    assert {name: row["state"] for name, row in found.items()} == {
+        "alice": "working",
+        "bob": "idle",
+        "carol": "blocked",
+        "dave": "unseen",
+        "eve": None,
+        "operator": None,
+    }
+    bob = found["bob"]
+    assert (bob["owed"], bob["session"]) == (2, "claude:of-bob")
+    assert bob["state_since"] == bob["session_seen_at"] < bob["last_seen_at"]
+    assert found["eve"]["owed"] == 0
+    (page,) = rows_of("agents", "show", "bob", home=busy.root)
+    assert page["state"] == "idle" and page["owed"] == 2
+
+
+def test_top_shows_it_in_the_note(busy: Box) -> None:
+    lines = relay("top", home=busy.root).stdout.splitlines()
+    shown = {line.split()[0]: line for line in lines if line}
+    assert shown["bob"].endswith("  idle; reviewing the change to the parser")
+    assert shown["carol"].endswith("  blocked on a permission")
+
+
+def test_who_works_and_gave_no_sign_for_long_is_not_seen(busy: Box) -> None:
+    session = has_session(busy, WORKING, "alice")
+    session.seen_at = time.time_ns() - 601 * NS_PER_S
+    save_session(str(busy.root), session)
+    (alice,) = [row for row in rows_of("agents", home=busy.root) if row["name"] == "alice"]
+    assert alice["state"] == "unseen"
+    session.state = IDLE  # one that waits at its prompt is idle, however long
+    save_session(str(busy.root), session)
+    (alice,) = [row for row in rows_of("agents", home=busy.root) if row["name"] == "alice"]
+    assert alice["state"] == "idle"
+
+
+def test_a_session_that_has_ended_is_not_seen_since(busy: Box) -> None:
+    changed(busy, has_session(busy, "ended"), pid=0)
+    (bob,) = [row for row in rows_of("agents", home=busy.root) if row["name"] == "bob"]
+    assert bob["state"] == "ended"
+    assert f"  not seen since {seen(60)}; reviewing" in relay("agents", home=busy.root).stdout
+
+
+def test_the_session_that_runs_counts(busy: Box) -> None:
+    old = Session("codex", "old")
+    old.agent, old.state, old.seen_at = "bob", BLOCKED, time.time_ns()
+    save_session(str(busy.root), old)
+    (bob,) = [row for row in rows_of("agents", home=busy.root) if row["name"] == "bob"]
+    assert (bob["state"], bob["session"]) == ("idle", "claude:of-bob")
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"harness": "x"}', '{"session_id": 3}'])
+def test_damaged_sessions_are_left_out(busy: Box, text: str) -> None:
+    busy.path("sessions", "claude-of-bob.json").write_text(text)
+    busy.path("sessions", "claude-x.json").write_text(
+        '{"harness": "claude", "session_id": "x", "agent": ["eve"], "pid": "1", "state_at": {}}'
+    )
+    found = {row["name"]: row["state"] for row in rows_of("agents", home=busy.root)}
+    assert (found["bob"], found["eve"]) == (None, None)
+    busy.dispatcher.idle.check_soon()
+    busy.tick()
+
+
+def on_a_terminal(box: Box, columns: int, command: str) -> list[str]:
+    """The lines that a command prints on a terminal of so many columns."""
+    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), *command.split()]
+    env = environment(TERM="xterm", NO_COLOR="1", COLUMNS=str(columns))
+    shown = pexpect.run(
+        shlex.join(words),
+        dimensions=(24, columns),
+        env=env,  # type: ignore[arg-type]
+        timeout=30,
+        encoding="utf-8",
+    )
+    assert isinstance(shown, str)
+    return shown.rstrip("\r\n").split("\r\n")

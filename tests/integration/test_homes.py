@@ -1,0 +1,287 @@
+"""A home for one project: made, found, refused; all by real commands in real directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE
+from tests.base.test_discovery import link_work_tree, needs_git
+from tests.procs import PATIENCE_S, environment
+
+TAKES = (
+    ("inbox", "--take"),
+    ("inbox", "--follow", "--timeout", "1"),
+    ("ack", "1706123456789012345-a1b2c3d4"),
+    ("nack", "1706123456789012345-a1b2c3d4", "no"),
+    ("reply", "1706123456789012345-a1b2c3d4", "yes"),
+)
+
+
+class Person:
+    """Somebody who types commands in a directory. Relays that still run at the end are stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.me = folder / "me"
+        self.project = self.me / "project"
+        self.cwd = self.project / "src"
+        self.cwd.mkdir(parents=True)
+        self.more: dict[str, str] = {}
+        self.roots: set[str] = set()
+
+    def run(self, *words: str, program: str = "relay.cli") -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", program, *words],
+            cwd=self.cwd,
+            env=environment(HOME=str(self.me), **self.more),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    def says(self, *words: str) -> str:
+        """What a command prints; it must succeed."""
+        done = self.run(*words)
+        assert done.returncode == EXIT_OK, done.stderr
+        return done.stdout
+
+    def up(self) -> str:
+        """Start the relay; its home."""
+        root: str = json.loads(self.says("up", "--json"))["home"]
+        self.roots.add(root)
+        return root
+
+    def where(self) -> dict[str, Any]:
+        """What `relay where` says."""
+        facts: dict[str, Any] = json.loads(self.run("where", "--json").stdout)
+        return facts
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Iterator[Person]:
+    person = Person(tmp_path)
+    yield person
+    for root in person.roots:
+        person.run("--home", root, "down")
+
+
+def in_project(person: Person, *words: str) -> str:
+    """Run a command in the project's own directory."""
+    person.cwd = person.project
+    said = person.says(*words)
+    person.cwd = person.project / "src"
+    return said
+
+
+# -- made, and found -----------------------------------------------------------------------
+
+
+def test_a_project_has_its_own_home(person: Person) -> None:
+    person.says("init")
+    assert in_project(person, "init", "--here") == (
+        f"created {person.project}/.agent-relay\nstart the relay with `relay up`\n"
+    )
+    assert (person.project / ".agent-relay/.gitignore").read_text() == "*\n"
+    assert (person.project / ".agent-relay").stat().st_mode & 0o777 == 0o700
+    assert person.says("where") == (
+        f"{person.project}/.agent-relay  (above {person.cwd})\n"
+        "no relay is running\n"
+        f"not used: {person.me}/.agent-relay  (default)\n"
+    )
+
+
+def test_a_relay_that_runs_is_found_from_every_directory_below(person: Person) -> None:
+    in_project(person, "init", "--here")
+    root = person.up()
+    assert root == f"{person.project}/.agent-relay"
+    person.cwd = person.project / "a/b/c"
+    person.cwd.mkdir(parents=True)
+    assert f"home {root}" in person.says("status")
+    second = person.run("up")
+    assert second.returncode == EXIT_STATE and "already" in second.stderr
+    person.says("register", "bob")
+    person.says("send", "bob", "hello")
+    person.cwd = person.project
+    assert "hello" in person.says("inbox", "--as", "bob", "--take")
+    person.cwd = person.me
+    assert person.run("status").returncode == EXIT_STATE  # outside of it: another home
+
+
+def test_init_here_again_completes_it(person: Person) -> None:
+    in_project(person, "init", "--here")
+    (person.project / ".agent-relay/.gitignore").write_text("mine\n")
+    assert in_project(person, "init", "--here").startswith("completed ")
+    assert (person.project / ".agent-relay/.gitignore").read_text() == "mine\n"
+    assert person.says("init").startswith(f"completed {person.project}/.agent-relay\n")
+
+
+def test_here_and_home_are_one_too_many(person: Person) -> None:
+    done = person.run("init", "--here", "--home", "elsewhere")
+    assert done.returncode == EXIT_USAGE and "--here cannot be used with --home" in done.stderr
+
+
+def test_here_is_not_made_through_a_link(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (person.cwd / ".agent-relay").symlink_to(tmp_path / "elsewhere")
+    done = person.run("init", "--here")
+    assert done.returncode == EXIT_FAILED and not list((tmp_path / "elsewhere").iterdir())
+
+
+@needs_git
+def test_git_does_not_see_the_home(person: Person) -> None:
+    subprocess.run(["git", "init", "--quiet", person.project], check=True)
+    in_project(person, "init", "--here")
+    seen = subprocess.run(
+        ["git", "-C", person.project, "status", "--porcelain", "--untracked-files=all"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout == ""
+
+
+@pytest.mark.parametrize("by", ["git", "hand"])
+def test_agents_in_two_work_trees_talk_to_each_other(
+    person: Person, tmp_path: Path, by: str
+) -> None:
+    tree = tmp_path / "tree"
+    if by == "hand":
+        link_work_tree(person.project, tree)
+    elif shutil.which("git") is None:
+        pytest.skip("there is no git here")
+    else:
+        git = ["git", "-C", str(person.project), "-c", "user.name=me", "-c", "user.email=me@me"]
+        for words in (
+            "init --quiet",
+            "commit --quiet --allow-empty -m begin",
+            f"worktree add --quiet {tree}",
+        ):
+            subprocess.run([*git, *words.split()], check=True)
+    in_project(person, "init", "--here")
+    person.up()
+    in_project(person, "register", "alice")
+    person.cwd = tree
+    assert person.where()["how"] == f"in the main work tree of {tree}"
+    person.says("send", "alice", "from the other tree")
+    assert "from the other tree" in in_project(person, "inbox", "--as", "alice", "--take")
+
+
+def test_a_restored_home_is_still_ignored_by_git(person: Person, tmp_path: Path) -> None:
+    in_project(person, "init", "--here")
+    person.says("backup", str(tmp_path / "backup"))
+    person.says("restore", "--force", str(tmp_path / "backup"))
+    assert (person.project / ".agent-relay/.gitignore").read_text() == "*\n"
+
+
+# -- refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["status", "inbox", "send", "where", "up"])
+def test_a_home_that_came_with_a_checkout_is_refused(person: Person, verb: str) -> None:
+    in_project(person, "init", "--here")
+    (person.project / ".agent-relay").chmod(0o755)
+    done = person.run(verb, *(["bob", "hi"] if verb == "send" else []))
+    (line,) = [one for one in (done.stderr + done.stdout).splitlines() if "mode 755" in one]
+    assert f"{person.project}/.agent-relay, above {person.cwd}, is open to other users" in line
+    assert done.returncode == (EXIT_STATE if verb == "where" else EXIT_FAILED)
+    assert person.run("--home", str(person.project / ".agent-relay"), "inbox").returncode == 0
+
+
+def test_the_library_refuses_it_too(person: Person) -> None:
+    in_project(person, "init", "--here")
+    (person.project / ".agent-relay").chmod(0o755)
+    script = person.cwd / "script.py"
+    script.write_text("from agent_sdk import Agent\nAgent('bob')\n")
+    done = person.run(program="script")
+    assert "UnsafePath" in done.stderr and "is open to other users" in done.stderr
+
+
+@pytest.mark.parametrize("words", TAKES, ids=lambda words: words[0] + words[-1][:3])
+def test_nothing_is_taken_while_two_homes_are_meant(person: Person, words: tuple[str, ...]) -> None:
+    person.says("init")
+    in_project(person, "init", "--here")
+    pin = person.more["AGENT_RELAY_DIR"] = str(person.me / ".agent-relay")
+    done = person.run(*words)
+    assert (done.returncode, done.stdout) == (EXIT_STATE, "")
+    assert done.stderr == (
+        f"relay: $AGENT_RELAY_DIR names {pin}, but {person.project}/.agent-relay is above"
+        f" {person.cwd}: messages may wait in either;"
+        " name one with --home (in Python: home=…), or unset AGENT_RELAY_DIR\n"
+    )
+    named = person.run("--home", pin, *words)
+    assert "messages may wait in either" not in named.stderr
+    del person.more["AGENT_RELAY_DIR"]
+    assert "messages may wait in either" not in person.run(*words).stderr
+
+
+def test_what_only_looks_or_sends_is_done(person: Person) -> None:
+    person.says("init")
+    in_project(person, "init", "--here")
+    pin = person.more["AGENT_RELAY_DIR"] = str(person.me / ".agent-relay")
+    person.says("register", "bob")
+    assert person.run("inbox", "--as", "bob").returncode == EXIT_OK
+    person.run("send", "bob", "hello")
+    assert list((Path(pin) / "agents/operator/outbox").glob("*.msg"))
+    done = person.run("where")
+    assert f"not used: {person.project}/.agent-relay  (above {person.cwd})\n" in done.stdout
+    assert done.stderr.startswith("no messages are taken: $AGENT_RELAY_DIR names ")
+
+
+LIBRARY = """
+from agent_sdk import Agent, RelayError
+with Agent("bob") as bob:
+    try:
+        print(bob.receive(0))
+    except RelayError as exc:
+        print(type(exc).__name__, exc.hint)
+with Agent("bob", home=bob.home) as bob:
+    print(bob.receive(0))
+"""
+
+
+def test_the_library_takes_nothing_either(person: Person) -> None:
+    person.says("init")
+    in_project(person, "init", "--here")
+    person.more["AGENT_RELAY_DIR"] = str(person.me / ".agent-relay")
+    (person.cwd / "script.py").write_text(LIBRARY)
+    assert person.run(program="script").stdout.splitlines() == [
+        "TwoHomes name one with --home (in Python: home=…), or unset AGENT_RELAY_DIR",
+        "None",
+    ]
+
+
+# -- deep ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", ["with", "without"])
+def test_a_home_whose_socket_would_have_too_long_a_path(
+    person: Person, tmp_path: Path, runtime: str
+) -> None:
+    if runtime == "with":
+        person.more["XDG_RUNTIME_DIR"] = str(tmp_path / "run")
+        (tmp_path / "run").mkdir(mode=0o700)
+    person.project /= "a-folder-with-a-long-name/" * 8
+    person.cwd = person.project / "src"
+    person.cwd.mkdir(parents=True)
+    in_project(person, "init", "--here")
+    root = person.up()
+    assert len(os.fsencode(root)) > 200
+    status = json.loads(person.says("status", "--json"))
+    assert status["running"]
+    if runtime == "with":
+        assert status["answers"] and status["healthy"]
+        assert status["socket"].startswith(f"{tmp_path}/run/agent-relay/")
+        assert not (Path(root) / "admin.sock").exists()
+    person.says("register", "bob")
+    person.says("send", "bob", "from deep down")
+    assert "from deep down" in person.says("inbox", "--as", "bob", "--take")
+    assert "has stopped" in person.says("down")

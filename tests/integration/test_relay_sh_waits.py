@@ -1,0 +1,95 @@
+"""relay.sh waits for the relay that runs: its exit status, and what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay.base.errors import EXIT_OK, EXIT_REFUSED, EXIT_STATE
+from tests.procs import Relay, inbox_of, until
+from tests.shells import SHELLS, Shell
+
+pytestmark = pytest.mark.home("sh-1", "bob", "carol")
+
+
+@pytest.fixture(params=list(SHELLS))
+def sh(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> Shell:
+    return Shell(SHELLS[request.param], tmp_path, home)
+
+
+def send(sh: Shell, script: str, **env: str) -> tuple[int, str, str]:
+    """The exit status, the id and the line on stderr; it waits unless ``env`` says otherwise."""
+    done = sh.run(script, **{"RELAY_NO_WAIT": "", **env})
+    assert done.stderr.count(b"\n") == bool(done.stderr)
+    return done.returncode, done.stdout.decode().strip(), done.stderr.decode().strip()
+
+
+def waiting(home: Path) -> list[str]:
+    return [path.stem for path in (home / "agents" / "sh-1" / "outbox").glob("*.msg")]
+
+
+def test_it_returns_when_the_relay_has_the_message(running: Relay, sh: Shell) -> None:
+    status, sent, line = send(sh, "relay_send bob hi")
+    assert (status, line) == (EXIT_OK, "")
+    assert [path.stem for path in inbox_of(sh.home, "bob")] == [sent]
+    assert waiting(sh.home) == []
+
+
+def test_a_refusal_has_a_status_of_its_own_and_its_nack_is_taken(running: Relay, sh: Shell) -> None:
+    for script in ("relay_send bobb hi", "relay_ack 1706123456-ab", "relay_send -k join bob"):
+        status, sent, line = send(sh, script)
+        assert status == EXIT_REFUSED
+        assert sent
+        assert line.startswith("relay: ") and len(line) > 20
+    assert "there is no agent bobb" in send(sh, "relay_send bobb hi")[2]
+    assert inbox_of(sh.home, "sh-1") == []
+    assert len(list((sh.home / "agents/sh-1/inbox/.read").glob("*.msg"))) == 4
+
+
+def test_a_nack_that_some_did_not_get_it_stays_in_the_inbox(running: Relay, sh: Shell) -> None:
+    with Agent("bob", sh.home) as bob, Agent("carol", sh.home) as carol:
+        for agent in (bob, carol):
+            agent.join("team", timeout_s=10)
+    assert send(sh, "relay_send -k join '#team'")[0] == EXIT_OK
+    with Agent("operator", sh.home) as operator:
+        body = "ACTION: agent.retire\nNAME: carol"
+        operator.request("__orchestrator__", body, 10)
+    until(lambda: send(sh, "relay_recv")[0] != EXIT_OK)  # the ack of the join, notifications
+    status, sent, line = send(sh, "relay_send '#team' hi")
+    assert (status, line) == (EXIT_OK, "")
+    (nack,) = inbox_of(sh.home, "sh-1")
+    assert f"RE: {sent}\n" in nack.read_text()
+    assert "carol did not get" in nack.read_text()
+
+
+def test_without_a_relay_it_waits_in_the_outbox(sh: Shell) -> None:
+    status, sent, line = send(sh, "_relay_pause() { exit 9; }\nrelay_send bob hi")
+    assert status == EXIT_STATE
+    assert line == f"relay: no relay is running for {sh.home}: the message waits in the outbox"
+    assert waiting(sh.home) == [sent]
+    assert send(sh, "relay_send bob hi", RELAY_NO_WAIT="1")[::2] == (EXIT_OK, "")
+
+
+def test_a_relay_that_hangs_or_was_killed_is_waited_for_two_seconds(
+    running: Relay, sh: Shell
+) -> None:
+    pauses = '_relay_pause() { printf "%s\\n" "$1" >>pauses; }\n'
+    says = "relay: the relay has not taken it over within 2 s: the message waits in the outbox"
+    os.kill(running.pid, signal.SIGSTOP)
+    try:
+        status, sent, line = send(sh, pauses + "relay_send bob hi")
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+    assert (status, line) == (EXIT_STATE, says)
+    slept = (sh.folder / "pauses").read_text().split()
+    assert sum(map(float, slept)) == pytest.approx(2)
+    until(lambda: [path.stem for path in inbox_of(sh.home, "bob")] == [sent])
+    until(lambda: waiting(sh.home) == [])  # a killed relay may have delivered and not archived
+    running.kill()
+    status, sent, line = send(sh, pauses + "relay_send bob hi")
+    assert (status, line) == (EXIT_STATE, says)
+    assert waiting(sh.home) == [sent]

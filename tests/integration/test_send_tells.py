@@ -1,0 +1,195 @@
+"""``relay send`` and ``relay wait`` as transcripts: id on stdout, outcome on stderr, exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base.errors import EXIT_PIPE_CLOSED
+from tests.procs import Relay, drop, environment, inbox_of, relay, until
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send as outside of the tests."""
+    monkeypatch.delenv("RELAY_NO_WAIT")
+
+
+@pytest.fixture
+def stopped(running: Relay) -> Iterator[Relay]:
+    """A relay that has been stopped by a signal."""
+    os.kill(running.pid, signal.SIGSTOP)
+    yield running
+    os.kill(running.pid, signal.SIGCONT)
+
+
+def send(home: Path, *words: str, code: int = 0) -> tuple[str, str]:
+    """Send as alice; the id and what is said of it."""
+    done = relay("send", "--as", "alice", *words, home=home)
+    assert done.returncode == code, done.stderr
+    return done.stdout.strip(), done.stderr.removeprefix("relay: ").strip()
+
+
+def test_a_delivered_message(running: Relay, home: Path) -> None:
+    sent, said = send(home, "bob", "hi")
+    assert said == "delivered to bob, not read yet"
+    assert [path.stem for path in inbox_of(home, "bob")] == [sent]
+
+
+def test_a_name_that_does_not_exist_is_exit_code_6(running: Relay, home: Path) -> None:
+    sent, said = send(home, "bbo", "hi", code=6)
+    assert "there is no agent bbo" in said
+    assert inbox_of(home, "alice") == []  # its nack is what was said
+    waited = relay("wait", sent, home=home)
+    assert (waited.returncode, "refused: there is no agent bbo" in waited.stderr) == (6, True)
+
+
+def test_without_a_relay_it_waits_in_the_outbox(home: Path) -> None:
+    sent, said = send(home, "bob", "hi", code=5)
+    assert said.startswith("it waits in the outbox: no relay is running; start one with ")
+    assert (home / "agents/alice/outbox" / f"{sent}.msg").exists()
+
+
+@pytest.mark.parametrize("how", ["--no-wait", "RELAY_NO_WAIT"])
+def test_without_waiting_nothing_is_said(
+    how: str, running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "RELAY_NO_WAIT":
+        monkeypatch.setenv(how, "1")
+    _, said = send(home, "bbo", "hi", *([how] if how.startswith("--") else []))
+    assert said == ""
+    until(lambda: inbox_of(home, "alice"), "the nack comes as a message")
+
+
+@pytest.mark.home("alice", "bob", "carol", "dora")
+def test_several_recipients_are_counted(running: Relay, home: Path) -> None:
+    assert send(home, "*", "hi")[1] == "delivered to 4 recipients, not read yet"  # operator, too
+
+
+def test_a_recipient_that_cannot_be_written_is_held(running: Relay, home: Path) -> None:
+    inbox = home / "agents/bob/inbox"
+    inbox.rename(home / "agents/bob/away")
+    inbox.symlink_to(home / "agents/bob/away")
+    assert send(home, "bob", "hi")[1].startswith("held for bob: ")
+
+
+def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: Relay, home: Path) -> None:
+    began = time.monotonic()
+    _, said = send(home, "bob", "hi")
+    assert said == "the relay has not picked it up yet, it waits in the outbox"
+    assert time.monotonic() - began < 6  # not 30, the default of --until
+
+
+@pytest.mark.parametrize(
+    ("step", "then"),
+    [("delivered", None), ("read", ["inbox", "--take"]), ("done", ["ack", "ID", "completed"])],
+)
+def test_until_waits_for_a_step(
+    step: str, then: list[str] | None, running: Relay, home: Path
+) -> None:
+    def answer() -> None:
+        until(lambda: inbox_of(home, "bob"))
+        (path,) = inbox_of(home, "bob")
+        words = [path.stem if word == "ID" else word for word in then or []]
+        relay(*words, "--as", "bob", home=home)
+
+    helper = threading.Thread(target=answer)
+    if then:
+        helper.start()
+    _, said = send(home, "bob", "hi", "--kind", "command", "--until", step)
+    expected = {
+        "delivered": "delivered to bob, not read yet",
+        "read": "read by bob, not answered yet",
+        "done": "completed by bob",
+    }
+    assert said.startswith(expected[step])
+    if then:
+        helper.join()
+
+
+def test_until_a_step_that_does_not_come(running: Relay, home: Path) -> None:
+    """Timeout with how far it came; a failure is told apart from it."""
+    _, said = send(home, "bob", "hi", "--until", "read", "--timeout", "300ms", code=4)
+    assert said == "delivered to bob, not read yet"
+    command, _ = send(home, "bob", "do it", "--kind", "command")
+    assert relay("wait", command[20:28], "--timeout", "300ms", home=home).returncode == 4
+    relay("nack", "--as", "bob", command[20:28], "no such branch", home=home)
+    until(lambda: relay("wait", command, "--timeout", "300ms", home=home).returncode == 6)
+    done = relay("wait", command, home=home)
+    assert done.stderr.startswith("relay: failed by bob: no such branch (answer ")
+    assert relay("wait", command, "--for", "read", home=home).returncode == 0
+
+
+def test_wait_finds_a_message_in_an_outbox_and_none_that_does_not_exist(home: Path) -> None:
+    sent = drop(home, "alice", "TO: bob\n\nhi\n", "1795417885267455484-d9d097575ec4b647.msg")
+    done = relay("wait", "d9d09757", "--timeout", "100ms", home=home)
+    assert done.returncode == 5
+    text = (
+        "relay: the relay has not picked it up yet, it waits in the outbox; no relay is running; "
+    )
+    assert done.stderr.startswith(text)
+    missing = relay("wait", sent.replace("d9d0", "ffff"), home=home)
+    assert (missing.returncode, "relay: no message 17954178852" in missing.stderr) == (1, True)
+
+
+def test_options_that_exclude_each_other(home: Path) -> None:
+    _, said = send(home, "bob", "hi", "--until", "read", "--no-wait", code=2)
+    assert "cannot be used together" in said
+    _, said = send(home, "bob", "hi", "--timeout", "5", code=2)
+    assert said.startswith("--timeout needs --until")
+    assert list((home / "agents/alice/outbox").glob("*.msg")) == []
+
+
+def test_m1_a_bare_number_of_await_is_seconds(running: Relay, home: Path) -> None:
+    _, said = send(home, "bob", "which?", "--kind", "query", "--await", "1", code=4)
+    assert "within 1 s: delivered to bob, not read yet" in said
+
+
+def test_re_accepts_the_beginning_of_an_id(running: Relay, home: Path) -> None:
+    sent, _ = send(home, "bob", "which?", "--kind", "query")
+    words = ("send", "--as", "bob", "alice", "main", "--kind", "response", "--re", sent[20:28])
+    assert relay(*words, home=home).returncode == 0
+    assert f"RE: {sent}\n" in inbox_of(home, "alice")[0].read_text()
+
+
+@pytest.mark.parametrize(
+    "words", ["send --as alice bob hi", "ack --as alice {id}", "reply --as alice {id} hi"]
+)
+@pytest.mark.parametrize("output", [">&-", "> /dev/full"])
+def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(
+    words: str, output: str, running: Relay, home: Path
+) -> None:
+    """The message is sent, so nothing suggests to try again."""
+    asked = relay("send", "--as", "bob", "alice", "which?", "--kind", "query", home=home)
+    program = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home)])
+    line = f"exec {program} {words.format(id=asked.stdout.strip())} {output}"
+    done = subprocess.run(["sh", "-c", line], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "again" not in done.stderr
+    (sent,) = inbox_of(home, "bob")
+    assert f"; sent as {sent.stem}" in done.stderr
+
+
+def test_m3_a_reader_that_has_closed_the_pipe(running: Relay, home: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    with os.fdopen(write_fd, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "relay.cli", "--home", str(home), "send", "bob", "hi"],
+            env=environment(),
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    (sent,) = inbox_of(home, "bob")
+    assert done.returncode == EXIT_PIPE_CLOSED
+    assert done.stderr.endswith(f"relay: sent as {sent.stem}\n")

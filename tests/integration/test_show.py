@@ -1,0 +1,184 @@
+"""``relay show``, ``reply``, ``resend``, ``attachment``, ``inbox`` and ``unread``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from tests.procs import Relay, drop, inbox_of, relay, rows_of, until
+
+
+def send(home: Path, *words: str, sender: str = "alice") -> str:
+    """Send, and wait until the relay has recorded what became of it; the id."""
+    done = relay("send", "--as", sender, "--until", "delivered", *words, home=home)
+    assert done.stdout, done.stderr
+    return done.stdout.strip()
+
+
+def shown(home: Path, *words: str) -> str:
+    """What ``relay show`` prints."""
+    done = relay("show", *words, home=home)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_show_prints_headers_body_attachments_and_the_answer(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 2048)
+    (tmp_path / "b").write_bytes(b"x")
+    files = ("--attach", str(tmp_path / "a"), "--attach", str(tmp_path / "b"))
+    sent = send(home, "bob", "which?\nnow", "--kind", "query", "--thread", "t-1", *files)
+    first, second = shown(home, sent[20:28]).split("\n\n", 1)
+    about = first.splitlines()
+    assert about[0] == sent
+    assert about[1].startswith("query from alice to bob, ")
+    assert about[2:4] == ["thread t-1", "delivered, not read yet"]
+    assert [line.rpartition(", ")[2] for line in about[4:]] == ["2 KiB", "1 byte"]
+    assert second == "which?\nnow\n"
+    assert len(inbox_of(home, "bob")) == 1  # showing is not reading
+
+    relay("reply", "--as", "bob", sent[20:28], "main", home=home)
+    until(lambda: "completed by bob: main (answer " in shown(home, sent))
+    assert shown(home, sent).endswith(":\nmain\n")
+    (facts,) = map(json.loads, shown(home, sent, "--json").splitlines())
+    assert (facts["from"], facts["kind"], facts["body"]) == ("alice", "query", "which?\nnow")
+    assert list(facts["attachments"].values()) == [2048, 1]
+    assert [one["body"] for one in facts["answers"]] == ["main"]
+
+
+def test_show_raw_is_the_file(running: Relay, home: Path) -> None:
+    text = "TO: bob\nX-NOTE: as written\n\nhi\n"
+    sent = drop(home, "alice", text)
+    until(lambda: inbox_of(home, "bob"))
+    assert shown(home, "--raw", sent) == text
+
+
+def test_a_file_that_is_not_a_message_can_be_printed(running: Relay, home: Path) -> None:
+    sent = drop(home, "alice", "TO bob\n\nhi\n")
+    until(lambda: inbox_of(home, "alice"))  # the nack
+    done = relay("show", sent, home=home)
+    assert "line 1: 'TO bob' is not a header line" in done.stderr
+    assert f"show --raw {sent}` prints the file" in done.stderr
+    assert shown(home, "--raw", sent) == "TO bob\n\nhi\n"
+
+
+@pytest.mark.home("inbox", "outbox", "bob")
+@pytest.mark.parametrize("sender", ["inbox", "outbox"])
+def test_agents_named_like_folders(sender: str, running: Relay, home: Path) -> None:
+    sent = send(home, "bob", "hi", sender=sender)
+    assert f"message from {sender} to bob" in shown(home, sent)
+    assert relay("resend", sent, home=home).returncode == 0
+
+
+def test_a_message_without_a_relay(home: Path) -> None:
+    sent = drop(home, "alice", "TO: bob\n\nhi\n")
+    assert "not seen by a relay yet" in shown(home, sent)
+    done = relay("resend", sent, home=home)
+    assert (done.returncode, "is still in agents/alice/outbox" in done.stderr) == (1, True)
+    done = relay("show", "1795417885267455484-d9d0", home=home)
+    assert (done.returncode, "no message 1795417885267455484-d9d0" in done.stderr) == (1, True)
+
+
+def test_a_file_that_somebody_put_into_an_inbox(running: Relay, home: Path) -> None:
+    """It is shown as what it is, and not sent in the name of the sender that it claims."""
+    send(home, "bob", "hi")
+    (copy,) = inbox_of(home, "bob")
+    forged = "1795417885267455484-d9d097575ec4b647"
+    (home / "agents/bob/inbox" / f"{forged}.msg").write_bytes(copy.read_bytes())
+    assert "not in the ledger" in shown(home, "d9d09757")
+    done = relay("resend", "d9d09757", home=home)
+    assert (done.returncode, "has only a copy left" in done.stderr) == (1, True)
+
+
+def test_reply_goes_to_the_sender_in_the_thread(running: Relay, home: Path) -> None:
+    for kind, expected in (("query", "response"), ("message", "message")):
+        sent = send(home, "bob", "which?", "--kind", kind, "--thread", "t-1")
+        assert relay("reply", "--as", "bob", sent[20:28], "main", home=home).returncode == 0
+        until(lambda: inbox_of(home, "alice"))
+        with Agent("alice", home, registers=False) as alice:
+            answer = alice.receive(5)
+        assert answer is not None
+        got = (answer.sender, answer.kind, answer.re, answer.thread, answer.body)
+        assert got == ("bob", expected, sent, "t-1", "main")
+
+
+@pytest.mark.home("alice", "bob", "carol")
+def test_resend_is_a_new_message_of_the_same_sender(running: Relay, home: Path) -> None:
+    words = ("nobody-here", "deploy", "--kind", "command", "--thread", "t-1", "--priority", "1")
+    refused = send(home, *words)
+    assert "refused: there is no agent nobody-here" in shown(home, refused)
+    done = relay("resend", refused[20:28], "--to", "carol", home=home)
+    assert done.stderr.startswith("relay: sending it again, from alice to carol\n")
+    until(lambda: inbox_of(home, "carol"))
+    text = inbox_of(home, "carol")[0].read_text()
+    for line in ("FROM: alice", "KIND: command", "THREAD: t-1", "PRIORITY: 1", "deploy"):
+        assert line in text
+    assert done.stdout.strip() != refused and done.stdout.strip() in text
+
+
+def test_resend_of_a_message_of_the_relay(running: Relay, home: Path) -> None:
+    send(home, "nobody-here", "hi")
+    until(lambda: inbox_of(home, "alice"))
+    (nack,) = inbox_of(home, "alice")
+    done = relay("resend", nack.stem, home=home)
+    assert (done.returncode, "was sent by the relay itself" in done.stderr) == (1, True)
+
+
+def test_attachments_are_put_and_got(running: Relay, home: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "got"
+    source.write_bytes(b"\x00\xff data")
+    put = relay("attachment", "put", str(source), home=home).stdout.strip()
+    relay("attachment", "get", put, "-o", str(target), home=home)
+    assert target.read_bytes() == source.read_bytes()
+    source.write_text("text")
+    one = send(home, "bob", "see", "--attach", str(source))
+    assert relay("attachment", "get", one[20:28], home=home).stdout == "text"
+    none = send(home, "bob", "see")
+    done = relay("attachment", "get", none, home=home)
+    assert (done.returncode, "expected one attachment" in done.stderr) == (1, True)
+    missing = relay("attachment", "get", "sha256:" + "0" * 64, home=home)
+    assert (missing.returncode, "there is no attachment sha256:0" in missing.stderr) == (1, True)
+
+
+def test_m14_taking_a_message_shows_what_comes_with_it(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("text")
+    file = ("--attach", str(tmp_path / "a"))
+    sent = send(home, "bob", "see file", "--thread", "t-1", "--priority", "1", *file)
+    done = relay("inbox", "--take", "--as", "bob", home=home)
+    head, attachment, body = done.stdout.splitlines()
+    assert head == f"-- {sent}  message from alice  thread t-1  priority 1"
+    assert attachment.startswith("   attachment sha256:") and body == "see file"
+
+
+def test_m35_an_inbox_is_limited_taken_whole_and_chosen_from(running: Relay, home: Path) -> None:
+    for number in range(3):
+        send(home, "bob", f"number {number}")
+    send(home, "bob", "of carol", sender="carol")
+    some = relay("inbox", "--as", "bob", "--limit", "2", home=home)
+    assert [line.split()[-1] for line in some.stdout.splitlines()[1:]] == ["0", "1"]
+    assert some.stderr == "2 of 4; --limit 4 shows all\n"
+    (row,) = rows_of("inbox", "--as", "bob", "--from", "carol", home=home)
+    assert row["first_line"] == "of carol"
+    done = relay("inbox", "--as", "bob", "--take", "--all", home=home)
+    assert done.stdout.count("-- ") == 4
+    assert inbox_of(home, "bob") == []
+
+
+def test_unread_lists_all_inboxes_the_oldest_first(running: Relay, home: Path) -> None:
+    sent = [send(home, "bob", "one"), send(home, "alice", "two", sender="bob")]
+    rows = rows_of("unread", home=home)
+    assert [row["id"] for row in rows] == sent
+    assert [(row["agent"], row["from"], row["first_line"]) for row in rows] == [
+        ("bob", "alice", "one"),
+        ("alice", "bob", "two"),
+    ]
+    table = relay("unread", "--limit", "1", home=home)
+    assert table.stdout.splitlines()[1].split()[:4] == [sent[0][20:28], "bob", "alice", "message"]
+    assert table.stderr == "1 of 2; --limit 2 shows all\n"
+    assert rows_of("unread", "--agent", "bob", home=home) == rows[:1]
