@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.audit.jobs import JOBS
-from relay.audit.report import REPORT, make_page
+from relay.audit.report import REPORT, Previous, make_page
 from relay.audit.summary import SUMMARY, Report, from_json, to_json
 from relay.base import fsio
 from relay.base.errors import RelayError
@@ -41,13 +41,19 @@ class OutFolder:
     def publish(self, report: Report) -> None:
         """Exchange the tables, then write summary.json and report.html. Errors: RelayError."""
         try:
-            page = make_page(report, self.tables)
+            page = make_page(report, self.tables, self._previous())
             self._exchange()
             summary = os.path.join(self.path, SUMMARY)
             fsio.write_atomic(summary, msgspec.json.format(to_json(report)))
             fsio.write_atomic(os.path.join(self.path, REPORT), page)
         except OSError as exc:
             raise _cannot_write(exc.filename or self.path, exc) from exc
+
+    def _previous(self) -> Previous | None:
+        """Return the run that is in the folder, to mark what is new since; None without one."""
+        with contextlib.suppress(OSError, RelayError):
+            return Previous(read_summary(self.path), self.path)
+        return None
 
     def _exchange(self) -> None:
         old = os.path.join(self.tables, ".old")

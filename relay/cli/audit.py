@@ -24,7 +24,7 @@ from relay.base.text import json_visible
 from relay.cli.common import Amount, home_option, json_option, root_of, sanitize
 
 # Packages of the extra, by import name.
-NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
+NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
 
 MAX_GRACE_S = 366 * 86_400  # a year
 RESEND_S = 0.05  # after a finalizer that swallowed a signal

@@ -1,15 +1,11 @@
 """The report of a run: one HTML file that needs nothing else, neither network nor script.
 
-reading.py    rows of the run's tables, bounded
-cells.py      values as a person reads them
-svg.py        a drawing of matplotlib made fit for the page
-drawing.py    what all charts share: colours, sizes, axes
-charts.py     which charts there are, and from which columns
-advice.py     what to do about a finding
-sections.py   findings, verdicts and rows, as the template takes them
+tables.py     rows of the run's tables, bounded, and values as a person reads them
+charts.py     which charts there are, as bars and lines
+advice.py     a finding in a sentence, what to do about it, and its command
 page.py       all of it, through report.html.j2 and report.css
 """
 
-from relay.audit.report.page import REPORT, make_page
+from relay.audit.report.page import REPORT, Previous, make_page
 
-__all__ = ["REPORT", "make_page"]
+__all__ = ["REPORT", "Previous", "make_page"]

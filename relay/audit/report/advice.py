@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relay.audit.report.tables import duration_ms, shortened
+from relay.audit.summary import with_noun
+
 ADVICE = {
     "reconcile.missing": (
         "The message was accepted, but no store file has it. `relay trace` shows how far it "
@@ -245,3 +251,90 @@ def advice(check: str, *, has_message: bool) -> str:
     if known:
         return known
     return f"{WITH_MESSAGE} {default}" if has_message else default
+
+
+# Nouns and what is said of them: "3 messages" + "accepted, but in no store file".
+SENTENCES = {
+    "reconcile.missing": ("message", "accepted, but in no store file"),
+    "reconcile.checksum_differs": ("message", "changed in the store since it was accepted"),
+    "reconcile.orphan": ("message", "in store or journal that the ledger does not know"),
+    "reconcile.undelivered": ("delivery", "held or staged, not yet written"),
+    "reconcile.journal_differs": ("message", "with other content in the journal"),
+    "reconcile.headers_differ": ("message", "with other headers than the ledger's"),
+    "reconcile.status_differs": ("message", "further along than the ledger says"),
+    "reconcile.unjournaled": ("message", "missing from the journal"),
+    "reconcile.original_differs": ("original", "changed since it was archived"),
+    "reconcile.original_missing": ("original", "missing from the archive"),
+    "reconcile.path_differs": ("message", "in another file than the ledger says"),
+    "reconcile.unknown_file": ("file", "that the ledger does not know"),
+    "reconcile.delivery_conflict": ("delivery", "with two different outcomes"),
+    "reconcile.delivery_duplicate": ("delivery", "found twice"),
+    "reconcile.delivery_missing": ("delivery", "missing"),
+    "reconcile.delivery_orphan": ("delivery", "without a message"),
+    "duplicates.resent": ("message", "sent again within a minute"),
+    "ordering.inversion": ("pair", "of agents with messages out of order"),
+    "ordering.clock_back": ("step", "back of this machine's clock"),
+    "ordering.future_id": ("agent", "with a clock ahead of the relay's"),
+    "ordering.future_mtime": ("agent", "with files changed after their discovery"),
+    "ordering.negative": ("message", "with times that run backwards"),
+    "acks.overdue": ("acknowledgment", "overdue"),
+    "acks.offered_not_in_context": ("message", "shown to an agent, but not seen in its context"),
+    "acks.unrequested": ("acknowledgment", "that nobody asked for"),
+    "dead_letters.repeated": ("recipient", "failing repeatedly for the same reason"),
+    "dead_letters.again": ("message", "replayed, and dead again"),
+    "dead_letters.forgotten": ("dead letter", "neither replayed nor discarded"),
+    "integrity.damaged": ("file", "changed since it was written"),
+    "integrity.unreadable": ("file", "that cannot be read"),
+    "integrity.missing": ("file", "missing"),
+    "integrity.day_changed": ("day", "of files changed since the previous run"),
+    "integrity.day_shrunk": ("day", "of files with fewer files than before"),
+    "latency.slow": ("hour", "with slow deliveries"),
+    "latency.slow_hour": ("hour", "much slower than usual"),
+    "agents.stuck": ("agent", "stuck"),
+    "agents.failed": ("agent", "that could not be started"),
+    "agents.flapping": ("agent", "restarted again and again"),
+    "agents.silent": ("agent", "with mail that it does not read"),
+    "threads.unanswered": ("question", "without an answer"),
+    "threads.runaway": ("thread", "of agents answering each other endlessly"),
+    "capacity.below_floor": ("disk", "too full: the relay accepts nothing"),
+    "capacity.full_soon": ("disk", "full soon"),
+}
+CLOCKS_AHEAD = ("ordering.future_id", "ordering.future_mtime")
+
+
+def sentence(check: str, count: int) -> str:
+    """Say in plain English what the check found: ``3 messages missing from the journal``."""
+    job, _, name = check.partition(".")
+    noun, said = SENTENCES.get(check, (f"{job.replace('_', ' ')} finding", name.replace("_", " ")))
+    if count != 1 and noun.endswith("y"):
+        return f"{count:,} {noun[:-1]}ies {said}" if noun != "day" else f"{count:,} days {said}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'} {said}"
+
+
+def told_clock(check: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say whose clock is ahead, and by how much: ``fixer-2's clock is 2 h ahead``; else ""."""
+    if check not in CLOCKS_AHEAD or not rows:
+        return ""
+    behind = [(float(dict(row["detail"]).get("by_ms") or 0), str(row["agent"])) for row in rows]
+    by_ms, agent = max(behind, key=lambda of: abs(of[0]))
+    others = len({name for _, name in behind}) - 1
+    more = f", and {with_noun(others, 'other')}" if others else ""
+    what = "clock is" if check == CLOCKS_AHEAD[0] else "files are dated"
+    return f"{shortened(agent)}'s {what} {duration_ms(abs(by_ms))} ahead{more}"
+
+
+def command(check: str, message_id: object = None) -> str:
+    """Return the command that looks into a finding.
+
+    An id that is not one of ours is not put into a command.
+    """
+    text = str(message_id or "")
+    if text.isascii() and text.replace("-", "").isalnum():
+        return f"relay trace {text}"
+    parts = ADVICE.get(check, "").split("`")[1::2]
+    known = (part for part in parts if part.startswith("relay ") and part not in NEEDS_ID)
+    return next(known, "relay doctor")
+
+
+# Commands of the advice that need the id of a message or the path of a file.
+NEEDS_ID = ("relay trace", "relay acomm check", "relay thread", "relay release")

@@ -1,179 +1,50 @@
-"""The charts of a report, each with the table and columns that it needs, and the heat map of pairs.
+"""The charts of a report: a few numbers each as bars, or as lines of one path.
 
-A chart is made when its table exists with those columns. For a table without rows it is a
-sentence.
+A line's drawing has no text and stretches with the window, so one serves every width; what its
+axes say stands beside it in HTML. The template writes all of it, and escapes the text.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
-
-from relay.audit.report import timelines
-from relay.audit.report.drawing import HEAT, ROLES, Drawing, Size, draw_both, figure
-from relay.audit.report.tables import Table, anchor_id, shortened
-from relay.audit.report.timelines import ChartParts
+from relay.audit.report.tables import Row, Table, anchor_id, cell, duration_ms, shortened
 from relay.audit.summary import with_noun
 from relay.base.text import format_size
 
-MOST_PAIRS = 20_000  # read for the chart, the busiest
-MOST_AGENTS = 20  # a side; the others are one row and one column
-MOST_NUMBERED = 12  # with more columns than this a square has no room for its number
-MOST_LABEL = 16  # characters
-OTHERS = "(others)"
-LINKED = 100  # pairs whose rows are in the page, the busiest
-_CELL = 0.36  # inches
+MOST_READ = 200_000  # hours times stages: five years of them
+MOST_POINTS = 200  # of a line; beyond that a point is the worst of several hours
+MOST_BARS = 12
+MOST_PANELS = 6
+LINKED = 40  # pairs whose rows are in the page, the busiest
+QUANTILES = ("p50_ms", "p90_ms", "p99_ms")
+WIDTH, HEIGHT = 600.0, 100.0  # of a drawing, in its own units
 
 
-class Matrix(NamedTuple):
-    """The chart's squares."""
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a list: its share of the longest in percent, and what it says."""
 
-    senders: list[str]
-    recipients: list[str]
-    messages: dict[tuple[str, str], int]
-    bytes: dict[tuple[str, str], int]
-    links: dict[tuple[str, str], str]
-
-
-def talks(slug: str, tables: Mapping[str, Table]) -> ChartParts:
-    """Draw the heat map of the busiest agents of ``traffic``."""
-    table = tables["traffic"]
-    rows = table.largest("messages", MOST_PAIRS)
-    matrix = _matrix(rows)
-    wide, narrow = draw_both(slug, lambda size: _draw(matrix, size))
-    top = rows[0]
-    total = sum(row["messages"] for row in rows)
-    text = (
-        f"{with_noun(table.count, 'pair')}, {with_noun(total, 'message')}. The busiest: "
-        f"{shortened(top['sender'])} to {shortened(top['recipient'])}, "
-        f"{with_noun(top['messages'], 'message')}, {format_size(top['bytes'] or 0)}."
-    )
-    note = "A message to several counts once for each."
-    if OTHERS in (*matrix.senders, *matrix.recipients):
-        note += f" Agents beyond the busiest {MOST_AGENTS} are {OTHERS}."
-    if table.count > MOST_PAIRS:
-        note += f" Of the pairs the busiest {MOST_PAIRS:,} are counted."
-    return ChartParts(text, note, wide, narrow)
+    label: str
+    percent: float
+    text: str
+    link: str = ""
 
 
-def _matrix(rows: list[dict[str, object]]) -> Matrix:
-    senders, recipients = _busiest(rows, "sender"), _busiest(rows, "recipient")
-    messages: dict[tuple[str, str], int] = defaultdict(int)
-    size: dict[tuple[str, str], int] = defaultdict(int)
-    links: dict[tuple[str, str], str] = {}
-    for number, row in enumerate(rows):
-        sender = str(row["sender"]) if row["sender"] in senders else OTHERS
-        recipient = str(row["recipient"]) if row["recipient"] in recipients else OTHERS
-        pair = (sender, recipient)
-        messages[pair] += int(str(row["messages"]))
-        size[pair] += int(str(row["bytes"] or 0))
-        if OTHERS not in pair and number < LINKED:
-            links[pair] = f"#{anchor_id('row', 'traffic', str(number))}"
-    return Matrix(
-        _with_others(senders, {pair[0] for pair in messages}),
-        _with_others(recipients, {pair[1] for pair in messages}),
-        messages,
-        size,
-        links,
-    )
+@dataclass(frozen=True)
+class Panel:
+    """Lines over time, with the texts of the axes' ends."""
 
-
-def _busiest(rows: list[dict[str, object]], side: str) -> list[str]:
-    totals: dict[str, int] = defaultdict(int)
-    for row in rows:
-        totals[str(row[side])] += int(str(row["messages"]))
-    ordered = sorted(totals, key=lambda name: (-totals[name], name))
-    return sorted(ordered[:MOST_AGENTS])
-
-
-def _with_others(names: list[str], seen: set[str]) -> list[str]:
-    return [*names, OTHERS] if OTHERS in seen else names
-
-
-def _draw(matrix: Matrix, size: Size) -> Drawing:
-    columns, rows = len(matrix.recipients), len(matrix.senders)
-    made, (axis,) = figure(size, max(1.6, 1.2 + rows * _CELL * (0.72 if size.narrow else 1)))
-    axis.grid(False)
-    axis.spines["bottom"].set_visible(False)
-    axis.set_xlim(0, columns)
-    axis.set_ylim(rows, 0)
-    titles: dict[str, str] = {}
-    for y, sender in enumerate(matrix.senders):
-        for x, recipient in enumerate(matrix.recipients):
-            gid = f"cell-{y}-{x}"
-            _draw_cell(axis, matrix, (x, y), gid, is_narrow=size.narrow)
-            if matrix.messages.get((sender, recipient)):
-                titles[gid] = _title(matrix, sender, recipient)
-    axis.set_yticks([y + 0.5 for y in range(rows)], [_label(name) for name in matrix.senders])
-    many = columns > (4 if size.narrow else 10)
-    axis.set_xticks(
-        [x + 0.5 for x in range(columns)],
-        [_label(name) for name in matrix.recipients],
-        rotation=90 if many else 0,
-    )
-    axis.xaxis.tick_top()
-    axis.tick_params(length=0, labelcolor=ROLES["ink"])
-    axis.set_ylabel("sender", color=ROLES["muted"])
-    axis.xaxis.set_label_position("top")
-    axis.set_xlabel("recipient", color=ROLES["muted"])
-    return Drawing(made, titles)
-
-
-def _draw_cell(
-    axis: Axes, matrix: Matrix, at: tuple[int, int], gid: str, *, is_narrow: bool
-) -> None:
-    """Draw the square at a column and row, with a link, and its number where there is room."""
-    x, y = at
-    pair = (matrix.senders[y], matrix.recipients[x])
-    count = matrix.messages.get(pair, 0)
-    step = _step(count, max(matrix.messages.values()))
-    square = Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, facecolor=HEAT[step], linewidth=0)
-    square.set_gid(gid)
-    axis.add_patch(square)
-    if not count:
-        return
-    square.set_url(matrix.links.get(pair, "#table-traffic"))
-    if len(matrix.recipients) <= (6 if is_narrow else MOST_NUMBERED):
-        axis.text(
-            x + 0.5,
-            y + 0.53,
-            _short(count),
-            ha="center",
-            va="center",
-            fontsize=9,
-            color=ROLES["paper"] if step > 4 else ROLES["ink"],
-        )
-
-
-def _title(matrix: Matrix, sender: str, recipient: str) -> str:
-    pair = (sender, recipient)
-    messages, size = with_noun(matrix.messages[pair], "message"), format_size(matrix.bytes[pair])
-    return f"{shortened(sender)} to {shortened(recipient)}: {messages}, {size}"
-
-
-def _step(count: int, most: int) -> int:
-    """Return 0 for none, else 1 to 8 by the logarithm: one busy pair must not hide the others."""
-    if not count:
-        return 0
-    return 1 + round(7 * math.log1p(count) / math.log1p(most))
-
-
-def _short(count: int) -> str:
-    for step, length in (("M", 1_000_000), ("k", 10_000)):
-        if count >= length:
-            return f"{count / (1_000_000 if step == 'M' else 1000):,.0f}{step}"
-    return f"{count:,}"
-
-
-def _label(name: str) -> str:
-    name = shortened(name)
-    return name if len(name) <= MOST_LABEL else name[: MOST_LABEL - 1] + "…"
+    title: str
+    lines: list[str]  # the points of each, as SVG has them
+    top: str
+    bottom: str
+    begin: str
+    end: str
 
 
 @dataclass(frozen=True)
@@ -184,85 +55,175 @@ class Chart:
     title: str
     table: str  # whose rows it shows
     summary: str  # its numbers in words
-    note: str = ""  # on how it was made
-    wide: str = ""  # svg elements; empty without data
-    narrow: str = ""
-
-
-@dataclass(frozen=True)
-class ChartType:
-    """A type of chart, with the table that it needs."""
-
-    slug: str
-    title: str
-    table: str
-    needs: tuple[str, ...]
-    make: Callable[[str, Mapping[str, Table]], timelines.ChartParts]
-    empty: str
-
-
-CHART_TYPES = (
-    ChartType(
-        "latency",
-        "Latency over time",
-        "latency",
-        ("stage", "hour", "p50_ms", "p90_ms", "p99_ms"),
-        timelines.latency,
-        "No message went through a stage.",
-    ),
-    ChartType(
-        "throughput",
-        "Throughput",
-        "traffic_hours",
-        ("hour", "messages", "bytes"),
-        timelines.throughput,
-        "No message was written.",
-    ),
-    ChartType(
-        "talks",
-        "Who talks to whom",
-        "traffic",
-        ("sender", "recipient", "messages", "bytes"),
-        talks,
-        "No agent wrote to another.",
-    ),
-    ChartType(
-        "dead",
-        "Dead letters",
-        "dead_letters_reasons",
-        ("day", "reason_kind", "letters"),
-        timelines.dead_letters,
-        "No dead letters.",
-    ),
-    ChartType(
-        "capacity",
-        "Capacity",
-        "capacity",
-        ("day", "total_bytes"),
-        timelines.capacity,
-        "No day has been measured.",
-    ),
-)
+    note: str = ""
+    bars: Sequence[Bar] = ()
+    panels: Sequence[Panel] = ()
 
 
 def charts(tables: Mapping[str, Table]) -> list[Chart]:
     """Make the charts of these tables, in the order of the page."""
-    return [
-        _chart(kind, tables)
-        for kind in CHART_TYPES
-        if kind.table in tables and tables[kind.table].has(*kind.needs)
+    made = []
+    for slug, title, name, needs, empty, make in _KINDS:
+        table = tables.get(name)
+        if table is not None and table.has(*needs):
+            rows = table.largest(needs[-1], MOST_READ) if table.count else []
+            made.append(make(slug, title, name, rows) if rows else Chart(slug, title, name, empty))
+    return made
+
+
+def _latency(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+    stages: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted((row for row in rows if row["hour"]), key=lambda row: str(row["hour"])):
+        stages[str(row["stage"])].append(row)
+    panels = []
+    for stage, of in list(stages.items())[:MOST_PANELS]:
+        panels.append(_panel(shortened(stage), of, "hour", QUANTILES, duration_ms, is_log=True))
+    known = [row for row in rows if row["p99_ms"] is not None]
+    text = "No percentile is known."
+    if known:
+        worst = max(known, key=lambda row: float(row["p99_ms"]))
+        text = (
+            f"The slowest hour, {cell(worst['hour'])}: 99 of 100 messages took at most "
+            f"{duration_ms(worst['p99_ms'])} for {shortened(str(worst['stage']))}."
+        )
+    note = "Lines from below: p50, p90, p99; the scale is logarithmic."
+    if any(len(of) > MOST_POINTS for of in stages.values()):
+        note += " Each point is the worst of several hours."
+    return Chart(slug, title, table, text, note, panels=panels)
+
+
+def _throughput(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+    rows = sorted((row for row in rows if row["hour"]), key=lambda row: str(row["hour"]))
+    total = sum(row["messages"] or 0 for row in rows)
+    busiest = max(rows, key=lambda row: row["messages"] or 0, default=None)
+    text = f"{with_noun(total, 'message')}, {format_size(sum(row['bytes'] or 0 for row in rows))}."
+    if busiest is not None:
+        count = with_noun(busiest["messages"] or 0, "message")
+        text += f" The busiest hour, {cell(busiest['hour'])}: {count}."
+    panels = [
+        _panel("Messages an hour", rows, "hour", ("messages",), lambda value: f"{value:,.0f}"),
+        _panel("Bytes an hour", rows, "hour", ("bytes",), format_size),
     ]
+    return Chart(slug, title, table, text, panels=panels)
 
 
-def _chart(kind: ChartType, tables: Mapping[str, Table]) -> Chart:
-    has_rows = tables[kind.table].count > 0
-    made = kind.make(kind.slug, tables) if has_rows else timelines.ChartParts(kind.empty)
-    return Chart(
-        kind.slug,
-        kind.title,
-        kind.table,
-        made.summary or kind.empty,
-        made.note,
-        made.wide,
-        made.narrow,
-    )
+def _talks(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+    rows = sorted(rows, key=lambda row: -(row["messages"] or 0))
+    total = sum(row["messages"] or 0 for row in rows)
+    bars = []
+    for number, row in enumerate(rows[:MOST_BARS]):
+        label = f"{shortened(row['sender'])} to {shortened(row['recipient'])}"
+        count = with_noun(row["messages"] or 0, "message")
+        said = f"{count}, {format_size(row['bytes'] or 0)}"
+        link = f"#{anchor_id('row', 'traffic', str(number))}" if number < LINKED else ""
+        bars.append(Bar(label, _percent(row["messages"], rows[0]["messages"]), said, link))
+    note = f"The busiest {len(bars)} of {len(rows):,}. A message to several counts once for each."
+    text = f"{with_noun(len(rows), 'pair')}, {with_noun(total, 'message')}."
+    return Chart(slug, title, table, text, note, bars=bars)
+
+
+def _dead_letters(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+    tally: dict[str, int] = defaultdict(int)
+    for row in rows:
+        tally[shortened(str(row["reason_kind"] or "(no reason)"))] += row["letters"] or 0
+    ordered = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
+    bars = [
+        Bar(reason, _percent(count, ordered[0][1]), f"{count:,}")
+        for reason, count in ordered[:MOST_BARS]
+    ]
+    return Chart(slug, title, table, f"{with_noun(sum(tally.values()), 'dead letter')}.", bars=bars)
+
+
+def _capacity(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+    rows = sorted(rows, key=lambda row: str(row["day"]))
+    text = f"{format_size(rows[-1]['total_bytes'] or 0)} on {cell(rows[-1]['day'])}."
+    panel = _panel("Bytes a day", rows, "day", ("total_bytes",), format_size)
+    return Chart(slug, title, table, text, panels=[panel])
+
+
+def _percent(value: Any, most: Any) -> float:
+    return round(100 * (value or 0) / most, 1) if most else 0.0
+
+
+def _panel(
+    title: str,
+    rows: list[Row],
+    moment: str,
+    columns: Sequence[str],
+    shown: Callable[[float], str],
+    *,
+    is_log: bool = False,
+) -> Panel:
+    """Draw the columns over the rows' own order; a gap in time is not drawn."""
+    width = -(-len(rows) // MOST_POINTS) or 1
+    lists = []
+    for column in columns:
+        known = [float(row[column] or 0) for row in rows]
+        lists.append([max(known[at : at + width]) for at in range(0, len(known), width)])
+    # A clock that was set back makes a latency negative: nothing that a logarithm knows.
+    values = [value for of in lists for value in of if value > 0]
+    high = max(values, default=1.0)
+    low = min(values, default=0.1) if is_log else 0.0
+
+    def scaled(value: float) -> float:
+        value = max(value, low)
+        if not is_log:
+            return value / high
+        return math.log(value / low) / math.log(high / low) if high > low else 0.5
+
+    lines = [_points([scaled(value) for value in of]) for of in lists]
+    begin, end = (cell(rows[0][moment]), cell(rows[-1][moment])) if rows else ("", "")
+    return Panel(title, lines, shown(high), shown(low) if is_log else "0", begin, end)
+
+
+def _points(shares: list[float]) -> str:
+    """Place shares of the height from left to right; one alone is a line across."""
+    shares = shares * 2 if len(shares) == 1 else shares
+    step = WIDTH / max(1, len(shares) - 1)
+    return " ".join(f"{at * step:.0f},{HEIGHT * (1 - y):.0f}" for at, y in enumerate(shares))
+
+
+_Maker = Callable[[str, str, str, list[Row]], Chart]
+# slug, title, table, the columns needed (rows with the largest of the last are read), when empty
+_KINDS: tuple[tuple[str, str, str, tuple[str, ...], str, _Maker], ...] = (
+    (
+        "latency",
+        "Latency over time",
+        "latency",
+        ("stage", *QUANTILES, "hour"),
+        "No message went through a stage.",
+        _latency,
+    ),
+    (
+        "throughput",
+        "Throughput",
+        "traffic_hours",
+        ("messages", "bytes", "hour"),
+        "No message was written.",
+        _throughput,
+    ),
+    (
+        "talks",
+        "Who talks to whom",
+        "traffic",
+        ("sender", "recipient", "bytes", "messages"),
+        "No agent wrote to another.",
+        _talks,
+    ),
+    (
+        "dead",
+        "Dead letters",
+        "dead_letters_reasons",
+        ("day", "reason_kind", "letters"),
+        "No dead letters.",
+        _dead_letters,
+    ),
+    (
+        "capacity",
+        "Capacity",
+        "capacity",
+        ("total_bytes", "day"),
+        "No day has been measured.",
+        _capacity,
+    ),
+)

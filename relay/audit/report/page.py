@@ -7,7 +7,6 @@ agent called itself or wrote, it is text. The template escapes everything but ou
 from __future__ import annotations
 
 import importlib.resources
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from relay.audit.jobs import JOBS
-from relay.audit.report.advice import advice
+from relay.audit.report.advice import advice, command, sentence, told_clock
+from relay.audit.report.charts import charts
 from relay.audit.report.tables import (
     NOTHING,
     Row,
@@ -30,10 +30,11 @@ from relay.audit.report.tables import (
 )
 from relay.audit.summary import JobReport, Report, format_count, with_noun
 
-MOST_FINDINGS = 50  # shown of a check
-MOST_ROWS = 100  # shown of a table
-MOST_OF_CLASS = 25  # shown of each class, where rows have one
+MOST_FINDINGS = 20  # shown of a check
+MOST_ROWS = 40  # shown of a table
+MOST_OF_CLASS = 8  # shown of each class, where rows have one
 MOST_COLUMNS = 24
+MOST_PREVIOUS = 10_000  # findings of a check compared with
 SHORT = 34  # characters: an id, a time, a name
 # By which column the rows shown are chosen, the largest first; else they are the first.
 LARGEST_BY = {
@@ -69,6 +70,7 @@ class Cell:
     text: str
     number: bool
     command: bool = False  # to be typed
+    is_new: bool = False
 
     @property
     def kind(self) -> str:
@@ -115,6 +117,9 @@ class Check:
     anchor: str
     advice_text: str
     table: PageTable
+    sentence: str
+    command: str  # looks into its first finding
+    is_new: bool  # has a finding among those shown that the previous run had not
 
 
 @dataclass(frozen=True)
@@ -139,27 +144,65 @@ class JobVerdict:
     seconds: str
 
 
-def checks(report: Report, folder: str) -> list[Check]:
+def checks(report: Report, folder: str, previous: Previous | None = None) -> list[Check]:
     """List checks with findings: errors, then warnings, the most frequent first."""
     made = []
     for job in report.jobs.values():
         examples = findings_of(folder, job.name, MOST_FINDINGS) if job.findings else {}
+        known = previous.findings(job.name) if previous is not None and job.findings else None
         for name, count in job.findings.items():
-            made.append(_check(job.name, name, count, examples.get(name, [])))
+            made.append(_check(job.name, name, count, examples.get(name, []), known))
     return sorted(made, key=lambda check: (SEVERITIES.index(check.severity), -check.count))
 
 
-def _check(job: str, name: str, count: int, rows: list[Row]) -> Check:
+class Previous:
+    """The findings of the run that was in the folder before this one."""
+
+    def __init__(self, report: Report, folder: str) -> None:
+        self._report, self._folder = report, folder
+
+    def findings(self, job: str) -> dict[str, set[Key] | None] | None:
+        """Return the keys by check: None without the job, and for a check with too many."""
+        ran = self._report.jobs.get(job)
+        if ran is None or ran.error is not None:
+            return None
+        rows = findings_of(self._folder, job, MOST_PREVIOUS + 1)
+        return {
+            check: {_key(row) for row in of} if len(of) <= MOST_PREVIOUS else None
+            for check, of in rows.items()
+        }
+
+
+Key = tuple[str, ...]
+# What tells a finding from another of its check; the rest of its details changes with time.
+TELLING = ("file", "path", "day", "hour", "kind", "store_file", "recipient", "reason")
+
+
+def _key(row: Row) -> Key:
+    detail = dict(row["detail"] or ())
+    parts = [row["message_id"], row["agent"], row["route"], *[detail.get(of) for of in TELLING]]
+    return tuple(str(part) for part in parts)
+
+
+def _check(
+    job: str,
+    name: str,
+    count: int,
+    rows: list[Row],
+    known: dict[str, set[Key] | None] | None,
+) -> Check:
     severities = {row["severity"] for row in rows}
-    severity = next((known for known in SEVERITIES if known in severities), SEVERITIES[0])
+    severity = next((severe for severe in SEVERITIES if severe in severities), SEVERITIES[0])
     has_message = any(row["message_id"] for row in rows)
     anchor = anchor_id("check", name)
-    columns = [PageColumn("agent", "", "sender"), PageColumn("route", "", "the TO header")]
-    columns += [PageColumn("details", "", "of the finding")]
-    if has_message:
-        columns = [PageColumn("message_id", "", "of the ledger"), *columns]
-        columns += [PageColumn("command", "", "a command")]
-    lines = [(f"{anchor}-{number}", _finding(row, has_message)) for number, row in enumerate(rows)]
+    earlier = known.get(name, set()) if known is not None else None
+    are_new = [earlier is not None and _key(row) not in earlier for row in rows]
+    names = [part for part in ("agent", "route") if any(row[part] for row in rows)]
+    columns = [PageColumn(part, "", "") for part in (*names, "details", "command")]
+    lines = [
+        (f"{anchor}-{number}", _finding(name, row, names, is_new=is_new))
+        for number, (row, is_new) in enumerate(zip(rows, are_new, strict=True))
+    ]
     table = PageTable(
         name,
         f"table-{anchor}",
@@ -170,22 +213,25 @@ def _check(job: str, name: str, count: int, rows: list[Row]) -> Check:
         count,
         f"findings/job={job}/",
     )
-    return Check(name, severity, count, anchor, advice(name, has_message=has_message), table)
+    said = told_clock(name, rows) or sentence(name, count)
+    look = command(name, rows[0]["message_id"] if rows else None)
+    text = advice(name, has_message=has_message)
+    return Check(name, severity, count, anchor, text, table, said, look, any(are_new))
 
 
-def _finding(row: Row, has_message: bool) -> list[Cell]:
-    shown = [_cell(row[name]) for name in ("agent", "route", "detail")]
-    if not has_message:
-        return shown
-    return [_cell(row["message_id"]), *shown, _trace(row["message_id"])]
+def _finding(check: str, row: Row, names: Sequence[str], *, is_new: bool) -> list[Cell]:
+    detail = list(row["detail"] or ())
+    # A file that the details name is not named again as the route.
+    said = {of for _, of in detail}
+    shown = [_cell(row[name] if row[name] not in said else None) for name in names]
+    details = Cell(cell(detail), False, is_new=is_new)
+    return [*shown, details, Cell(command(check, row["message_id"]), False, command=True)]
 
 
 def _trace(message_id: object) -> Cell:
     """Make the command for a message; an id that is not one of ours is not put into a command."""
-    text = str(message_id or "")
-    if not text.replace("-", "").isalnum() or not text.isascii():
-        return Cell(NOTHING, False)
-    return Cell(f"relay trace {text}", False, command=True)
+    text = command("", message_id)
+    return Cell(text, False, command=True) if " trace " in text else Cell(NOTHING, False)
 
 
 def verdicts(report: Report, folder_has: Iterable[str], classes: Iterable[str]) -> list[JobVerdict]:
@@ -239,7 +285,7 @@ def _shown(table: Table, report: Report) -> PageTable:
     for value, rows in grouped:
         lines = []
         for row in rows:
-            values = [_cell(row[name]) for name in names]
+            values = [_cell(row[name], name) for name in names]
             if traced:
                 values.append(_trace(row["message_id"]))
             lines.append((anchor_id("row", table.name, str(number)), values))
@@ -293,24 +339,21 @@ def _description(table: str, report: Report) -> str:
     return job.description if job is not None and job.name == table else ""
 
 
-def _cell(value: Any) -> Cell:
-    return Cell(cell(value), is_number(value))
+def _cell(value: Any, name: str = "") -> Cell:
+    return Cell(cell(value, name), is_number(value))
 
 
 REPORT = "report.html"
 TEMPLATE, STYLE = "report.html.j2", "report.css"
-# It logs that it makes a cache of fonts; the text of the page is in the reader's fonts.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
-def make_page(report: Report, folder: str) -> bytes:
+def make_page(report: Report, folder: str, previous: Previous | None = None) -> bytes:
     """Make the report on ``folder``: its tables and findings, as a run writes them.
 
-    Bounded: at most ``sections.MOST_ROWS`` rows of a table and ``MOST_FINDINGS`` of a check are
-    in it, and the path of the others.
+    Bounded: at most ``MOST_ROWS`` rows of a table and ``MOST_FINDINGS`` of a check are
+    in it, and the path of the others. Findings that ``previous`` has not are marked as new.
     """
-    from relay.audit.report.charts import charts
-
+    found = checks(report, folder, previous)
     tables = tables_in(folder, [name for job in report.jobs.values() for name in job.tables])
     shown = matching_rows(report, tables)
     classes = class_anchors(shown)
@@ -321,12 +364,33 @@ def make_page(report: Report, folder: str) -> bytes:
         headline=headline(report),
         state=_state(report),
         snapshot=report.snapshot_at.replace("T", " "),
-        checks=checks(report, folder),
+        checks=found,
+        first=first_thing(report, found),
         verdicts=verdicts(report, tables, classes),
         charts=charts(tables),
         tables=shown,
     )
     return text.encode("utf-8", "replace")
+
+
+def first_thing(report: Report, found: Sequence[Check]) -> tuple[str, str]:
+    """Return what to look at before all else, and its command; ("", "") when nothing is wrong."""
+    failed = [job for job in report.jobs.values() if job.error is not None]
+    urgent = sorted(found, key=lambda check: (SEVERITIES.index(check.severity), _rank(check.name)))
+    if urgent and (urgent[0].severity == SEVERITIES[0] or not failed):
+        return urgent[0].sentence, urgent[0].command
+    if failed:
+        return f"{failed[0].name} could not run", "relay doctor"
+    return "", ""
+
+
+# Damage and a full disk before all else: they grow while one looks at the rest.
+URGENT = ("capacity.below_floor", "integrity", "security", "reconcile", "capacity")
+
+
+def _rank(check: str) -> int:
+    known = [at for at, begin in enumerate(URGENT) if check.startswith(begin)]
+    return min(known, default=len(URGENT))
 
 
 def headline(report: Report) -> str:
@@ -368,7 +432,6 @@ def _environment() -> jinja2.Environment:
     )
     made.filters["number"] = cell
     made.filters["coded"] = _coded
-    made.filters["drawing"] = Markup  # of svg.py, which escapes as XML does
     return made
 
 

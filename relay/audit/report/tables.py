@@ -7,6 +7,7 @@ reads them, thousands divided and times in UTC; the template escapes the text.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-MOST_GROUPS = 200_000  # of one aggregation; further ones are left out
+from relay.base.text import format_size
+
 BATCH_ROWS = 32_768
 
 Row = dict[str, Any]
@@ -35,14 +37,6 @@ class Table:
     def has(self, *columns: str) -> bool:
         """Return True when it has all of these columns."""
         return set(columns) <= set(self.columns)
-
-    def numbers(self, *endings: str) -> list[str]:
-        """List the columns of numbers with these name endings."""
-        return [
-            field.name
-            for field in self._files.schema
-            if field.name.endswith(endings) and _is_number(field.type)
-        ]
 
     def head(self, most: int) -> list[Row]:
         """Read the first rows."""
@@ -69,21 +63,6 @@ class Table:
                     rows.extend(some.to_pylist())
         return found
 
-    def sums(self, by: Sequence[str], columns: Sequence[str]) -> list[Row]:
-        """Sum the columns by groups, in the order of the groups."""
-        wanted = [(column, "sum") for column in columns]
-        names = [*by, *columns]
-        kept: pa.Table | None = None
-        for batch in self._batches(names):
-            together = batch if kept is None else pa.concat_tables([kept, batch])
-            made = together.group_by(list(by)).aggregate(wanted)
-            made = made.select([*by, *[f"{column}_sum" for column in columns]])
-            kept = made.rename_columns(names).slice(0, MOST_GROUPS).cast(batch.schema)
-        if kept is None:
-            return []
-        rows: list[Row] = kept.sort_by([(name, "ascending") for name in by]).to_pylist()
-        return rows
-
     def _batches(self, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         chosen = list(columns) if columns is not None else None
         for batch in self._files.to_batches(columns=chosen, batch_size=BATCH_ROWS):
@@ -106,14 +85,12 @@ def findings_of(folder: str, job: str, most: int) -> dict[str, list[Row]]:
     return Table(path, f"job={job}").first_of_each("check", most)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 MOST_TEXT = 160  # characters of a cell
+MOST_PAIRS = 600  # characters of the details together
 NOTHING = "–"
 # A column's unit, by the end of its name.
 UNITS = (("_ms", "ms"), ("_ns", "ns"), ("_s", "s"), ("bytes", "bytes"), ("_percent", "%"))
+_TO_MS = {"ms": 1.0, "ns": 1e-6, "s": 1e3}
 # unit, its milliseconds, and from where on the next is used
 _DURATIONS = (("ms", 1.0, 1e3), ("s", 1e3, 6e4), ("min", 6e4, 3.6e6), ("h", 3.6e6, 8.64e7))
 _OTHER = re.compile(r"[^A-Za-z0-9_.-]")
@@ -123,8 +100,11 @@ _UNSEEN = re.compile(
 )
 
 
-def cell(value: object) -> str:
-    """Show a value as text of bounded length."""
+def cell(value: object, name: str = "") -> str:
+    """Show a value as text of bounded length, durations and bytes by the column's name."""
+    measured = _measured(value, name)
+    if measured:
+        return measured
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -140,9 +120,9 @@ def cell(value: object) -> str:
     if isinstance(value, bytes):
         return shortened(value[:MOST_TEXT].hex())
     if isinstance(value, Mapping):
-        return shortened("; ".join(f"{name}: {of}" for name, of in value.items()))
+        return shortened("; ".join(f"{name}: {of}" for name, of in value.items()), MOST_PAIRS)
     if isinstance(value, list | tuple):
-        return shortened(_pairs(value))
+        return shortened(_pairs(value), MOST_PAIRS)
     return shortened(str(value))
 
 
@@ -152,10 +132,27 @@ def moment(value: datetime) -> str:
     return (text.rstrip("0") if "." in text else text) + "Z"
 
 
-def shortened(text: str) -> str:
-    """Put the text on one line, without invisible characters, shortened."""
+def shortened(text: str, most: int = MOST_TEXT) -> str:
+    """Put the text on one line, without invisible characters, shortened in its middle.
+
+    The end stays: a path's file and offset stand there.
+    """
     seen = _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
-    return seen if len(seen) <= MOST_TEXT else seen[: MOST_TEXT - 1] + "…"
+    return seen if len(seen) <= most else f"{seen[: most // 2]}…{seen[-(most // 2 - 1) :]}"
+
+
+def _measured(value: object, name: str) -> str:
+    """Show a duration or a number of bytes, "" for anything else. Details have both as text."""
+    unit = unit_of(name)
+    if (unit not in _TO_MS and unit != "bytes") or isinstance(value, bool):
+        return ""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    return format_size(number) if unit == "bytes" else duration_ms(number * _TO_MS[unit])
 
 
 def duration_ms(value: float) -> str:
@@ -185,7 +182,9 @@ def is_number(value: object) -> bool:
 def _pairs(value: Iterable[object]) -> str:
     """Show a list, or a map, which Arrow gives as a list of pairs."""
     shown = [
-        f"{part[0]}: {part[1]}" if isinstance(part, tuple) and len(part) == 2 else str(part)
+        f"{str(part[0]).replace('_', ' ')}: {cell(part[1], str(part[0]))}"
+        if isinstance(part, tuple) and len(part) == 2
+        else str(part)
         for part in value
     ]
     return "; ".join(shown)
