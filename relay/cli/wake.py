@@ -191,7 +191,7 @@ class Trial:
                     self._print(f"  {steps[step]:>9,.1f} ms  {text}")
                     if step == "inbox":
                         self._ring(rung)
-            if "in_context" in steps and ("result" in steps or not self._is_under_way(rung, began)):
+            if "in_context" in steps and ("result" in steps or not self._last_ring(rung, began)):
                 break
             time.sleep(LOOK_S)
         works = "in_context" in steps
@@ -238,10 +238,6 @@ class Trial:
             "in_context": lambda: ("in context: the file is in .read", 0) if is_read else None,
             "result": lambda: (str(sanitize(ring["result"])), 0) if "result" in ring else None,
         }
-
-    def _is_under_way(self, rung: str, began: int) -> bool:
-        ring = self._last_ring(rung, began)
-        return bool(ring) and "result" not in ring
 
     def _offer(self) -> tuple[str, dict[str, object]]:
         """The session that was shown the message, and what it keeps of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -160,8 +161,9 @@ def test_killed_in_the_middle_of_a_call_nothing_is_lost(bobs_home: Path) -> None
 def kill(root: Path) -> None:
     """End the server as the kernel does."""
     for one in psutil.Process().children(recursive=True):
-        if "mcp" in one.cmdline():
-            one.send_signal(signal.SIGKILL)
+        with contextlib.suppress(psutil.Error):  # another child has ended meanwhile
+            if "mcp" in one.cmdline():
+                one.send_signal(signal.SIGKILL)
 
 
 # -- the previous client ------------------------------------------------------------------------
