@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -15,12 +16,15 @@ from typing import Any
 
 import pytest
 
+from relay.reach.bell import is_ringing
 from relay.reach.hook import waiting
-from relay.reach.session import live_session
+from relay.reach.session import IDLE, Session, live_session
 from tests.fakes.harness import Harness, Ran
+from tests.reach.bells import until
 from tests.reach.hooks import put
 
 TURNS = int(os.environ.get("RELAY_TURNS", "6"))
+CLAUDE = (sys.executable, "-m", "tests.fakes.harness", "claude", "--cwd")
 
 
 def installed(root: Path, vendor: str) -> Path:
@@ -96,6 +100,71 @@ def test_a_message_that_races_with_a_stop_is_in_the_context_once(root: Path, ven
         assert [len(found) for found in seen] == [1] * TURNS
         print(vendor, Counter(found[0].through for found in seen))  # shown with -s
     assert len(os.listdir(root / "agents/bob/inbox/.read")) == TURNS
+
+
+# Hooks of a prompt, whose parent is the agent CLI.
+KILLS = {
+    "its hook runs": 'input=$(cat); kill -9 $PPID; printf %s "$input" | HOOK',
+    "its hook has printed": "HOOK; kill -9 $PPID",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [*KILLS, "the transcript shows it", "it is idle"])
+def test_a_session_that_is_killed_leaves_the_message_to_the_next(root: Path, moment: str) -> None:
+    project, one = installed(root, "claude"), "1700000000000000000-aa"
+    settings = project / ".claude/settings.json"
+    text = settings.read_text()
+    facts = json.loads(text)
+    (entry,) = facts["hooks"]["UserPromptSubmit"][0]["hooks"]
+    command = KILLS.get(moment, "HOOK").replace("HOOK", entry["command"])
+    inbox = root / "agents/bob/inbox"
+    if moment != "it is idle":  # the message comes after the session's start
+        command = f"mv {inbox}/.pending/{one} {inbox}/{one}.msg; {command}"
+    entry["command"] = f"{command}; touch {root}/done"
+    settings.write_text(json.dumps(facts))
+    env = os.environ | {"HOME": str(project)}
+    if moment == "it is idle":
+        _kill_idle(root, project, env)
+        put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one)
+    else:
+        (inbox / ".pending" / one).write_text("FROM: alice\nTO: bob\n\nhello")
+        steps = json.dumps([{"prompt": "go"}, {"die": 1}])
+        assert subprocess.run([*CLAUDE, project], input=steps.encode(), env=env).returncode == -9
+        until((root / "done").exists, 30)
+    settings.write_text(text)
+    assert live_session(str(root), "bob") is None
+    with Harness("claude", project) as cli:
+        cli.start()
+        cli.prompt("go", {"run": "true"})
+        assert cli.errors() == []
+        shown = [seen.text for seen in cli.saw(f"Message {one} from alice")]
+        bob = live_session(str(root), "bob")
+        assert bob is not None and bob.session_id == cli.session_id
+    is_again = ["shown before, perhaps not seen" in text for text in shown]
+    # The hook of a dead session shows nothing; one that ended before has offered the message.
+    expected = {"its hook has printed": [True], "the transcript shows it": []}
+    assert is_again == expected.get(moment, [False])
+    assert os.listdir(root / "agents/bob/inbox/.read") == [f"{one}.msg"]
+
+
+def _kill_idle(root: Path, project: Path, env: dict[str, str]) -> None:
+    """Kill a session at its prompt, and wait until its bell has noticed."""
+    steps = json.dumps([{"prompt": "hello"}, {"idle": 60}])
+    cli = subprocess.Popen([*CLAUDE, project], stdin=subprocess.PIPE, env=env)
+    assert cli.stdin is not None
+    with cli.stdin as file:
+        file.write(steps.encode())
+
+    def at_prompt() -> Session | None:
+        session = live_session(str(root), "bob")
+        is_so = session is not None and session.state == IDLE and session.event == "Stop"
+        return session if is_so and is_ringing(str(root), session) else None
+
+    session = until(at_prompt, 30)
+    cli.kill()
+    cli.wait()
+    until(lambda: not is_ringing(str(root), session))
 
 
 def _send(root: Path, message_id: str, delay: float) -> None:
