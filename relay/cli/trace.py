@@ -38,7 +38,6 @@ from relay.ledger.deliveries import REMOVED
 
 OFFERS = ("offered", "in_context", "returned")
 MOST_RINGS = 20  # of one delivery
-RING_SLACK_NS = 50 * NS_PER_MS
 NEVER = 1 << 62
 ENDED = ("bounced", "expired", "dead", "held")
 UNRECORDED_TEXT = {
@@ -339,9 +338,7 @@ def offer_hops(
     rings = "SELECT * FROM rings WHERE agent = ? AND at BETWEEN ? AND ? ORDER BY at LIMIT ?"
     for one in deliveries:
         until = one["read_at"] or one["acked_at"] or NEVER
-        # A bell sees the file some time before the relay has noted when it wrote it.
-        since = (one["written_at"] or 0) - RING_SLACK_NS
-        for ring in db.execute(rings, (one["recipient"], since, until, MOST_RINGS)):
+        for ring in db.execute(rings, (one["recipient"], one["written_at"], until, MOST_RINGS)):
             detail = f"{ring['rung']}, {ring['messages']} waiting: {ring['result']}"
             yield Hop(ring["at"], "rung", one["recipient"], detail=detail)
 
