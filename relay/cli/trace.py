@@ -337,8 +337,9 @@ def offer_hops(
             yield Hop(one["ended_at"], one["state"], name, offer, one["evidence"])
     rings = "SELECT * FROM rings WHERE agent = ? AND at BETWEEN ? AND ? ORDER BY at LIMIT ?"
     for one in deliveries:
+        since = one["written_at"] or 0  # of a file that was found by recovery it is not known
         until = one["read_at"] or one["acked_at"] or NEVER
-        for ring in db.execute(rings, (one["recipient"], one["written_at"], until, MOST_RINGS)):
+        for ring in db.execute(rings, (one["recipient"], since, until, MOST_RINGS)):
             detail = f"{ring['rung']}, {ring['messages']} waiting: {ring['result']}"
             yield Hop(ring["at"], "rung", one["recipient"], detail=detail)
 
