@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 import msgspec
 from pyarrow.dataset import dataset
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from relay.audit import cluster, jobs
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import AuditJob, integrity
+from relay.audit.jobs.job import ASCENDING, ERROR, WARNING, count_by, first_rows
 from relay.audit.output import FINDINGS, OutFolder, out_folder
 from relay.audit.session import DEFAULT_MASTER, explained, has_ended, session, settings_for
 from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
@@ -35,6 +35,7 @@ STARTING = "starting Spark"
 WRITING = "writing the report"
 
 SHOWN_FINDINGS = 20
+SHOWN_FIELDS = ("severity", "check", "message_id", "agent", "route")
 AT_ONCE = 3  # jobs
 DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
 
@@ -210,24 +211,21 @@ def _compute(
         for name, frame in job.make(inputs).items()
     }
     report.tables = list(tables)
-    report.counts = {row["name"]: row["count"] for row in job.counts(tables).collect()}
+    written = {name: dataset(os.path.join(out, name), format="parquet") for name in tables}
+    report.counts = job.counts(written)
     if job.shown is not None:
-        examples.rows = [row.asDict() for row in job.shown(tables).collect()]
+        examples.rows = job.shown(written)
     if job.findings is None:
         return
     observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
     path = os.path.join(out, _findings_of(job))
-    found = _write_table(spark, job.findings(tables, observed_at), path)
-    if not dataset(path, format="parquet").count_rows():
-        return  # as nearly always: two queries of Spark less
-    by_check = found.groupBy("check", "severity").agg(F.count("*").alias("count"))
-    for row in by_check.orderBy("check").collect():
-        report.findings[row["check"]] = report.findings.get(row["check"], 0) + row["count"]
-        report.errors += row["count"] * (row["severity"] == "error")
-        report.warnings += row["count"] * (row["severity"] == "warning")
-    if report.findings:
-        worst = found.orderBy("severity", "check", "message_id").limit(SHOWN_FINDINGS)
-        examples.findings = [row.asDict() for row in worst.collect()]
+    _write_table(spark, job.findings(tables, observed_at), path)
+    found = dataset(path, format="parquet")
+    report.findings = count_by(found, "check")
+    severities = count_by(found, "severity")
+    report.errors, report.warnings = severities.get(ERROR, 0), severities.get(WARNING, 0)
+    order = {"severity": ASCENDING, "check": ASCENDING, "message_id": ASCENDING}
+    examples.findings = first_rows(found, order, SHOWN_FIELDS, SHOWN_FINDINGS)
 
 
 def _findings_of(job: AuditJob) -> str:

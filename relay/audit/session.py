@@ -55,10 +55,12 @@ END_TIMEOUT_S = 10  # for a JVM to exit after the request
 LAST_WORDS_S = 2  # of a JVM that may be about to end
 
 # The first compiler alone has 48 MB for its code, less than the jobs of a run need: what is thrown
-# out is compiled again, a fifth of a run. Arrow would check each value's bounds twice, a tenth of
-# a scan; the batches are our own workers'.
+# out is compiled again, a fifth of a run. Classes of Spark's own jars are not verified, a tenth of
+# a small run. Arrow would check each value's bounds twice, a tenth of a scan; the batches are our
+# own workers'.
 JAVA_OPTIONS = (
     "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 )
 SMALL_BYTES = 32 << 20  # of some ten thousand messages
@@ -83,11 +85,15 @@ SETTINGS = {
     # MessageSources of a join whose parts are smaller are looked up, and neither side put in order.
     "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
 }
-# Planning and compiling are most of a small run: plan once, interpret, and few tasks a join.
+# Planning and compiling are most of a small run: plan once, interpret, and compute each table in
+# one task: inputs have one partition, so that joins move no row. A broadcast is a query of its own.
 SMALL = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.optimizer.disableHints": "true",
 }
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 

@@ -150,9 +150,8 @@ def send(
         if awaited_s is not None:
             raise click.UsageError("--notify-idle and --await cannot be used together", ctx)
         check_has_session(root, to)
-    if headers["re"]:
-        with contextlib.suppress(InvalidName):  # the error of the message names the option
-            headers["re"] = _resolve(root, headers["re"])
+    with contextlib.suppress(InvalidName):  # the error of the message names the option
+        headers["re"] = headers["re"] and _resolve(root, headers["re"])
     if awaited_s is not None:
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
@@ -164,17 +163,8 @@ def send(
             return EXIT_OK
         headers["wait_s"] = 0 if no_wait else None
         limit_s = (STEP_S if timeout_s is None else timeout_s) if step else WAIT_S
-        return _send(
-            me,
-            to,
-            content,
-            as_json,
-            step,
-            limit_s,
-            committed=committed,
-            notify_idle=notify_idle,
-            **headers,
-        )
+        headers |= {"committed": committed, "notify_idle": notify_idle}
+        return _send(me, to, content, as_json, step, limit_s, **headers)
 
 
 def _send(

@@ -38,7 +38,6 @@ from relay.ledger.deliveries import REMOVED
 
 OFFERS = ("offered", "in_context", "returned")
 MOST_RINGS = 20  # of one delivery
-RING_SLACK_NS = 50 * NS_PER_MS
 NEVER = 1 << 62
 ENDED = ("bounced", "expired", "dead", "held")
 UNRECORDED_TEXT = {
@@ -338,9 +337,8 @@ def offer_hops(
             yield Hop(one["ended_at"], one["state"], name, offer, one["evidence"])
     rings = "SELECT * FROM rings WHERE agent = ? AND at BETWEEN ? AND ? ORDER BY at LIMIT ?"
     for one in deliveries:
+        since = one["written_at"] or 0  # of a file that was found by recovery it is not known
         until = one["read_at"] or one["acked_at"] or NEVER
-        # A bell sees the file some time before the relay has noted when it wrote it.
-        since = (one["written_at"] or 0) - RING_SLACK_NS
         for ring in db.execute(rings, (one["recipient"], since, until, MOST_RINGS)):
             detail = f"{ring['rung']}, {ring['messages']} waiting: {ring['result']}"
             yield Hop(ring["at"], "rung", one["recipient"], detail=detail)

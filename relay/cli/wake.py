@@ -35,7 +35,10 @@ _Found = tuple[str, int] | None  # a text, and its time in Unix ns, or 0: now
 
 RINGS = 10  # in the status
 LOOK_S = 0.01
-NO_BELL = "not running; the session's next hook starts it"
+NO_BELL = (
+    "not running: the session is not rung. The end of its next turn starts it: give it a prompt; "
+    "until then `relay bell --as {}` runs the command of wake.json"
+)
 _RINGS = """SELECT at, rung, messages, result FROM rings WHERE agent = ?
 ORDER BY at DESC LIMIT ?"""
 
@@ -65,7 +68,7 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
     if session:
         click.echo(f"session  {sanitize(session)}, {facts['state']}")
         pid = facts["bell_pid"]
-        click.echo(f"bell     {f'pid {pid}' if pid else NO_BELL}")
+        click.echo(f"bell     {f'pid {pid}' if pid else NO_BELL.format(sanitize(name))}")
     else:
         click.echo("session  none that is live")
     worked = facts["worked"]
@@ -191,7 +194,7 @@ class Trial:
                     self._print(f"  {steps[step]:>9,.1f} ms  {text}")
                     if step == "inbox":
                         self._ring(rung)
-            if "in_context" in steps and ("result" in steps or not self._is_under_way(rung, began)):
+            if "in_context" in steps and ("result" in steps or not self._last_ring(rung, began)):
                 break
             time.sleep(LOOK_S)
         works = "in_context" in steps
@@ -238,10 +241,6 @@ class Trial:
             "in_context": lambda: ("in context: the file is in .read", 0) if is_read else None,
             "result": lambda: (str(sanitize(ring["result"])), 0) if "result" in ring else None,
         }
-
-    def _is_under_way(self, rung: str, began: int) -> bool:
-        ring = self._last_ring(rung, began)
-        return bool(ring) and "result" not in ring
 
     def _offer(self) -> tuple[str, dict[str, object]]:
         """The session that was shown the message, and what it keeps of it."""

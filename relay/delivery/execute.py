@@ -248,9 +248,9 @@ class PlanExecutor:
         for one in batch:
             failed = one.undelivered
             for file in one.files:
+                now = self._clock.now_ns()  # before the rename: a bell rings after it
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
-                now = self._clock.now_ns()
                 self._store.deliveries.deliver(file.number, reached, file.attempt)
                 owed = self._view.owed(file.number)
                 written += [

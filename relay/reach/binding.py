@@ -59,6 +59,8 @@ def bind(
             known = load_session(root, harness, session_id)
             session = known or Session(harness, session_id)
             is_same = known is not None and (session.pid, session.pid_start) == (pid, pid_start)
+            if not source and not is_same and _is_older(pid_start, session):
+                raise ProcessLookupError(f"the agent CLI of session {session_id} has ended")
             before = None
             if source == "clear":
                 before = _of_process(others, harness, pid, pid_start)
@@ -82,6 +84,12 @@ def bind(
                         remove_session(root, one)
     _tell_shells(name, root)
     return _greeting(root, session, asked, source)
+
+
+def _is_older(pid_start: int | None, session: Session) -> bool:
+    """True for a process that began before the session's: it adopted a hook whose parent died."""
+    began = session.pid_start
+    return pid_start is not None and began is not None and pid_start < began
 
 
 def _begin(

@@ -9,7 +9,6 @@ lock; the session is saved before anything is printed.
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -95,6 +94,8 @@ def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
     Without messages that are still in its inbox: it was not shown them yet. Without those whose
     answer is in its outbox, for a relay that does not run or comes to it in a moment.
     """
+    import sqlite3  # here, because a prompt does not need it
+
     try:
         rows = _rows(root, agent)
     except (OSError, sqlite3.Error):
@@ -127,6 +128,8 @@ def report_state(root: str, session: Session, state: str) -> None:
 
 def _rows(root: str, agent: str) -> list[tuple[str, str, str, int]]:
     """Read the ledger. Errors: OSError, sqlite3.Error."""
+    import sqlite3
+
     path = os.path.join(root, LEDGER)
     if not os.path.isfile(path):  # opening a pipe would wait
         return []

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pyarrow.dataset import dataset
 from pyspark.sql import DataFrame
 
-from relay.audit.jobs.job import AuditJob, Tables
+from relay.audit.jobs.job import AuditJob, Tables, Written
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
@@ -106,7 +107,12 @@ def details(job: AuditJob, tables: Tables, check: str) -> list[dict[str, str]]:
 
 def counted(job: AuditJob, tables: Tables) -> dict[str, int]:
     """The job's counts."""
-    return {row["name"]: row["count"] for row in job.counts(tables).collect()}
+    return job.counts(written(tables))
+
+
+def written(tables: Tables) -> Written:
+    """The tables as a run has them after they were written."""
+    return {name: dataset(frame.toArrow()) for name, frame in tables.items()}
 
 
 def folder(home: HomeBuilder, name: str) -> Path:

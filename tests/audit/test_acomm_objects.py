@@ -75,14 +75,14 @@ def test_a_prefix_stands_for_the_files_below_it(bucket: S3Store) -> None:
     for name in ("r/a/1.acomm", "r/a/2.acomm", "r/b/3.acomm", "r/a/x.txt", "rr/4.acomm"):
         obstore.put(bucket, name, b"x")
     below = [f"{ROOT}/r/a/1.acomm", f"{ROOT}/r/a/2.acomm", f"{ROOT}/r/b/3.acomm"]
-    assert list_objects(f"{ROOT}/r") == below
-    assert list_objects(f"{ROOT}/r/") == below
-    assert list_objects(f"{ROOT}/r/a/") == below[:2]
-    assert list_objects(f"{ROOT}/r/a/2.acomm") == below[1:2]
-    assert list_objects(f"{ROOT}/r/*/[13].acomm") == [below[0], below[2]]
-    assert list_objects(f"{ROOT}/r/a/?.acomm") == below[:2]
-    assert list_objects(f"s3a://{BUCKET}/r/b") == below[2:]
-    assert list_objects(f"{ROOT}/nothing/") == []
+    assert list(list_objects(f"{ROOT}/r")) == below
+    assert list(list_objects(f"{ROOT}/r/")) == below
+    assert list(list_objects(f"{ROOT}/r/a/")) == below[:2]
+    assert list(list_objects(f"{ROOT}/r/a/2.acomm")) == below[1:2]
+    assert list(list_objects(f"{ROOT}/r/*/[13].acomm")) == [below[0], below[2]]
+    assert list(list_objects(f"{ROOT}/r/a/?.acomm")) == below[:2]
+    assert list(list_objects(f"s3a://{BUCKET}/r/b")) == below[2:]
+    assert list(list_objects(f"{ROOT}/nothing/")) == []
     assert f"{ROOT}/rr/4.acomm" in list_objects(ROOT)
 
 
@@ -97,8 +97,9 @@ def test_an_archive_is_read_from_there(bucket: S3Store, tmp_path: Path) -> None:
         START_S, START_S, channels=(DIRECT,), messages=(stored_message(1, "1-a", b"in a bucket"),)
     )
     obstore.put(bucket, "year/2026-01-31/000001.acomm", store_file.encode(store))
-    (found,) = list_objects(f"{ROOT}/year")
+    ((found, size),) = list_objects(f"{ROOT}/year").items()
     data = read_object(found, MAX_FILE_BYTES)
+    assert len(data) == size
     assert store_file.decode(data, found).messages == store.messages
     with pytest.raises(RelayError, match=rf"{found} has {len(data)} bytes, the limit is 10"):
         read_object(found, 10)

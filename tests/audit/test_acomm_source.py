@@ -236,6 +236,20 @@ def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
     assert read(str(tmp_path / "empty")).collect() == []
 
 
+def test_small_files_share_a_partition(read, tmp_path: Path) -> None:
+    for number in range(100):
+        name = tmp_path / f"{number:06}.acomm"
+        store_file.write(
+            str(name), StoreFile(1, 1, messages=(stored_message(number, f"1-{number}"),))
+        )
+    whole = read(str(tmp_path))
+    assert acomm_source.LEAST_PARTITIONS <= whole.rdd.getNumPartitions() < 20
+    assert {row["relay_id"] for row in whole.collect()} == {f"1-{n}" for n in range(100)}
+    name.write_bytes(b"damaged")
+    rest = read(str(tmp_path), mode="permissive")
+    assert {row["relay_id"] for row in rest.collect()} == {f"1-{n}" for n in range(99)}
+
+
 def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "we[i]rd, *.acomm"
     store_file.write(str(path), STORE)

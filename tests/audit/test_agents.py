@@ -27,6 +27,7 @@ from tests.audit.ledger_rows import (
     made,
     message,
     process,
+    written,
 )
 
 pytestmark = pytest.mark.shows("audit 2.1")
@@ -110,7 +111,7 @@ def test_each_fault_is_found_and_nothing_else(
     assert (silent["unread"], silent["silent_s"]) == ("1", "90000")
     counts = counted(agents.JOB, tables)
     assert (counts["present"], counts["away"], counts["silent"]) == (6, 2, 1)
-    shown = agents.shown(tables).collect()
+    shown = agents.shown(written(tables))
     assert {row["class"] for row in shown[:4]} == {"stuck", "failed", "flapping", "silent"}
 
 

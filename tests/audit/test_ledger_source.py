@@ -120,6 +120,21 @@ def test_ranges_take_each_row_once(
     assert sorted(row["id"] for row in frame.collect()) == [2, 3, 7, 8, 9]
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(1, 7), (3, 3), (1000, 1)])
+def test_deliveries_are_divided_by_message(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, rows: int, parts: int
+) -> None:
+    for name in ("0", "1", "2", "3", "4", "5", "it's"):
+        home.seen(f"{name}-a")
+        home.deliver(f"{name}-a")
+    taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock())
+    read = spark.read.format("relay_ledger").option("table", "deliveries").option("rows", str(rows))
+    frame = read.load(taken.path)
+    ids = sorted(row["message_id"] for row in frame.collect())
+    assert ids == ["0-a", "1-a", "2-a", "3-a", "4-a", "5-a", "it's-a"]
+    assert frame.rdd.getNumPartitions() == parts
+
+
 def test_nulls_longer_than_what_types_are_guessed_from(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:

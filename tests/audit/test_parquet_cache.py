@@ -139,5 +139,5 @@ def test_what_cannot_be_read_is_one_line_and_no_file_that_is_taken_for_whole(
 ) -> None:
     cache = ParquetCache(made(tmp_path / "kept"), here)
     with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), explained():
-        parquet_cache.read(spark, Unreadable, results.COUNT, {"path": str(tmp_path)}, cache)
+        parquet_cache.read(spark, Unreadable, results.FINDING, {"path": str(tmp_path)}, cache)
     assert [name for name in os.listdir(cache.folder) if not name.startswith("_")] == []

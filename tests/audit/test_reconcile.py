@@ -15,6 +15,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.names import sha256_hex
 from relay.ledger import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
+from tests.audit.ledger_rows import written
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("audit 2.1")
@@ -130,7 +131,7 @@ def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFra
 
 
 def test_counts_are_one_a_class_and_add_up(judged: dict[str, DataFrame]) -> None:
-    found = {row["name"]: row["count"] for row in reconcile.counts(judged).collect()}
+    found = reconcile.counts(written(judged))
     assert found == {name: list(EXPECTED.values()).count(name) for name in EXPECTED.values()}
 
 

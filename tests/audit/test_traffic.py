@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from relay.audit.jobs import traffic
 from relay.audit.schemas import results
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
-from tests.audit.ledger_rows import HOUR, MINUTE, delivery, insert, made, message
+from tests.audit.ledger_rows import HOUR, MINUTE, delivery, insert, made, message, written
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -31,9 +31,9 @@ def test_pairs_are_counted_with_their_latencies(
         ("bob", "alice", 1, FILE_SIZE, 2.5, 2.5, 2.5),
         ("bob", "carol", 1, FILE_SIZE, 2.5, 2.5, 2.5),
     ]
-    counted = {row["name"]: row["count"] for row in traffic.counts(tables).collect()}
+    counted = traffic.counts(written(tables))
     assert counted == {"pairs": 3, "messages": 102, "bytes": 102 * FILE_SIZE}
-    assert [row["sender"] for row in traffic.busiest(tables).collect()] == ["alice", "bob", "bob"]
+    assert [row["sender"] for row in traffic.shown(written(tables))] == ["alice", "bob", "bob"]
 
 
 def test_nothing_written_is_nothing(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_nothing_written_is_nothing(spark: SparkSession, home: HomeBuilder, tmp_
     tables = traffic.make(home.inputs(spark, tmp_path / "run"))
     pairs = tables["traffic"]
     assert pairs.collect() == []
-    counted = {row["name"]: row["count"] for row in traffic.counts(tables).collect()}
+    counted = traffic.counts(written(tables))
     assert counted == {"pairs": 0, "messages": 0, "bytes": 0}
 
 

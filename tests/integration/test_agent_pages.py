@@ -17,7 +17,7 @@ from tests.procs import PROJECT
 FAKES = PROJECT / "scripts" / "agents"
 NOTHING = re.compile("$.")  # no line is left out
 SESSION = re.compile(r"AGENT_RELAY_NAME=(\w+) (claude|codex|gemini)$")
-STARTED = """AGENT_RELAY_NAME={0} python {2}/fake_cli.py {1} <> fifo-{0} > "$HOME/screen-{0}" 2>&1 &
+STARTED = """AGENT_RELAY_NAME={0} python "{2}" {1} <> fifo-{0} > "$HOME/screen-{0}" 2>&1 &
 until grep -q '> ' "$HOME/screen-{0}"; do sleep 0.05; done
 until relay agents --json | grep -q '"name": "{0}"'; do sleep 0.05; done"""
 
@@ -31,7 +31,8 @@ def typed(line: str) -> str:
     session = SESSION.match(line)
     if session is None:
         return line
-    return f"mkfifo fifo-{session[1]}; " + STARTED.format(session[1], session[2], FAKES)
+    name, cli = session.groups()
+    return f"mkfifo fifo-{name}; " + STARTED.format(name, cli, FAKES / "fake_cli.py")
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
 
 def test_a_shell_saves_and_loads(home: Path) -> None:
     script = (
-        f". {PROJECT}/agent_sdk/relay.sh\n"
+        f". '{PROJECT}/agent_sdk/relay.sh'\n"
         "printf 'half\\nway' | relay_send -k continuity -H 'ACTION: save' __orchestrator__ -\n"
         "relay_recv -t 30 | relay_body\n"
         "relay_send -k continuity -H 'ACTION: load' __orchestrator__\n"

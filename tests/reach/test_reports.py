@@ -95,6 +95,16 @@ def test_the_same_report_twice_is_one(box: Box) -> None:
     ]
 
 
+def test_a_ring_counts_from_when_the_file_is_in_the_inbox(box: Box) -> None:
+    """One a moment before it was for other messages."""
+    sent = send(box)
+    ((written_at,),) = box.sql("SELECT written_at FROM deliveries")
+    for rung, at in (("claude-inbox", written_at - 1), ("codex-queue", written_at + 1)):
+        report(box, {"what": RING, "rung": rung, "messages": 1, "result": "ok", "at": at})
+    trace = relay("trace", sent, home=box.root).stdout
+    assert "codex-queue" in trace and "claude-inbox" not in trace
+
+
 def test_all_of_it_twice_ends_no_later_offer(box: Box) -> None:
     """Files that were recorded and not removed are read again, the first offer's end, too."""
     sent, at = send(box), box.clock.now_ns()

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from relay.reach.bell import is_ringing
 from relay.reach.hook import waiting
-from relay.reach.session import live_session
+from relay.reach.session import IDLE, Session, live_session
+from tests.fakes.harness import Harness, Ran
+from tests.reach.bells import until
 from tests.reach.hooks import put
 
 TURNS = int(os.environ.get("RELAY_TURNS", "6"))
+CLAUDE = (sys.executable, "-m", "tests.fakes.harness", "claude", "--cwd")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(60 + 3 * TURNS)
-@pytest.mark.parametrize("vendor", ["claude", "codex", "gemini"])
-def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(
-    root: Path, vendor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = pytest.importorskip("tests.fakes.harness")
+def installed(root: Path, vendor: str) -> Path:
+    """A project whose hooks are bob's."""
     project = root.parent / "project"
     project.mkdir()
     relay = Path(sys.executable).with_name("relay")
     words = [relay, "hooks", "install", vendor, "--project", "--home", root, "--as", "bob"]
     subprocess.run(words, cwd=project, check=True, capture_output=True)
+    return project
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + 3 * TURNS)
+@pytest.mark.parametrize("vendor", ["claude", "codex", "gemini"])
+def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, vendor: str) -> None:
+    project = installed(root, vendor)
     chance = random.Random(vendor)
     ids = [f"{1700000000000000000 + number}-aa" for number in range(TURNS)]
-    with harness.Harness(vendor, project) as cli:
+    with Harness(vendor, project) as cli:
         cli.start()
         for one in ids:
             sender = threading.Thread(target=_send, args=(root, one, chance.uniform(0, 0.5)))
@@ -48,6 +59,112 @@ def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(
         assert session is not None and session.state == "idle"
         assert not waiting(str(root), session) and not session.offered
     assert len(os.listdir(root / "agents/bob/inbox/.read")) == TURNS
+
+
+class Racing(Harness):
+    """A session that starts a sender when its Stop hooks begin."""
+
+    sender: threading.Thread | None = None
+
+    def fire(self, event: str, **facts: Any) -> list[Ran]:
+        """Start it, once, and run the hooks."""
+        sender, self.sender = self.sender, None if event == "Stop" else self.sender
+        if sender is not None and event == "Stop":
+            sender.start()
+        return super().fire(event, **facts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + 3 * TURNS)
+@pytest.mark.parametrize("vendor", ["claude", "codex", "gemini"])
+def test_a_message_that_races_with_a_stop_is_in_the_context_once(root: Path, vendor: str) -> None:
+    """One that is too late for the stop is rung for, or shown at the next prompt."""
+    chance = random.Random(f"{vendor} at a stop")
+    ids = [f"{1700000000000000000 + number}-aa" for number in range(TURNS)]
+    stop_s = 0.1
+    with Racing(vendor, installed(root, vendor)) as cli:
+        cli.start()
+        for one in ids:
+            delay = chance.uniform(0, 1.3 * stop_s)
+            cli.sender = sender = threading.Thread(target=_send, args=(root, one, delay))
+            cli.prompt("go")
+            sender.join()
+            stop_s = 0.8 * stop_s + 0.2 * cli.ran()[-1]["ms"] / 1000
+            if vendor == "claude":
+                cli.idle(20, until=partial(cli.saw, f"Message {one}"))
+            elif not cli.saw(f"Message {one}"):
+                cli.prompt("what has come")
+        cli.prompt("thank you")
+        assert cli.errors() == []
+        seen = [cli.saw(f"Message {one} from alice (message):") for one in ids]
+        assert [len(found) for found in seen] == [1] * TURNS
+        print(vendor, Counter(found[0].through for found in seen))  # shown with -s
+    assert len(os.listdir(root / "agents/bob/inbox/.read")) == TURNS
+
+
+# Hooks of a prompt, whose parent is the agent CLI.
+KILLS = {
+    "its hook runs": 'input=$(cat); kill -9 $PPID; printf %s "$input" | HOOK',
+    "its hook has printed": "HOOK; kill -9 $PPID",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [*KILLS, "the transcript shows it", "it is idle"])
+def test_a_session_that_is_killed_leaves_the_message_to_the_next(root: Path, moment: str) -> None:
+    project, one = installed(root, "claude"), "1700000000000000000-aa"
+    settings = project / ".claude/settings.json"
+    text = settings.read_text()
+    facts = json.loads(text)
+    (entry,) = facts["hooks"]["UserPromptSubmit"][0]["hooks"]
+    command = KILLS.get(moment, "HOOK").replace("HOOK", entry["command"])
+    inbox = root / "agents/bob/inbox"
+    if moment != "it is idle":  # the message comes after the session's start
+        command = f"mv {inbox}/.pending/{one} {inbox}/{one}.msg; {command}"
+    entry["command"] = f"{command}; touch {root}/done"
+    settings.write_text(json.dumps(facts))
+    env = os.environ | {"HOME": str(project)}
+    if moment == "it is idle":
+        _kill_idle(root, project, env)
+        put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one)
+    else:
+        (inbox / ".pending" / one).write_text("FROM: alice\nTO: bob\n\nhello")
+        steps = json.dumps([{"prompt": "go"}, {"die": 1}])
+        assert subprocess.run([*CLAUDE, project], input=steps.encode(), env=env).returncode == -9
+        until((root / "done").exists, 30)
+    settings.write_text(text)
+    assert live_session(str(root), "bob") is None
+    with Harness("claude", project) as cli:
+        cli.start()
+        cli.prompt("go", {"run": "true"})
+        assert cli.errors() == []
+        shown = [seen.text for seen in cli.saw(f"Message {one} from alice")]
+        bob = live_session(str(root), "bob")
+        assert bob is not None and bob.session_id == cli.session_id
+    is_again = ["shown before, perhaps not seen" in text for text in shown]
+    # The hook of a dead session shows nothing; one that ended before has offered the message.
+    expected = {"its hook has printed": [True], "the transcript shows it": []}
+    assert is_again == expected.get(moment, [False])
+    assert os.listdir(root / "agents/bob/inbox/.read") == [f"{one}.msg"]
+
+
+def _kill_idle(root: Path, project: Path, env: dict[str, str]) -> None:
+    """Kill a session at its prompt, and wait until its bell has noticed."""
+    steps = json.dumps([{"prompt": "hello"}, {"idle": 60}])
+    cli = subprocess.Popen([*CLAUDE, project], stdin=subprocess.PIPE, env=env)
+    assert cli.stdin is not None
+    with cli.stdin as file:
+        file.write(steps.encode())
+
+    def at_prompt() -> Session | None:
+        session = live_session(str(root), "bob")
+        is_so = session is not None and session.state == IDLE and session.event == "Stop"
+        return session if is_so and is_ringing(str(root), session) else None
+
+    session = until(at_prompt, 30)
+    cli.kill()
+    cli.wait()
+    until(lambda: not is_ringing(str(root), session))
 
 
 def _send(root: Path, message_id: str, delay: float) -> None:

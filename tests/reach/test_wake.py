@@ -148,7 +148,8 @@ def test_the_status_has_rungs_and_rings(bob: Cli, tmp_path: Path) -> None:
     before = relay(bob, "wake", "status", "bob").stdout
     assert before.splitlines()[:3] == [
         "session  claude:bob-1, idle",
-        "bell     not running; the session's next hook starts it",
+        "bell     not running: the session is not rung. The end of its next turn starts it: give it"
+        " a prompt; until then `relay bell --as bob` runs the command of wake.json",
         "worked   none yet",
     ]
     process = bob.bell()

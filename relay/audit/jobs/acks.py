@@ -21,12 +21,25 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import WARNING, AuditJob, Tables, instant, make_findings
+from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
+    WARNING,
+    AuditJob,
+    Rows,
+    Tables,
+    Written,
+    first_rows,
+    instant,
+    make_findings,
+    sums,
+)
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import conform, results
 from relay.base.clock import NS_PER_S
@@ -237,17 +250,11 @@ def by_pair(judged: DataFrame) -> DataFrame:
     return conform(pairs.withColumns(ranks), results.ACKS)
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Acknowledged, owed, late, overdue, unrequested answers: results.COUNT."""
-    names = ["acked", "failed", "owed", "late", "overdue"]
-    totals = tables[NAME].agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names])
-    unrequested_total = tables[OWED].agg(F.count_if(_is("unrequested")).alias("count"))
-    return conform(
-        totals.unpivot([], names, "name", "count").unionByName(
-            unrequested_total.select(F.lit("unrequested").alias("name"), "count")
-        ),
-        results.COUNT,
-    )
+def counts(tables: Written) -> dict[str, int]:
+    """Acknowledged, owed, late, overdue, unrequested answers."""
+    totals = sums(tables[NAME], "acked", "failed", "owed", "late", "overdue")
+    is_unrequested = pc.field("class") == "unrequested"
+    return {**totals, "unrequested": tables[OWED].count_rows(filter=is_unrequested)}
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -264,10 +271,10 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     )
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the pairs to print: those that owe most, then the slowest."""
-    ordered = tables[NAME].orderBy(F.desc("owed"), F.desc("p99_ms"), "sender", "recipient")
-    return ordered.limit(SHOWN)
+    order = {"owed": DESCENDING, "p99_ms": DESCENDING, "sender": ASCENDING, "recipient": ASCENDING}
+    return first_rows(tables[NAME], order, limit=SHOWN)
 
 
 def _is(name: str) -> Column:

@@ -20,19 +20,25 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import refusals
 from relay.audit.jobs.job import (
+    ASCENDING,
     DAY_S,
+    DESCENDING,
     HOUR_S,
     WARNING,
     AuditJob,
+    Rows,
     Tables,
-    count_by_class,
+    Written,
+    count_by,
     elapsed_s,
+    first_rows,
     hour_of,
     instant,
     make_findings,
@@ -46,6 +52,7 @@ SILENT_S = DAY_S  # a night is normal, a day is worth a look
 FLAPPING_RESTARTS = 3  # in spawn.restart_window_s; five are given up by default
 RUNS = ("starting", "ready", "working", "idle", "stuck")
 AWAY = ("inactive", "terminated", "retired")
+FINE = ("present", "away")
 FOUND = ("stuck", "failed", "flapping", "silent")
 REQUESTS = ("spawn", "release")
 SHOWN = 20
@@ -235,12 +242,11 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count agents of each class, and refused requests: results.COUNT."""
-    refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
-    spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
-    both = count_by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
-    return conform(both, results.COUNT).orderBy("name")
+def counts(tables: Written) -> dict[str, int]:
+    """Count agents of each class, and refused requests."""
+    is_refused = (pc.field("kind") == "spawn") & (pc.field("outcome") == "refused")
+    refused = tables[SPAWNS].count_rows(filter=is_refused)
+    return dict(sorted({**count_by(tables[NAME]), "spawn_refused": refused}.items()))
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -265,12 +271,11 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     )
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the agents to print: those with findings, then the busiest."""
     columns = ("agent", "class", "status", "process", "messages", "received", "unread", "silent_s")
-    is_fine = F.col("class").isin("present", "away")
-    ordered = tables[NAME].orderBy(is_fine, F.desc("messages"), "agent")
-    return ordered.select(*columns).limit(SHOWN)
+    ordered = first_rows(tables[NAME], {"messages": DESCENDING, "agent": ASCENDING}, columns)
+    return sorted(ordered, key=lambda row: row["class"] in FINE)[:SHOWN]
 
 
 def _hour(at: str) -> Column:

@@ -29,7 +29,18 @@ from relay.audit.disk_usage import (
     HomeUsage,
 )
 from relay.audit.inputs import Inputs
-from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, make_findings
+from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
+    ERROR,
+    WARNING,
+    AuditJob,
+    Rows,
+    Tables,
+    Written,
+    first_rows,
+    make_findings,
+)
 from relay.audit.schemas import conform, results
 
 NAME = "capacity"
@@ -161,12 +172,11 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: HomeUsa
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count by the forecast: results.COUNT; unknown numbers are left out."""
+def counts(tables: Written) -> dict[str, int]:
+    """Count by the forecast; unknown numbers are left out."""
     names = ["free_bytes", "home_bytes", "bytes_per_day", "full_in_days", "full_in_days_kept"]
-    rounded = tables[FORECAST].select(*[F.round(name).cast("bigint").alias(name) for name in names])
-    rows = rounded.unpivot([], names, "name", "count")
-    return conform(rows.where(F.col("count").isNotNull()), results.COUNT)
+    (row,) = tables[FORECAST].to_table(columns=names).to_pylist()
+    return {name: round(value) for name, value in row.items() if value is not None}
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -190,9 +200,9 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     return below.unionByName(soon)
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the parts to print, largest first."""
-    return tables[PARTS].orderBy(F.desc("bytes"), "part")
+    return first_rows(tables[PARTS], {"bytes": DESCENDING, "part": ASCENDING})
 
 
 def _of_part(part: str, column: str) -> Column:

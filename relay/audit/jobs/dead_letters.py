@@ -23,7 +23,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
-from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
+from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
+    WARNING,
+    AuditJob,
+    Rows,
+    Tables,
+    Written,
+    count_by,
+    make_findings,
+)
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import conform, results
 
@@ -104,9 +114,9 @@ def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
     return kept.join(ids, on="message_id", how="inner").distinct()
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count each class: results.COUNT."""
-    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
+def counts(tables: Written) -> dict[str, int]:
+    """Count each class."""
+    return count_by(tables[NAME])
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -146,11 +156,15 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     return repeated.unionByName(one_by_one)
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the reasons to print, the most frequent first."""
-    by_reason = tables[REASONS].groupBy("recipient", "reason_kind")
-    summed = by_reason.agg(F.sum("letters").alias("letters"), F.sum("waiting").alias("waiting"))
-    return summed.orderBy(F.desc("letters"), "recipient").limit(SHOWN)
+    rows = tables[REASONS].to_table(columns=["recipient", "reason_kind", "letters", "waiting"])
+    grouped = rows.group_by(["recipient", "reason_kind"])
+    summed = grouped.aggregate([("letters", "sum"), ("waiting", "sum")])
+    named = summed.rename_columns({"letters_sum": "letters", "waiting_sum": "waiting"})
+    order = [("letters", DESCENDING), ("recipient", ASCENDING)]
+    first: Rows = named.sort_by(order).slice(0, SHOWN).to_pylist()
+    return first
 
 
 JOB = AuditJob(

@@ -22,7 +22,15 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
-from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, count_by_class, make_findings
+from relay.audit.jobs.job import (
+    ERROR,
+    WARNING,
+    AuditJob,
+    Tables,
+    Written,
+    count_by,
+    make_findings,
+)
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import conform, results
 from relay.base.home import ARCHIVES
@@ -183,9 +191,9 @@ def resent(messages: DataFrame) -> DataFrame:
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count each class: results.COUNT."""
-    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
+def counts(tables: Written) -> dict[str, int]:
+    """Count each class."""
+    return count_by(tables[NAME])
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

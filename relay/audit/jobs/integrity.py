@@ -27,15 +27,24 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+from collections import Counter
 from datetime import datetime
 
+import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from relay.audit.inputs import Inputs
-from relay.audit.jobs.job import ERROR, AuditJob, Tables, make_findings
+from relay.audit.jobs.job import (
+    ERROR,
+    AuditJob,
+    Tables,
+    Written,
+    count_by,
+    make_findings,
+)
 from relay.audit.schemas import conform, formats, results
 from relay.base.errors import LedgerError
 from relay.base.home import LEDGER
@@ -44,6 +53,7 @@ from relay.ledger import schema_sql
 NAME = "integrity"
 DAYS = "integrity_days"
 WRONG = ("damaged", "unreadable", "missing")
+SOUND = ("sound", "warned", "unreferenced")
 WRONG_DAYS = ("changed", "shrunk")
 WANTED = ("held", "staged", "written")  # a delivery that is still unread
 LOGS = ("audit_log", "security_events")
@@ -274,16 +284,16 @@ def _class_of_day() -> Column:
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count files of each kind and class: results.COUNT."""
-    is_sound = F.col("class").isin("sound", "warned", "unreferenced")
-    name = F.when(is_sound, F.concat(F.col("kind"), F.lit("s"))).otherwise(F.col("class"))
-    by_name = tables[NAME].groupBy(name.alias("name")).agg(F.count("*").alias("count"))
-    wrong = tables[DAYS].where(F.col("class").isin(*WRONG_DAYS)).groupBy("class")
-    days_wrong = wrong.agg(F.count("*").alias("count")).select(
-        F.concat(F.lit("days_"), F.col("class")).alias("name"), "count"
-    )
-    return conform(by_name.unionByName(days_wrong), results.COUNT).orderBy("name")
+def counts(tables: Written) -> dict[str, int]:
+    """Count files of each kind and class, and days that are wrong."""
+    rows = tables[NAME].to_table(columns=["kind", "class"]).group_by(["kind", "class"])
+    found = Counter[str]()
+    for row in rows.aggregate([([], "count_all")]).to_pylist():
+        name = f"{row['kind']}s" if row["class"] in SOUND else row["class"]
+        found[name] += row["count_all"]
+    wrong = count_by(tables[DAYS], where=pc.field("class").isin(list(WRONG_DAYS)))
+    found.update({f"days_{name}": count for name, count in wrong.items()})
+    return dict(sorted(found.items()))
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

@@ -1,7 +1,8 @@
 """The parts of a job: its tables, counts and findings, and helpers that jobs share.
 
 A job's functions are pure, DataFrame in and DataFrame out; time comes in as an argument. Its
-tables are written once, and counts and findings are computed from the written tables.
+tables are written once, and findings are computed from the written tables. Counts and the rows to
+print are read from the files, without Spark.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+import pyarrow.compute as pc
+from pyarrow.dataset import Dataset
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -19,6 +23,9 @@ from relay.audit.schemas import conform, results
 
 ERROR, WARNING = "error", "warning"
 Tables = Mapping[str, DataFrame]
+Written = Mapping[str, Dataset]  # the same tables, as they were written
+Rows = list[dict[str, Any]]
+ASCENDING, DESCENDING = "ascending", "descending"
 
 
 @dataclass(frozen=True)
@@ -29,10 +36,10 @@ class AuditJob:
     description: str  # its purpose, one line
     tables: Mapping[str, StructType]  # folder -> schema
     make: Callable[[Inputs], Tables]
-    counts: Callable[[Tables], DataFrame]  # -> results.COUNT
+    counts: Callable[[Written], dict[str, int]]
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
     checks: tuple[str, ...] = ()  # the findings it can have, without its name before them
-    shown: Callable[[Tables], DataFrame] | None = None  # the rows to print
+    shown: Callable[[Written], Rows] | None = None  # the rows to print
 
 
 def make_findings(
@@ -67,9 +74,28 @@ def make_findings(
     )
 
 
-def count_by_class(rows: DataFrame) -> DataFrame:
-    """Count the rows of each class; the columns of results.COUNT."""
-    return rows.groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
+def count_by(
+    rows: Dataset, column: str = "class", where: pc.Expression | None = None
+) -> dict[str, int]:
+    """Count the rows of each value of the column, sorted by value."""
+    values = rows.to_table(columns=[column], filter=where)[column].value_counts()
+    return dict(sorted((str(one["values"]), one["counts"].as_py()) for one in values))
+
+
+def sums(rows: Dataset, *names: str) -> dict[str, int]:
+    """Sum these columns; 0 where there is no row."""
+    table = rows.to_table(columns=list(names))
+    return {name: pc.sum(table[name], min_count=0).as_py() for name in names}
+
+
+def first_rows(
+    rows: Dataset, order: dict[str, str], columns: Iterable[str] = (), limit: int | None = None
+) -> Rows:
+    """Return the first rows, these columns or all; ``order``: column -> ASCENDING or DESCENDING."""
+    keys = rows.to_table(columns=list(order))
+    indices = pc.sort_indices(keys, sort_keys=list(order.items()))[:limit]
+    first: Rows = rows.take(indices, columns=list(columns) or None).to_pylist()
+    return first
 
 
 def lookup(words: Mapping[str, str | None], key: Column) -> Column:

@@ -21,21 +21,27 @@ interval below zero is counted apart.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import (
+    ASCENDING,
     WARNING,
     AuditJob,
+    Rows,
     Tables,
+    Written,
     elapsed_ms,
+    first_rows,
     hour_of,
     instant,
     make_findings,
+    sums,
 )
 from relay.audit.schemas import conform, results
 from relay.base.names import ORCHESTRATOR
@@ -109,18 +115,10 @@ def slowest(timed: DataFrame) -> DataFrame:
     return conform(ordered, results.LATENCY_SLOWEST)
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count timed deliveries, slow ones, and negative intervals: results.COUNT."""
-    hours = tables[NAME]
-    inbox = F.col("stage") == INBOX
-    totals = hours.agg(
-        F.coalesce(F.sum(F.when(inbox, F.col("deliveries"))), F.lit(0)).alias("deliveries"),
-        F.coalesce(F.sum("slow"), F.lit(0)).alias("slow"),
-        F.coalesce(F.sum("negative"), F.lit(0)).alias("negative"),
-    )
-    return conform(
-        totals.unpivot([], ["deliveries", "slow", "negative"], "name", "count"), results.COUNT
-    )
+def counts(tables: Written) -> dict[str, int]:
+    """Count timed deliveries, slow ones, and negative intervals."""
+    rows = tables[NAME].filter(pc.field("stage") == INBOX)
+    return {**sums(rows, "deliveries"), **sums(tables[NAME], "slow", "negative")}
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -164,13 +162,12 @@ def slow_hours(hours: DataFrame, observed_at: datetime) -> DataFrame:
     )
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the hours of the last day with messages, to print."""
-    last = tables[NAME].agg(F.max("hour").alias("last"))
-    rows = tables[NAME].crossJoin(F.broadcast(last))
-    recent = rows.where(F.col("hour") > F.col("last") - F.expr("INTERVAL 24 HOURS"))
     columns = ("hour", "stage", "deliveries", "p50_ms", "p99_ms", "max_ms")
-    return recent.where(F.col("stage") == INBOX).orderBy("hour").select(*columns)
+    rows = first_rows(tables[NAME], {"hour": ASCENDING}, columns)
+    begin = rows[-1]["hour"] - timedelta(hours=24) if rows else None
+    return [row for row in rows if row["stage"] == INBOX and row["hour"] > begin]
 
 
 def _measured(at: str) -> Column:

@@ -17,12 +17,25 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
+from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
+    WARNING,
+    AuditJob,
+    Rows,
+    Tables,
+    Written,
+    count_by,
+    first_rows,
+    make_findings,
+    sums,
+)
 from relay.audit.schemas import conform, results
 from relay.base.names import ORCHESTRATOR
 
@@ -251,18 +264,10 @@ def _created_us() -> Column:
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count pairs, deliveries, inversions, and clocks by class: results.COUNT."""
-    totals = tables[NAME].agg(
-        F.count("*").alias("pairs"),
-        *[
-            F.coalesce(F.sum(name), F.lit(0)).alias(name)
-            for name in ("deliveries", "inversions", "created_inversions")
-        ],
-    )
-    names = ["pairs", "deliveries", "inversions", "created_inversions"]
-    in_all = totals.unpivot([], names, "name", "count")
-    return conform(in_all.unionByName(count_by_class(tables[CLOCK])), results.COUNT)
+def counts(tables: Written) -> dict[str, int]:
+    """Count pairs, deliveries, inversions, and clocks by class."""
+    totals = sums(tables[NAME], "deliveries", "inversions", "created_inversions")
+    return {"pairs": tables[NAME].count_rows(), **totals, **count_by(tables[CLOCK])}
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -289,10 +294,10 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     return pairs.unionByName(clocks)
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the pairs to print."""
-    wrong = tables[NAME].where(F.col("inversions") > 0)
-    return wrong.orderBy(F.desc("inversions"), "sender", "recipient").limit(SHOWN)
+    order = {"inversions": DESCENDING, "sender": ASCENDING, "recipient": ASCENDING}
+    return first_rows(tables[NAME].filter(pc.field("inversions") > 0), order, limit=SHOWN)
 
 
 JOB = AuditJob(

@@ -46,8 +46,10 @@ A delivery, of one message to one recipient, has one as well:
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -58,7 +60,8 @@ from relay.audit.jobs.job import (
     WARNING,
     AuditJob,
     Tables,
-    count_by_class,
+    Written,
+    count_by,
     lookup,
     make_findings,
 )
@@ -276,12 +279,12 @@ def reconcile_deliveries(
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count messages of each class, and deliveries that are wrong: results.COUNT."""
-    wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
-    named = wrong.withColumn("class", lookup(DELIVERY_CHECKS, F.col("class")))
-    both = count_by_class(tables[NAME]).unionByName(count_by_class(named))
-    return conform(both, results.COUNT).orderBy("name")
+def counts(tables: Written) -> dict[str, int]:
+    """Count messages of each class, and deliveries that are wrong."""
+    found = Counter(count_by(tables[NAME]))
+    wrong = count_by(tables[DELIVERIES], where=pc.field("class").isin(list(DELIVERY_CHECKS)))
+    found.update({DELIVERY_CHECKS[name]: count for name, count in wrong.items()})
+    return dict(sorted(found.items()))
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

@@ -25,10 +25,14 @@ from pyspark.sql import functions as F
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import refusals
 from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
     ERROR,
     WARNING,
     AuditJob,
+    Rows,
     Tables,
+    Written,
     hour_of,
     instant,
     lookup,
@@ -190,10 +194,11 @@ def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
     return conform(counted.select("*", "last.*", recent), results.SECURITY)
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count each kind: results.COUNT; an event in two sources counts in each."""
-    by_kind = tables[NAME].groupBy(F.concat_ws(".", "source", "kind").alias("name"))
-    return conform(by_kind.agg(F.sum("events").alias("count")), results.COUNT).orderBy("name")
+def counts(tables: Written) -> dict[str, int]:
+    """Count each kind; an event in two sources counts in each."""
+    rows = tables[NAME].to_table(columns=["source", "kind", "events"])
+    summed = rows.group_by(["source", "kind"]).aggregate([("events", "sum")]).to_pylist()
+    return dict(sorted((f"{row['source']}.{row['kind']}", row["events_sum"]) for row in summed))
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -216,14 +221,14 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     )
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose agents and kinds to print: errors, then warnings, then the rest."""
-    totals = (
-        tables[NAME]
-        .groupBy("severity", "source", "kind", "agent")
-        .agg(F.sum("events").alias("events"))
-    )
-    return totals.orderBy(F.asc_nulls_last("severity"), F.desc("events"), "kind").limit(SHOWN)
+    keys = ["severity", "source", "kind", "agent"]
+    grouped = tables[NAME].to_table(columns=[*keys, "events"]).group_by(keys)
+    summed = grouped.aggregate([("events", "sum")]).rename_columns({"events_sum": "events"})
+    order = [("severity", ASCENDING), ("events", DESCENDING), ("kind", ASCENDING)]
+    first: Rows = summed.sort_by(order).slice(0, SHOWN).to_pylist()  # NULL comes last
+    return first
 
 
 def _kind(reason: Column) -> Column:

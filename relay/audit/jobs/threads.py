@@ -25,15 +25,21 @@ from pyspark.sql import functions as F
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
     HOUR_S,
     WARNING,
     AuditJob,
+    Rows,
     Tables,
-    count_by_class,
+    Written,
+    count_by,
     elapsed_ms,
     elapsed_s,
+    first_rows,
     instant,
     make_findings,
+    sums,
 )
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import conform, results
@@ -235,13 +241,10 @@ def _busy_minutes(texts: DataFrame) -> DataFrame:
     )
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count threads, their messages, and queries of each class: results.COUNT."""
-    totals = tables[NAME].agg(
-        F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
-    )
-    rows = totals.unpivot([], ["threads", "messages"], "name", "count")
-    return conform(rows.unionByName(count_by_class(tables[QUERIES])), results.COUNT)
+def counts(tables: Written) -> dict[str, int]:
+    """Count threads, their messages, and queries of each class."""
+    threads = {"threads": tables[NAME].count_rows(), **sums(tables[NAME], "messages")}
+    return {**threads, **count_by(tables[QUERIES])}
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -281,10 +284,10 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     return asked.unionByName(running)
 
 
-def shown(tables: Tables) -> DataFrame:
+def shown(tables: Written) -> Rows:
     """Choose the longest threads, to print."""
-    ordered = tables[NAME].orderBy(F.desc("messages"), "thread")
-    return ordered.select("thread", "messages", "participants", "turns", "duration_s").limit(SHOWN)
+    columns = ("thread", "messages", "participants", "turns", "duration_s")
+    return first_rows(tables[NAME], {"messages": DESCENDING, "thread": ASCENDING}, columns, SHOWN)
 
 
 JOB = AuditJob(

@@ -11,7 +11,18 @@ from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import AuditJob, Tables, elapsed_ms, hour_of
+from relay.audit.jobs.job import (
+    ASCENDING,
+    DESCENDING,
+    AuditJob,
+    Rows,
+    Tables,
+    Written,
+    elapsed_ms,
+    first_rows,
+    hour_of,
+    sums,
+)
 from relay.audit.schemas import conform, results
 
 NAME = "traffic"
@@ -144,22 +155,15 @@ def bursts(minutes: DataFrame) -> DataFrame:
     return conform(named.orderBy(F.desc("messages")), results.TRAFFIC_BURSTS)
 
 
-def counts(tables: Tables) -> DataFrame:
-    """Count pairs, messages and bytes: results.COUNT."""
-    totals = tables[NAME].agg(
-        F.count("*").alias("pairs"),
-        F.coalesce(F.sum("messages"), F.lit(0)).alias("messages"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
-    )
-    return conform(
-        totals.unpivot([], ["pairs", "messages", "bytes"], "name", "count"), results.COUNT
-    )
+def counts(tables: Written) -> dict[str, int]:
+    """Count pairs, messages and bytes."""
+    return {"pairs": tables[NAME].count_rows(), **sums(tables[NAME], "messages", "bytes")}
 
 
-def busiest(tables: Tables) -> DataFrame:
-    """Choose the pairs to print."""
-    ordered = tables[NAME].orderBy(F.desc("messages"), "sender", "recipient")
-    return conform(ordered, results.TRAFFIC).limit(SHOWN)
+def shown(tables: Written) -> Rows:
+    """Choose the pairs to print, the busiest first."""
+    order = {"messages": DESCENDING, "sender": ASCENDING, "recipient": ASCENDING}
+    return first_rows(tables[NAME], order, limit=SHOWN)
 
 
 JOB = AuditJob(
@@ -173,5 +177,5 @@ JOB = AuditJob(
     },
     make=make,
     counts=counts,
-    shown=busiest,
+    shown=shown,
 )

@@ -21,13 +21,6 @@ FINDING = StructType(
     ]
 )
 
-COUNT = StructType(
-    [
-        always("name", TEXT, "of the count"),
-        always("count", NUMBER, "how many"),
-    ]
-)
-
 RECONCILED = StructType(
     [
         always("message_id", TEXT, "of the ledger, relay_id of the store"),

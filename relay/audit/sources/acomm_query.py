@@ -306,23 +306,32 @@ def schema_of(section: str) -> StructType:
     return formats.DAMAGED_FILE if section == DAMAGED else SECTIONS[section]
 
 
-def find_files(paths: Iterable[str]) -> list[str]:
-    """List the store files that the paths name, each once, in order.
+def find_files(paths: Iterable[str]) -> dict[str, int]:
+    """List the store files that the paths name, each once, in order, with their bytes.
 
     A folder means every ``*.acomm`` below it. Errors: RelayError for a path or glob that
     matches nothing; an empty folder is allowed.
     """
-    found: list[str] = []
+    found: dict[str, int] = {}
     for path in paths:
         if is_remote(path):
-            found.extend(list_objects(path))
+            found |= list_objects(path)
             continue
         matches = sorted(glob.glob(path, recursive=True))
         if not matches:
             raise RelayError(f"{path}: no such file")
         for match in matches:
-            found.extend(_below(match) if os.path.isdir(match) else [match])
-    return list(dict.fromkeys(found))
+            names = _below(match) if os.path.isdir(match) else [match]
+            found |= {name: _size(name) for name in names}
+    return found
+
+
+def _size(path: str) -> int:
+    """Return the bytes of a file; of one that is gone 0, whoever reads it says so."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def _below(folder: str) -> list[str]:
@@ -339,8 +348,8 @@ def is_remote(path: str) -> bool:
     return path.startswith(SCHEMES)
 
 
-def list_objects(path: str) -> list[str]:
-    """List the store files of an object store that a path names, in order.
+def list_objects(path: str) -> dict[str, int]:
+    """List the store files of an object store that a path names, in order, with their bytes.
 
     It names an object, ``….acomm``; or a folder, for those below it; or a glob, whose ``*`` goes
     over slashes. Errors: RelayError for an object or a glob that matches nothing,
@@ -352,17 +361,18 @@ def list_objects(path: str) -> list[str]:
     folder = key if is_folder else literal.rpartition("/")[0]
     selector = fs.FileSelector(f"{bucket}/{folder}", recursive=True, allow_not_found=True)
     with _explained(path):
-        names = [i.path for i in store.get_file_info(selector) if i.type == fs.FileType.File]
-        if not names and store.get_file_info(bucket).type == fs.FileType.NotFound:
+        infos = store.get_file_info(selector)
+        sizes = {one.path: one.size for one in infos if one.type == fs.FileType.File}
+        if not sizes and store.get_file_info(bucket).type == fs.FileType.NotFound:
             raise OSError(NO_BUCKET)
     if is_folder:
-        names = [name for name in names if name.endswith(SUFFIX)]
+        names = [name for name in sizes if name.endswith(SUFFIX)]
     else:
         pattern = f"{bucket}/{key if literal != key else glob.escape(key)}"
-        names = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        names = [name for name in sizes if fnmatch.fnmatchcase(name, pattern)]
     if not names and not is_folder:
         raise RelayError(f"{path}: no such file")
-    return [f"s3://{name}" for name in sorted(names)]
+    return {f"s3://{name}": sizes[name] for name in sorted(names)}
 
 
 def read_object(path: str, max_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The Spark format ``acomm``: store files as tables, one partition a file.
+"""The Spark format ``acomm``: store files as tables; small files share a partition.
 
     spark.read.format("acomm").option("section", "messages").load("store/relay.acomm")
 
@@ -71,6 +71,9 @@ from relay.base.errors import FormatError, ObjectError, RelayError
 FORMAT = "acomm"
 DEFAULT_SECTION = "messages"
 MODES = ("failfast", "permissive")
+PARTITION_BYTES = 32 << 20  # some 100,000 messages
+LEAST_PARTITIONS = 16  # of as many files: each core has some
+FILE_COST = 64 << 10  # in bytes: to open one takes as long as to read these
 BATCH_ROWS = 20_000  # from 10,000 to 50,000 it makes no difference
 
 
@@ -133,18 +136,18 @@ class AcommSource(DataSource):  # type: ignore[misc]
         raise RelayError(f"format {FORMAT} needs a path: a file, a folder or a glob")
 
 
-class FilePartition(InputPartition):  # type: ignore[misc]
-    """One file."""
+class FilesPartition(InputPartition):  # type: ignore[misc]
+    """A large file, or small ones."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
 
 
 class AcommReader(DataSourceReader):  # type: ignore[misc]
     """Reads files in workers. The list of files is made when the query is planned."""
 
     def __init__(
-        self, files: list[str], wanted: FileQuery, schema: StructType, *, permissive: bool
+        self, files: dict[str, int], wanted: FileQuery, schema: StructType, *, permissive: bool
     ) -> None:
         self._files = files
         self._wanted = wanted
@@ -158,19 +161,32 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
             self._wanted = FileQuery(self._wanted.sections, self._wanted.conditions + pushed)
         return filters
 
-    def partitions(self) -> list[FilePartition]:
-        """One a file."""
-        return [FilePartition(path) for path in self._files]
+    def partitions(self) -> list[FilesPartition]:
+        """Gather files, in order, to partitions of as many bytes: a task costs some 10 ms."""
+        sizes = {path: max(size, FILE_COST) for path, size in self._files.items()}
+        most = min(PARTITION_BYTES, sum(sizes.values()) // LEAST_PARTITIONS)
+        parts: list[list[str]] = []
+        room = 0
+        for path, size in sizes.items():
+            room -= size
+            if room < 0:
+                parts.append([])
+                room = most - size
+            parts[-1].append(path)
+        return [FilesPartition(paths) for paths in parts]
 
-    def read(self, partition: FilePartition) -> Iterator[pa.RecordBatch]:
-        """The file's rows; none of a damaged one when that is permitted.
+    def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
+        """The files' rows; none of a damaged one when that is permitted.
 
         Errors: RelayError that names the file.
         """
-        if not isinstance(partition, FilePartition):
+        if not isinstance(partition, FilesPartition):
             return  # without files Spark asks for one partition nevertheless
         _freeze_gc()
-        path = partition.path
+        for path in partition.paths:
+            yield from self._rows(path)
+
+    def _rows(self, path: str) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(self._schema, timezone="UTC")
         if self._wanted.sections == (DAMAGED,):
             yield from _damaged(path, schema)

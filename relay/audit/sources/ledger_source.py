@@ -5,7 +5,7 @@
 Options:
 - ``path``: a ledger, in use or not, a backup, or a snapshot.
 - ``table``: messages (the default), deliveries, rejections, agents, ...
-- ``rows``: row ids a partition, 250000 by default.
+- ``rows``: row ids a partition, 250000 by default; of deliveries and offers, messages.
 - ``snapshot``: any word. What is read of one ledger with the same word is of one instant.
 
 A ledger in use is never read in pieces: two partitions would see two states, and a second copy
@@ -25,6 +25,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -159,10 +160,11 @@ class LedgerSource(DataSource):  # type: ignore[misc]
         return int(given)
 
 
-class RowRange(InputPartition):  # type: ignore[misc]
-    """Rows with first <= rowid < end; ``None`` is the whole table."""
+class KeyRange(InputPartition):  # type: ignore[misc]
+    """Rows with first <= key < end; ``None`` is the table's own beginning or end."""
 
-    def __init__(self, first: int | None, end: int | None) -> None:
+    def __init__(self, key: str, first: int | str | None, end: int | str | None) -> None:
+        self.key = key  # a column, or rowid
         self.first = first
         self.end = end
 
@@ -184,20 +186,28 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
         self._rows = rows
         self._schema = schema
 
-    def partitions(self) -> list[RowRange]:
-        """Return ranges of row ids; a single partition for a table without row ids."""
-        if self._table in formats.LEDGER_WITHOUT_ROWID:
-            return [RowRange(None, None)]
+    def partitions(self) -> list[KeyRange]:
+        """Return ranges of row ids, or of the ids that the primary key begins with."""
         with contextlib.closing(sqlite3.connect(snapshot_uri(self._path), uri=True)) as db:
-            first, last = db.execute(f"SELECT min(rowid), max(rowid) FROM {self._table}").fetchone()
-        if first is None:
-            return [RowRange(0, 0)]
-        return [
-            RowRange(start, min(start + self._rows, last + 1))
-            for start in range(first, last + 1, self._rows)
-        ]
+            if self._table not in formats.LEDGER_WITHOUT_ROWID:
+                bounds: list[int | str] = list(self._row_ids(db, self._table))
+                return _ranges("rowid", bounds)
+            key = "SELECT name FROM pragma_table_info(?) WHERE pk = 1"
+            (first,) = db.execute(key, (self._table,)).fetchone()
+            return _ranges(first, self._message_ids(db) if first == "message_id" else [])
 
-    def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
+    def _row_ids(self, db: sqlite3.Connection, table: str) -> range:
+        """Return the first row id of each partition but the first."""
+        first, last = db.execute(f"SELECT min(rowid), max(rowid) FROM {table}").fetchone()
+        return range(0) if first is None else range(first + self._rows, last + 1, self._rows)
+
+    def _message_ids(self, db: sqlite3.Connection) -> list[int | str]:
+        """Return ids that divide the messages, and so what is kept of each message."""
+        next_one = "SELECT message_id FROM messages WHERE rowid >= ? ORDER BY rowid LIMIT 1"
+        ids = (db.execute(next_one, (at,)).fetchone()[0] for at in self._row_ids(db, "messages"))
+        return sorted(set(ids))
+
+    def read(self, partition: KeyRange) -> Iterator[pa.RecordBatch]:
         """Read the rows of a range. Errors: LedgerError that names file and table."""
         # The driver alone, when it only plans, does not load it.
         from adbc_driver_sqlite import dbapi
@@ -217,7 +227,11 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
             raise LedgerError(f"{self._path}, table {self._table}: {exc}") from exc
 
 
-def query(table: str, schema: StructType, rows: RowRange, only: Mapping[str, Sequence[str]]) -> str:
+def _ranges(key: str, bounds: list[int | str]) -> list[KeyRange]:
+    return [KeyRange(key, *pair) for pair in pairwise([None, *bounds, None])]
+
+
+def query(table: str, schema: StructType, rows: KeyRange, only: Mapping[str, Sequence[str]]) -> str:
     """Return the SQL for a range: a row of typed values first, then the rows.
 
     ADBC guesses a column's type from the first rows, and takes one that is NULL in all of them
@@ -225,7 +239,8 @@ def query(table: str, schema: StructType, rows: RowRange, only: Mapping[str, Seq
     """
     typed = ", ".join(f"{_typed(field)} AS {_quoted(field.name)}" for field in schema)
     wanted = ", ".join(_value(field) for field in schema)
-    terms = [] if rows.first is None else [f"rowid >= {rows.first} AND rowid < {rows.end}"]
+    bounds = ((">=", rows.first), ("<", rows.end))
+    terms = [f"{rows.key} {sign} {_literal(at)}" for sign, at in bounds if at is not None]
     terms += [f"{_quoted(name)} IN ({_words(words)})" for name, words in only.items()]
     where = f" WHERE {' AND '.join(terms)}" if terms else ""
     return f"SELECT {typed} UNION ALL SELECT {wanted} FROM {_quoted(table)}{where}"
@@ -285,7 +300,11 @@ def _value(field: StructField) -> str:
 
 
 def _words(words: Iterable[str]) -> str:
-    return ", ".join("'" + word.replace("'", "''") + "'" for word in words)
+    return ", ".join(map(_literal, words))
+
+
+def _literal(value: int | str) -> str:
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 
 def _quoted(name: str) -> str:

@@ -75,7 +75,8 @@ def read(
             write(part)
     elif parts:
         spark.sparkContext.parallelize(parts, len(parts)).foreach(write)
-    return spark.read.schema(schema).parquet(cache.folder)
+    frame = spark.read.schema(schema).parquet(cache.folder)
+    return frame.coalesce(1) if cache.on_driver else frame  # so little is joined in one task
 
 
 def _write(
