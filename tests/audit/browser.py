@@ -56,14 +56,15 @@ class Page:
         return self._driver.execute_script(f"return {script}")
 
     def requested(self) -> list[str]:
-        """Every address that was asked for since this was last called."""
+        """Every address that a page asked for since this was last called."""
         entries = [json.loads(entry["message"]) for entry in self._driver.get_log("performance")]
         messages = [entry["message"] for entry in entries]
-        return [
+        asked = [
             message["params"]["request"]["url"]
             for message in messages
             if message["method"] == "Network.requestWillBeSent"
         ]
+        return [url for url in asked if not url.startswith("chrome://")]  # the browser's own page
 
     def complaints(self) -> list[str]:
         """What the console says since this was last called."""

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from relay.audit.jobs import JOBS
-from relay.audit.report.advice import ADVICE
+from relay.audit.report.advice import ADVICE, SENTENCES
 from relay.audit.summary import JobReport, format_count
 from relay.cli import cli
 
@@ -18,7 +18,7 @@ COMMANDS = sorted(set(re.findall(r"`relay ([^`]+)`", " ".join(ADVICE.values())))
 
 def test_every_check_of_every_job_has_its_advice_and_no_other_has_one() -> None:
     assert [job.name for job in JOBS.values() if bool(job.checks) != bool(job.findings)] == []
-    assert set(ADVICE) == CHECKS
+    assert set(ADVICE) == set(SENTENCES) == CHECKS
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -271,6 +271,11 @@ SENTENCES = {
     "reconcile.delivery_duplicate": ("delivery", "found twice"),
     "reconcile.delivery_missing": ("delivery", "missing"),
     "reconcile.delivery_orphan": ("delivery", "without a message"),
+    "duplicates.numbered_twice": ("message", "accepted twice"),
+    "duplicates.number_shared": ("number", "of two messages"),
+    "duplicates.recorded_twice": ("message", "recorded twice in the journal"),
+    "duplicates.archived_twice": ("message", "archived twice"),
+    "duplicates.delivered_twice": ("delivery", "written twice in one attempt"),
     "duplicates.resent": ("message", "sent again within a minute"),
     "ordering.inversion": ("pair", "of agents with messages out of order"),
     "ordering.clock_back": ("step", "back of this machine's clock"),
@@ -283,7 +288,7 @@ SENTENCES = {
     "dead_letters.repeated": ("recipient", "failing repeatedly for the same reason"),
     "dead_letters.again": ("message", "replayed, and dead again"),
     "dead_letters.forgotten": ("dead letter", "neither replayed nor discarded"),
-    "integrity.damaged": ("file", "changed since it was written"),
+    "integrity.damaged": ("file", "damaged"),
     "integrity.unreadable": ("file", "that cannot be read"),
     "integrity.missing": ("file", "missing"),
     "integrity.day_changed": ("day", "of files changed since the previous run"),
@@ -296,6 +301,23 @@ SENTENCES = {
     "agents.silent": ("agent", "with mail that it does not read"),
     "threads.unanswered": ("question", "without an answer"),
     "threads.runaway": ("thread", "of agents answering each other endlessly"),
+    "security.attachment_mismatch": ("agent", "with attachments that were changed"),
+    "security.attachment_unsafe": ("agent", "with links among the attachments"),
+    "security.bad_signature": ("agent", "with messages of a wrong signature"),
+    "security.foreign_owner": ("agent", "with files of another user"),
+    "security.linked_directory": ("agent", "with a link in the place of a folder"),
+    "security.not_a_regular_file": ("agent", "with a link, pipe or device in the outbox"),
+    "security.hard_link": ("agent", "with messages of several names"),
+    "security.key_changed": ("agent", "with another key than the registered one"),
+    "security.mode_repaired": ("agent", "with files that were open to others"),
+    "security.quota_exceeded": ("agent", "with more messages than allowed"),
+    "security.rate_limited": ("agent", "that sends faster than allowed"),
+    "security.reply_loop": ("agent", "in an endless exchange of answers"),
+    "security.stray_message": ("agent", "with a file in the inbox that the relay did not write"),
+    "security.unsigned": ("agent", "with unsigned messages"),
+    "security.fault": ("agent", "with messages that the relay failed to process"),
+    "security.file_disappeared": ("agent", "with files that were removed from the outbox"),
+    "security.id_taken": ("agent", "with an id that was in use"),
     "capacity.below_floor": ("disk", "too full: the relay accepts nothing"),
     "capacity.full_soon": ("disk", "full soon"),
 }
@@ -305,7 +327,8 @@ CLOCKS_AHEAD = ("ordering.future_id", "ordering.future_mtime")
 def sentence(check: str, count: int) -> str:
     """Say in plain English what the check found: ``3 messages missing from the journal``."""
     job, _, name = check.partition(".")
-    noun, said = SENTENCES.get(check, (f"{job.replace('_', ' ')} finding", name.replace("_", " ")))
+    other = (f"{job.replace('_', ' ')} finding", name.replace("_", " "))
+    noun, said = SENTENCES.get(check, other)
     if count != 1 and noun.endswith("y"):
         return f"{count:,} {noun[:-1]}ies {said}" if noun != "day" else f"{count:,} days {said}"
     return f"{count:,} {noun}{'' if count == 1 else 's'} {said}"
@@ -337,4 +360,7 @@ def command(check: str, message_id: object = None) -> str:
 
 
 # Commands of the advice that need the id of a message or the path of a file.
-NEEDS_ID = ("relay trace", "relay acomm check", "relay thread", "relay release")
+NEEDS_ID = (
+    *("relay trace", "relay acomm check", "relay acomm dump", "relay aof check", "relay aof dump"),
+    *("relay thread", "relay release", "relay key make", "relay key trust"),
+)

@@ -119,6 +119,7 @@ def _talks(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
         bars.append(Bar(label, _percent(row["messages"], rows[0]["messages"]), said, link))
     note = f"The busiest {len(bars)} of {len(rows):,}. A message to several counts once for each."
     text = f"{with_noun(len(rows), 'pair')}, {with_noun(total, 'message')}."
+    text += f" The busiest: {bars[0].label}." if bars else ""
     return Chart(slug, title, table, text, note, bars=bars)
 
 
