@@ -479,7 +479,7 @@ _relay_find_original() { # sets re and to; the relay routes answers by RE, so an
     case $1 in
     */* | *.msg)
         [ -f "$1" ] || _relay_misuse "there is no file $1"
-        re=$(relay_header ID "$1") || _relay_misuse "$1 has no ID: it is no delivered message"
+        re=$(relay_header ID "$1") || _relay_misuse "$1 has no ID: it was not delivered by a relay"
         to=$(relay_header FROM "$1") || to=__orchestrator__
         ;;
     *)

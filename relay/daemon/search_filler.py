@@ -127,7 +127,7 @@ class SearchFiller:
         """End the thread after its current slice, and close the index."""
         self._stopping.set()
         if self._executor is not None:
-            with contextlib.suppress(RuntimeError):  # there is no thread, and nothing to close
+            with contextlib.suppress(RuntimeError):  # without a thread nothing is open
                 self._executor.submit(self._close)
 
     def _take_result(self, job: Future[int], now: int) -> None:

@@ -83,7 +83,7 @@ def count_by(
 
 
 def sums(rows: Dataset, *names: str) -> dict[str, int]:
-    """Sum these columns; 0 where there is no row."""
+    """Sum these columns; 0 for no rows."""
     table = rows.to_table(columns=list(names))
     return {name: pc.sum(table[name], min_count=0).as_py() for name in names}
 
