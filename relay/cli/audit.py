@@ -21,6 +21,7 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
+from relay.cli.audit_digest import digest
 from relay.cli.common import Amount, home_option, json_option, root_of, sanitize
 
 # Packages of the extra, by import name.
@@ -53,6 +54,9 @@ def audit() -> None:
 
     They read a snapshot of ledger and store; see docs/audit.md.
     """
+
+
+audit.add_command(digest)
 
 
 @audit.command("list", epilog="\b\nExample:\n  relay audit list")

@@ -136,6 +136,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "key show": (["bob"], ["bob", "--json"]),
     "key trust": (["bob", "0" * 64],),
     "doctor": ([], ["--json"], ["--deep"]),
+    "audit digest": ([], ["--json"], ["--since", "1d"], ["--since", EVIL]),
     "audit list": ([],),
     "audit report": (["{home}/nothing"],),
     "sh": ([],),
