@@ -64,7 +64,7 @@ class Inputs:
     A table is read from its files on first use, and kept as Parquet in the run's
     folder. ``shared``: several jobs read, so of each table all columns are kept at once. Content,
     metadata and signatures are not among what is kept. ``permissive``: of store and journal what
-    is damaged is passed over.
+    is damaged is passed over. ``results``: folder of the tables that jobs of this run have written.
     """
 
     def __init__(
@@ -75,8 +75,10 @@ class Inputs:
         shared: bool = False,
         earlier: str | None = None,
         permissive: bool = False,
+        results: str = "",
     ) -> None:
         self.snapshot = snapshot
+        self.results = results
         self._permissive = permissive
         self._previous_tables = earlier  # --out of the previous run
         self._spark = spark
@@ -86,6 +88,11 @@ class Inputs:
         self._tables: dict[str, Any] = {}
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session of the run."""
+        return self._spark
 
     @property
     def snapshot_ns(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from pyarrow.dataset import dataset
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit import cluster, jobs
+from relay.audit import cluster, jobs, own_checks
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import AuditJob, integrity
 from relay.audit.jobs.job import ASCENDING, ERROR, WARNING, count_by, first_rows
@@ -70,6 +70,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     recent_days: float = DEFAULT_RECENT_DAYS
     compare: str | None = None  # --out of an earlier run, for the hashes of its days
     permissive: bool = False  # damaged files are skipped, and found by integrity
+    checks: str | None = None  # folder of own checks beside those of the home
 
 
 def run_audit(
@@ -102,6 +103,7 @@ def run_audit(
                     shared=len(wanted) > 1,
                     earlier=request.compare,
                     permissive=request.permissive,
+                    results=written.tables,
                 )
                 reports, examples = _run_jobs(spark, wanted, inputs, written, listener)
             report = _report(snapshot, request, reports)
@@ -115,7 +117,9 @@ def run_audit(
 
 def _wanted(request: RunRequest) -> list[AuditJob]:
     """Choose the jobs; skipped files must be found by ``integrity``. Errors: RelayError."""
-    wanted = jobs.select(request.jobs)
+    names = tuple(name for name in request.jobs if not own_checks.is_own(name))
+    wanted = jobs.select(names) if names or not request.jobs else []
+    wanted += own_checks.select(os.path.abspath(request.home), request.checks, request.jobs)
     if request.permissive and integrity.JOB not in wanted:
         wanted.append(integrity.JOB)
     return wanted
@@ -167,11 +171,13 @@ def _run_jobs(
 
     cores = spark.sparkContext.defaultParallelism
     pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core runs one job
+    own = [job for job in wanted if job.source]  # last: they may read what the others wrote
     try:
-        for done in as_completed([pool.submit(run, job) for job in wanted]):
-            report = done.result()
-            reports[report.name] = report
-            listener.job_finished(report, examples[report.name])
+        for phase in ([job for job in wanted if not job.source], own):
+            for done in as_completed([pool.submit(run, job) for job in phase]):
+                report = done.result()
+                reports[report.name] = report
+                listener.job_finished(report, examples[report.name])
     finally:  # after an interrupt the caller ends Spark, and the jobs with it
         pool.shutdown(wait=False, cancel_futures=True)
     return {name: reports[name] for name in examples}, examples
@@ -180,22 +186,33 @@ def _run_jobs(
 def _run_job(
     spark: SparkSession, job: AuditJob, inputs: Inputs, out: str, examples: Examples
 ) -> JobReport:
-    report = JobReport(job.name)
+    report = _empty_report(job)
     began = time.monotonic()
     try:
         with explained():
             _compute(spark, job, inputs, out, report, examples)
     except RelayError as exc:
         hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
-        report = JobReport(job.name, error=inputs.snapshot.original_paths(str(exc)), hint=hint)
+        report = _empty_report(job)
+        report.error, report.hint = inputs.snapshot.original_paths(str(exc)), hint
     except OSError as exc:  # a full disk, or a file in place of a folder
         error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
-        report = JobReport(job.name, error=inputs.snapshot.original_paths(error))
+        report = _empty_report(job)
+        report.error = inputs.snapshot.original_paths(error)
     if report.error:
+        if job.source:
+            report.error = f"{job.source}: {report.error}"
         for name in (*job.tables, _findings_of(job)):  # no half results
             shutil.rmtree(os.path.join(out, name), ignore_errors=True)
     report.seconds = round(time.monotonic() - began, 3)
     return report
+
+
+def _empty_report(job: AuditJob) -> JobReport:
+    """Make a report; that of an own check has what else only its file says."""
+    if not job.source:
+        return JobReport(job.name)
+    return JobReport(job.name, description=job.description, advice=job.advice)
 
 
 def _compute(

@@ -24,6 +24,8 @@ class JobReport(msgspec.Struct):
     errors: int = 0  # findings by severity
     warnings: int = 0
     tables: list[str] = []  # the folders that it wrote
+    description: str = ""  # of an own check, and so is the advice
+    advice: str = ""
 
     @property
     def verdict(self) -> str:

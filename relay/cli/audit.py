@@ -39,6 +39,7 @@ Examples:
   relay audit run
   relay audit run reconcile --out audits/today
   relay audit run security --recent 366
+  relay audit run own --checks checks
   relay audit run --json | jq '.jobs.reconcile.counts'"""
 
 WATCH_EXAMPLES = """\b
@@ -59,14 +60,17 @@ def audit() -> None:
 audit.add_command(digest)
 
 
-@audit.command("list", epilog="\b\nExample:\n  relay audit list")
-def list_jobs() -> None:
-    """List the jobs, with what each reports."""
+@audit.command("list", epilog="\b\nExamples:\n  relay audit list\n  relay audit list --home DIR")
+@home_option
+@click.pass_context
+def list_jobs(context: click.Context, home: str | None) -> None:
+    """List the jobs, with what each reports, and the home's own checks."""
     _require_extra()
+    from relay.audit import own_checks
     from relay.audit.jobs import JOBS
 
-    for job in JOBS.values():
-        click.echo(f"{job.name:<14}{job.description}")
+    for job in (*JOBS.values(), *own_checks.find(root_of(context, home)).values()):
+        click.echo(sanitize(f"{job.name:<13} {job.description}"))
 
 
 @audit.command(epilog=RUN_EXAMPLES)
@@ -98,6 +102,12 @@ def list_jobs() -> None:
     is_flag=True,
     help="Skip damaged files and read the rest; the job integrity runs, and names them.",
 )
+@click.option(
+    "--checks",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Run the own checks in DIR/*.sql as well, see docs/audit.md.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
 @click.pass_context
 def run(
@@ -110,6 +120,7 @@ def run(
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
 
+    The own checks, audit.d/NAME.sql in the home, are the jobs own.NAME, and all of them own.
     The home is not changed, and a running relay is not blocked. Exits 0 without findings, 3 with
     findings, 1 when a job could not run.
     """

@@ -40,6 +40,8 @@ class AuditJob:
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
     checks: tuple[str, ...] = ()  # the findings it can have, without its name before them
     shown: Callable[[Written], Rows] | None = None  # the rows to print
+    source: str = ""  # the file of an own check
+    advice: str = ""  # of an own check
 
 
 def make_findings(

@@ -151,8 +151,17 @@ def checks(report: Report, folder: str, previous: Previous | None = None) -> lis
         examples = findings_of(folder, job.name, MOST_FINDINGS) if job.findings else {}
         known = previous.findings(job.name) if previous is not None and job.findings else None
         for name, count in job.findings.items():
-            made.append(_check(job.name, name, count, examples.get(name, []), known))
+            check = _check(job.name, name, count, examples.get(name, []), known)
+            made.append(_described(check, job))
     return sorted(made, key=lambda check: (SEVERITIES.index(check.severity), -check.count))
+
+
+def _described(check: Check, job: JobReport) -> Check:
+    """Let an own check speak in the words of its file."""
+    if not job.description:
+        return check
+    said = f"{with_noun(check.count, 'row')}: {job.description}"
+    return replace(check, sentence=said, advice_text=job.advice)
 
 
 class Previous:
@@ -254,7 +263,7 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> JobVerdict:
     known = JOBS.get(job.name)
     return JobVerdict(
         job.name,
-        known.description if known else "",
+        known.description if known else job.description,
         state,
         job.outcome if state != "ok" else "OK",
         job.hint,

@@ -1,0 +1,305 @@
+"""Own checks: SQL files of the user's that run as jobs of an audit.
+
+    -- Commands that waited for more than a day
+    -- severity: warning
+    -- advice: ask the recipient
+    SELECT message_id, recipient FROM deliveries WHERE written_at - staged_at > INTERVAL 1 DAY
+
+Each ``NAME.sql`` of ``audit.d`` in the home, or of the folder of ``--checks``, is one SELECT, and
+becomes the job ``own.NAME``; each of its rows is a finding. A file that cannot be used is a job
+that cannot run, so that it is named, and no other job is affected. Only files of this user are
+read, and ``audit.d`` only of a home that others cannot enter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from relay.audit.inputs import JOURNAL_CACHED, NOT_CACHED, Inputs
+from relay.audit.jobs import JOBS, AuditJob
+from relay.audit.jobs.job import ERROR, WARNING, Tables, Written
+from relay.audit.schemas import TEXT, TEXTS, always, conform, formats, maybe, results
+from relay.audit.sources.acomm_query import MESSAGE_SECTIONS
+from relay.audit.spark_errors import first_line
+from relay.base import fsio
+from relay.base.discovery import Found
+from relay.base.errors import InvalidName, RelayError, UnsafePath
+from relay.base.text import did_you_mean
+
+OWN = "own"  # on the command line: all of them
+FOLDER = "audit.d"
+SUFFIX = ".sql"
+MOST_BYTES = 1 << 20  # of a file
+RESULT = "result_"  # before the name of a job's table
+
+ROW = StructType(
+    [
+        maybe("message_id", TEXT, "column of the check's SELECT"),
+        maybe("agent", TEXT, "likewise"),
+        maybe("route", TEXT, "likewise"),
+        always("detail", TEXTS, "its other columns that are not NULL"),
+    ]
+)
+NAMED = ("message_id", "agent", "route")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_KEY = re.compile(r"(severity|advice)\s*:\s*(.*)")
+_LINE = re.compile(r"\bline (\d+),? pos")
+_COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
+_FIRST_WORD = re.compile(r"(?:\s|--.*$|/\*[\s\S]*?\*/|\()*([^\s(]*)", re.MULTILINE)
+_views_lock = threading.Lock()  # jobs of a run have one session, and its views
+
+
+class OwnCheck(NamedTuple):
+    """The content of a file."""
+
+    description: str
+    severity: str
+    advice: str
+    sql: str
+
+
+def select(home: str, folder: str | None, names: Sequence[str]) -> list[AuditJob]:
+    """Return the own checks to run: all unless jobs are named, and in any case those of ``folder``.
+
+    Errors: InvalidName for a name without a file; RelayError when ``folder`` cannot be listed.
+    """
+    found = find(home, folder)
+    named = [name for name in names if is_own(name)]
+    for name in named:
+        if name not in (OWN, *found) or not found:
+            raise InvalidName(
+                f"unknown job {name}: there is no file for it in {os.path.join(home, FOLDER)}",
+                hint=did_you_mean(name, found) or "`relay audit list` shows the own checks",
+            )
+    if not names or OWN in named:
+        return list(found.values())
+    given = _listed(folder) if folder is not None else {}
+    return [job for name, job in found.items() if name in named or name in given]
+
+
+def is_own(name: str) -> bool:
+    """Return True for the name of an own check, and for the one of all."""
+    return name == OWN or name.startswith(f"{OWN}.")
+
+
+def find(home: str, folder: str | None = None) -> dict[str, AuditJob]:
+    """Find the own checks of a home, and of another folder: name -> job, in order of name.
+
+    Errors: RelayError when ``folder`` cannot be listed.
+    """
+    own = os.path.join(home, FOLDER)
+    problem = Found(home, "").problem if os.path.isdir(own) else ""
+    files = _listed(own) if os.path.isdir(own) else {}
+    refused = f"the home {problem}" if problem else ""
+    jobs = {name: _job(name, path, refused) for name, path in files.items()}
+    for name, path in (_listed(folder) if folder is not None else {}).items():
+        twice = f"{files[name]} has the same name" if name in files else ""
+        jobs[name] = _job(name, path, twice)
+    return dict(sorted(jobs.items()))
+
+
+def _listed(folder: str) -> dict[str, str]:
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(SUFFIX)]
+    except OSError as exc:
+        raise RelayError(f"{folder} cannot be listed: {exc.strerror}", hint="see --checks") from exc
+    files = {}
+    for name in sorted(names):
+        stem = name.removesuffix(SUFFIX)
+        safe = re.sub(r"[^\w-]", "_", stem, flags=re.ASCII)  # of a name that is refused below
+        files[f"{OWN}.{safe}"] = os.path.join(folder, name)
+    return files
+
+
+def _job(name: str, path: str, problem: str) -> AuditJob:
+    """Make the job of a file; one that cannot be used cannot run."""
+    try:
+        if problem:
+            raise UnsafePath(problem)
+        check = read_check(path)
+    except (RelayError, OSError) as exc:
+        reason = getattr(exc, "strerror", None) or str(exc)
+        return _make_job(name, path, f"cannot run: {reason}", "", partial(_refuse, reason))
+    make = partial(_make, name, check.sql)
+    found = partial(_findings, name, check.severity)
+    return _make_job(name, path, check.description, check.advice, make, found)
+
+
+def _make_job(
+    name: str,
+    path: str,
+    description: str,
+    advice: str,
+    make: Callable[[Inputs], Tables],
+    findings: Callable[[Tables, datetime], DataFrame] | None = None,
+) -> AuditJob:
+    return AuditJob(
+        name,
+        description,
+        {name: ROW},
+        make,
+        partial(_count, name),
+        findings,
+        source=path,
+        advice=advice,
+    )
+
+
+def read_check(path: str) -> OwnCheck:
+    """Read a file: the comments at its beginning, and its SELECT.
+
+    Errors: RelayError when it is not a check, or not a file of this user alone; OSError.
+    """
+    stem = os.path.basename(path).removesuffix(SUFFIX)
+    if not _NAME.fullmatch(stem):
+        raise RelayError("its name may have letters, digits, - and _ only")
+    data, _ = fsio.read_regular(path, None, MOST_BYTES + 1, narrow=False)
+    if len(data) > MOST_BYTES:
+        raise RelayError(f"larger than {MOST_BYTES:,} bytes")
+    try:
+        sql = data.decode()
+    except UnicodeDecodeError as exc:
+        raise RelayError("not UTF-8 text") from exc
+    header = _header(sql)
+    severity = header.get("severity", "")
+    if severity not in (ERROR, WARNING):
+        raise RelayError(f"severity: expected {ERROR} or {WARNING}, got {severity or 'nothing'}")
+    match = _FIRST_WORD.match(sql)
+    first = match[1] if match else ""
+    if first.upper() not in ("SELECT", "WITH"):
+        raise RelayError(f"expected a SELECT, got {first or 'nothing'}")
+    return OwnCheck(header.get("", stem), severity, header.get("advice", ""), sql)
+
+
+def _header(sql: str) -> dict[str, str]:
+    """Parse the comments before the SELECT; the first one without a key is under ""."""
+    header: dict[str, str] = {}
+    for line in sql.splitlines():
+        if not line.startswith("--"):
+            break
+        text = line.lstrip("-").strip()
+        match = _KEY.fullmatch(text)
+        key, value = (match[1], match[2]) if match else ("", text)
+        if value:
+            header.setdefault(key, value)
+    return header
+
+
+def _refuse(reason: str, inputs: Inputs) -> Tables:
+    raise RelayError(reason)
+
+
+def _make(name: str, sql: str, inputs: Inputs) -> Tables:
+    rows = _query(sql, inputs)
+    of = {column.lower(): f"_{at}" for at, column in enumerate(rows.columns)}
+    numbered = rows.toDF(*[f"_{at}" for at in range(len(rows.columns))])
+    parts = [
+        part
+        for at, column in enumerate(rows.columns)
+        if column.lower() not in NAMED
+        for part in (F.lit(column), F.col(f"_{at}").cast("string"))
+    ]
+    detail = F.create_map(*parts) if parts else F.create_map().cast("map<string,string>")
+    named = [(F.col(of[one]) if one in of else F.lit(None)).alias(one) for one in NAMED]
+    known = F.map_filter(detail, lambda _, value: value.isNotNull()).alias("detail")
+    return {name: conform(numbered.select(*named, known), ROW)}
+
+
+def _query(sql: str, inputs: Inputs) -> DataFrame:
+    """Analyse the SELECT over the views that it names.
+
+    Inside of parentheses Spark's grammar knows queries alone: WITH … INSERT is not one. The views
+    are needed until the query is analysed. Errors: RelayError with Spark's reason, and the line.
+    """
+    code = _COMMENT.sub("", sql)
+    text = sql.rstrip().removesuffix(";")
+    with _views_lock:
+        made = []
+        try:
+            for name, make in VIEWS.items():
+                if _names(code, name):
+                    make(inputs, code).createTempView(name)
+                    made.append(name)
+            return inputs.spark.sql(f"SELECT * FROM (\n{text}\n)")
+        except AnalysisException as exc:  # of the parser, too
+            line = _LINE.search(str(exc))
+            where = f"line {int(line[1]) - 1}: " if line else ""
+            hint = "docs/audit.md, section Own checks, lists the tables"
+            raise RelayError(f"{where}{first_line(str(exc)).rstrip('.')}", hint=hint) from exc
+        finally:
+            for name in made:
+                inputs.spark.catalog.dropTempView(name)
+
+
+def _names(code: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", code, re.IGNORECASE) is not None
+
+
+def _columns(every: Sequence[str], rare: Sequence[str], code: str) -> list[str]:
+    """Choose all columns but the rare ones that the code does not name."""
+    return [name for name in every if name not in rare or _names(code, name)]
+
+
+def _ledger(table: str, inputs: Inputs, code: str) -> DataFrame:
+    return inputs.ledger(table, *formats.LEDGER[table].names)
+
+
+def _store(section: str, schema: StructType, inputs: Inputs, code: str) -> DataFrame:
+    rare = [name for name in schema.names if name in NOT_CACHED]
+    return inputs.store(section, *_columns(schema.names, rare, code))
+
+
+def _journal(inputs: Inputs, code: str) -> DataFrame:
+    every = formats.JOURNAL.names
+    rare = [name for name in every if name not in JOURNAL_CACHED]
+    return inputs.journal(*_columns(every, rare, code))
+
+
+def _result(job: str, table: str, schema: StructType, inputs: Inputs, code: str) -> DataFrame:
+    path = os.path.join(inputs.results, table)
+    if not os.path.isdir(path):
+        raise RelayError(f"{RESULT}{table} needs the job {job} in the same run, without an error")
+    return inputs.spark.read.schema(schema).parquet(path)
+
+
+View = Callable[[Inputs, str], DataFrame]  # from the SQL, which tells rare columns
+VIEWS: Mapping[str, View] = {
+    **{table: partial(_ledger, table) for table in formats.LEDGER},
+    "store_messages": partial(_store, ",".join(MESSAGE_SECTIONS), formats.STORED_MESSAGE),
+    "store_deliveries": partial(_store, "deliveries", formats.STORED_DELIVERY),
+    "store_channels": partial(_store, "channels", formats.STORED_CHANNEL),
+    "store_subscriptions": partial(_store, "subscriptions", formats.STORED_SUBSCRIPTION),
+    "journal": _journal,
+    "originals": lambda inputs, _: inputs.originals(*formats.ORIGINAL.names),
+    "files": lambda inputs, _: inputs.files(*formats.KEPT_FILE.names),
+    **{
+        f"{RESULT}{table}": partial(_result, job.name, table, schema)
+        for job in JOBS.values()
+        for table, schema in job.tables.items()
+    },
+}
+
+
+def _count(name: str, tables: Written) -> dict[str, int]:
+    return {"rows": tables[name].count_rows()}
+
+
+def _findings(name: str, severity: str, tables: Tables, observed_at: datetime) -> DataFrame:
+    rows = tables[name].select(
+        F.lit(name).alias("check"),
+        F.lit(severity).alias("severity"),
+        "*",
+        F.lit(observed_at).alias("observed_at"),
+    )
+    return conform(rows, results.FINDING)
