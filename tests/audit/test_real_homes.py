@@ -132,5 +132,5 @@ def test_migrated_restored_and_its_store_made_again(spark: SparkSession, tmp_pat
     (home / "ledger.db").rename(home / "before.db")
     shutil.copyfile(tmp_path / "kept.db", home / "ledger.db")  # no start has told it the rest
     report = audited(home, "reconcile")
-    assert report.jobs["reconcile"].counts["recent"] == 2 * TALK
-    assert report.exit_code == EXIT_OK
+    assert report.jobs["reconcile"].counts["behind"] == 2 * TALK
+    assert make_findings(report) == ({"reconcile.ledger_behind": 1}, set())

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, Message, MessageType
 from relay.audit.jobs import ordering, reconcile
 from relay.base.clock import NS_PER_S, iso_date
-from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of, stored_message
 from tests.audit.home_journal import moved, run, write_journal
 from tests.fakes import FakeClock
 
@@ -182,6 +182,39 @@ def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
     write_journal(home, {"1-killed": lambda said: said[accepted]}, later=later, after_s=hour_s)
     clock = FakeClock(START_NS + 3 * hour_s * NS_PER_S)
     assert make_findings(spark, home, tmp_path / "run", clock) == {}
+
+
+IN_2099 = 4_070_908_800 * NS_PER_S
+
+
+def test_a_time_that_has_not_come_hides_nothing(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    for name in "good late undelivered lost waiting".split():
+        home.sent(f"1-{name}", name.encode())
+    home.sent("1-ahead", at_ns=START_NS + 7200 * NS_PER_S)  # by a clock that was set back since
+    write_journal(home)
+    home.stored = [one for one in home.stored if one.relay_id != "1-lost"]
+    home.stored.append(
+        stored_message(90, "1-planted", created_ns=IN_2099, created_at=IN_2099 // NS_PER_S)
+    )
+    home.write_store()
+    late = f"processed_at = {IN_2099}"
+    gone = "DELETE FROM deliveries WHERE message_id = '1-undelivered'"
+    changes = dict.fromkeys(("late", "undelivered", "lost"), late)
+    write(home, "messages", {**changes, "waiting": f"status = 'pending', {late}"}, gone)
+    tables = reconcile.JOB.make(home.inputs(spark, tmp_path / "run"))
+    found = reconcile.findings(tables, datetime.now(UTC)).collect()
+    assert {(row["check"], row["message_id"]) for row in found} == {
+        ("reconcile.headers_differ", "1-late"),
+        ("reconcile.headers_differ", "1-undelivered"),
+        ("reconcile.delivery_missing", "1-undelivered"),
+        ("reconcile.missing", "1-lost"),
+        ("reconcile.status_differs", "1-waiting"),
+        ("reconcile.orphan", "1-planted"),
+    }
+    headers = {row["detail"].get("headers") for row in found if row["message_id"] == "1-late"}
+    assert headers == {"processed_at: ledger 2099-01-01 00:00:00, snapshot 2026-01-31 10:30:00"}
 
 
 def test_times_of_deliveries_that_cannot_be(

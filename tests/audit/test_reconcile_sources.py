@@ -86,20 +86,6 @@ def test_each_side_that_differs_is_found_and_nothing_else(
     }
 
 
-def test_what_the_ledger_has_not_followed_yet_is_not_judged(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    home.sent("1-a")
-    home.write_store()
-    home.stored.append(stored_message(90, "1-behind"))
-    write_journal(home)
-    with home.ledger.transaction():
-        home.ledger.set_position(1, START_NS)
-    tables, checks = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
-    classes = {row["message_id"]: row["class"] for row in tables["reconcile"]}
-    assert (classes, checks) == ({"1-a": "delivered", "1-behind": "recent"}, {})
-
-
 def test_late_answers_to_what_was_rolled_and_dead_letters_let_go_are_as_they_should(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
@@ -191,15 +177,3 @@ def test_a_ledger_that_somebody_wrote_into_by_hand(
         "headers_differ": {"1-forged", "1-rerouted"},
         "status_differs": {"1-undone", "1-refused"},
     }
-
-
-def test_what_the_ledger_has_still_to_hear_of_is_no_contradiction(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    home.sent("1-killed")
-    write_journal(home)
-    with sqlite3.connect(home.root / "ledger.db") as db:  # killed behind the journal's commit
-        db.execute("UPDATE messages SET status = 'processing'")
-        db.execute("UPDATE orchestrator_state SET value = '0' WHERE key = 'journal'")
-    db.close()
-    assert make_findings(spark, home, tmp_path / "run") == {}

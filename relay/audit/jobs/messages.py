@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from relay.acomm.model import Priority
+from relay.audit.jobs.horizon import Horizon
 from relay.audit.jobs.job import lookup
 from relay.base.message import ANSWERS, Kind
 from relay.base.names import ORCHESTRATOR
@@ -178,16 +179,12 @@ def _of_archive() -> list[Column]:
     ]
 
 
-def journal_range(journal: DataFrame, state: DataFrame) -> DataFrame:
-    """Make one row: the time since which the journal is complete, and the ledger's position in it.
+def journal_begin(journal: DataFrame) -> DataFrame:
+    """Make one row: the time since which the journal is complete, and where its first record ends.
 
-    ``journal_from`` NULL: the journal is missing; ``follows`` NULL: unknown to the ledger.
+    ``journal_from`` NULL: the journal is missing.
     """
-    begins = journal.agg(F.min("at").alias("journal_from"))
-    follows = state.where(F.col("key") == "journal").agg(
-        F.max(F.col("value").try_cast("bigint")).alias("follows")
-    )
-    return begins.crossJoin(follows)
+    return journal.agg(F.min("at").alias("journal_from"), F.min("end").alias("journal_begin"))
 
 
 def first_judged_day(
@@ -230,20 +227,22 @@ def is_filed() -> Column:
     )
 
 
-def last_archive_report(messages: DataFrame) -> DataFrame:
+def last_archive_report(messages: DataFrame, until: Column) -> DataFrame:
     """Make one row, ``noted_at``: the last time when the ledger recorded archived originals.
 
     The transaction that completes a batch also records the archived files of the batch before; a
-    start does so for every archived file that it finds.
+    start does so for every archived file that it finds. Times after ``until`` do not count.
     """
-    finished = messages.where(F.col("status").isin("completed", ARCHIVED))
+    is_finished = F.col("status").isin("completed", ARCHIVED)
+    finished = messages.where(is_finished & (F.col("processed_at") <= until))
     return finished.agg(F.max("processed_at").alias("noted_at"))
 
 
-def other_headers() -> Column:
+def other_headers(judged: Horizon) -> Column:
     """Name each header that differs between the sources, with both values; NULL: none does.
 
-    Of TTL, TOPIC and thread only hashes are here, so their values are not named.
+    A time that cannot be is among them. Of TTL, TOPIC and thread only hashes are here, so their
+    values are not named.
     """
     said = [
         _other_values(
@@ -267,8 +266,23 @@ def other_headers() -> Column:
             F.lit("TTL or TOPIC: not the same in store and original"),
         ),
         F.when(_is_of_another_thread(), F.lit("thread: not the same in store and original")),
+        impossible_time(judged),
     ]
     return F.nullif(F.concat_ws("; ", *said), F.lit(""))
+
+
+def impossible_time(judged: Horizon) -> Column:
+    """Name a ``processed_at`` after the horizon, with the time of the snapshot; NULL: it is none.
+
+    Where the clock was set back, the message's other times are after the snapshot as well.
+    """
+    others = F.greatest("discovered_at", "dated", "stored_at", "journaled_at")
+    is_late = (F.col("processed_at") > judged.until) & ~(others >= judged.since)
+    value = F.col("processed_at").cast("string")
+    snapshot = judged.snapshot.cast("string")
+    return F.when(
+        is_late, F.concat(F.lit("processed_at: ledger "), value, F.lit(", snapshot "), snapshot)
+    )
 
 
 def _other_values(header: str, source: str, mine: str, *others: str) -> Column:
@@ -324,14 +338,15 @@ def has_other_path() -> Column:
     return F.coalesce(is_archived & is_other, F.lit(False))
 
 
-def archived_without_ack(judged_before: Column, grace: Column) -> Column:
+def archived_without_ack(judged: Horizon, grace: Column) -> Column:
     """True where a completed row should be ``archived`` by now, or once was.
 
     ``was_archived``: of Inputs.reverted_archives.
     """
-    filed_at = F.greatest("original_at", "processed_at")
+    possible = F.when(F.col("processed_at") <= judged.until, F.col("processed_at"))
+    filed_at = F.greatest("original_at", "discovered_at", possible)
     is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
-    is_old = (filed_at < judged_before) & (filed_at + grace < F.col("noted_at"))
+    is_old = (filed_at < judged.since) & (filed_at + grace < F.col("noted_at"))
     is_undone = (F.col("status") == "completed") & F.col("was_archived").isNotNull()
     return F.coalesce(is_there & is_old, F.lit(False)) | is_undone
 

@@ -14,7 +14,7 @@ A message has one class, the worst that is true of it:
 | not_checked | the same, but a damaged file was skipped, which may have it | |
 | journal_differs | the content in the journal is not the ledger's | error |
 | headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
-| | priority, TTL, topic or thread | |
+| | priority, TTL, topic or thread; or processed later than the snapshot | |
 | unjournaled | completed, and not in the journal, which goes back that far | error |
 | original_differs | the archived file has another content or size than was accepted | error |
 | original_missing | archived by the ledger, and not in the archive, nor pruned | error |
@@ -26,7 +26,8 @@ A message has one class, the worst that is true of it:
 | failed | refused, and the sender has its nack; not expected in the store | |
 | orphan | in store or journal, old enough to be judged, no ledger row | error |
 | unknown_file | a file in the archive without a ledger row | warning |
-| recent | one of these two, but too young to be judged | |
+| behind | in the journal behind the ledger's position, without a ledger row: see below | |
+| recent | an orphan or unknown file that is too young to be judged | |
 
 A delivery, of one message to one recipient, has one as well:
 
@@ -42,6 +43,14 @@ A delivery, of one message to one recipient, has one as well:
 | undeliverable_reply | a reply of the relay itself to an agent that no longer exists | |
 | in_flight, failed, recent | as its message | |
 | unknown | its message has no ledger row, which is a finding of the message | |
+
+The home has one class, in ``reconcile_journal``:
+
+| class | means | found |
+|---|---|---|
+| followed | the ledger has what the journal had before the grace | |
+| ledger_behind | it does not: an older copy, a changed position, or the relay was | error |
+| | killed and has not been started since | |
 """
 
 from __future__ import annotations
@@ -55,6 +64,7 @@ from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import by_recipient, delivery_class, is_known_to_engine
+from relay.audit.jobs.horizon import Horizon, horizon, position, untold
 from relay.audit.jobs.job import (
     ERROR,
     WARNING,
@@ -71,8 +81,9 @@ from relay.audit.jobs.messages import (
     first_judged_day,
     has_other_path,
     has_other_size,
+    impossible_time,
     is_filed,
-    journal_range,
+    journal_begin,
     last_archive_report,
     other_headers,
     side_by_side,
@@ -82,6 +93,8 @@ from relay.base.clock import NS_PER_S
 
 NAME = "reconcile"
 DELIVERIES = "reconcile_deliveries"
+JOURNAL = "reconcile_journal"
+BEHIND = "ledger_behind"
 SEVERITY = {
     "missing": ERROR,
     "checksum_differs": ERROR,
@@ -153,21 +166,23 @@ def make(inputs: Inputs) -> Tables:
     )
     stored = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
     changes = inputs.journal("end", "at", "event", "relay_id", "state", "deliveries")
-    reach = _reach(inputs, sides)
-    # The ledger was read first, and the others after it: younger messages are not judged.
-    judged_before = F.timestamp_micros(F.lit((inputs.snapshot_ns - inputs.grace_ns) // 1000))
+    followed, judged = untold(inputs, position(inputs)), horizon(inputs)
+    reach = _reach(inputs, sides, followed, judged)
+    reverted = inputs.reverted_archives()
     return {
-        NAME: reconcile(sides, reach, inputs.reverted_archives(), judged_before, inputs.grace_ns),
+        NAME: reconcile(sides, reach, reverted, judged, inputs.grace_ns),
         DELIVERIES: reconcile_deliveries(
-            sides.messages, sides.deliveries, stored, changes, reach, judged_before
+            sides.messages, sides.deliveries, stored, changes, reach, judged
         ),
+        JOURNAL: reconcile_journal(followed),
     }
 
 
-def _reach(inputs: Inputs, sides: MessageSources) -> DataFrame:
+def _reach(
+    inputs: Inputs, sides: MessageSources, followed: DataFrame, judged: Horizon
+) -> DataFrame:
     """Make one row for all messages: the range of each source, and whether all of it was read."""
     retention = inputs.config.retention
-    ledger_state = inputs.ledger("orchestrator_state", "key", "value")
     first_day = first_judged_day(
         sides.messages,
         sides.originals,
@@ -175,16 +190,25 @@ def _reach(inputs: Inputs, sides: MessageSources) -> DataFrame:
         retention.archive_days,
         retention.archive_mib,
     )
-    reach = journal_range(inputs.journal("at"), ledger_state)
-    reach = reach.crossJoin(first_day).crossJoin(last_archive_report(sides.messages))
+    reach = journal_begin(inputs.journal("end", "at", "event")).crossJoin(followed)
+    reach = reach.crossJoin(first_day).crossJoin(last_archive_report(sides.messages, judged.until))
     return reach.crossJoin(inputs.coverage())
+
+
+def reconcile_journal(followed: DataFrame) -> DataFrame:
+    """Say whether the ledger has what the journal has: one row, results.RECONCILED_JOURNAL."""
+    is_behind = F.col("untold_records") > 0
+    return conform(
+        followed.withColumn("class", F.when(is_behind, BEHIND).otherwise("followed")),
+        results.RECONCILED_JOURNAL,
+    )
 
 
 def reconcile(
     sides: MessageSources,
     reach: DataFrame,
     reverted: DataFrame,
-    judged_before: Column,
+    judged: Horizon,
     grace_ns: int,
 ) -> DataFrame:
     """Compare the ledger's rows with the other sources: results.RECONCILED.
@@ -198,10 +222,10 @@ def reconcile(
         .join(F.broadcast(_broken_days(sides.originals)), on="day", how="left")
         .join(F.broadcast(reverted), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
-        .withColumn("headers", other_headers())
+        .withColumn("headers", other_headers(judged))
     )
     return conform(
-        joined.withColumn("class", _class(judged_before, grace_ns)).select(*_shown()),
+        joined.withColumn("class", _class(judged, grace_ns)).select(*_shown()),
         results.RECONCILED,
     )
 
@@ -246,7 +270,7 @@ def reconcile_deliveries(
     stored: DataFrame,
     journal: DataFrame,
     reach: DataFrame,
-    judged_before: Column,
+    judged: Horizon,
 ) -> DataFrame:
     """Compare every delivery in ledger, store and journal: results.RECONCILED_DELIVERY."""
     merged = by_recipient(deliveries, stored, journal)
@@ -256,10 +280,10 @@ def reconcile_deliveries(
         "message_id", "agent_name", "target", "status", "discovered_at", "processed_at"
     )
     joined = known.join(rows, on="message_id", how="left").crossJoin(F.broadcast(reach))
-    young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
+    young = judged.is_young("discovered_at", "processed_at")
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
-    state_class = delivery_class(names, judged_before, F.col("follows"), young, reaches)
+    state_class = delivery_class(names, judged.since, F.col("follows"), young, reaches)
     return conform(
         joined.select(
             "message_id",
@@ -284,6 +308,7 @@ def counts(tables: Written) -> dict[str, int]:
     found = Counter(count_by(tables[NAME]))
     wrong = count_by(tables[DELIVERIES], where=pc.field("class").isin(list(DELIVERY_CHECKS)))
     found.update({DELIVERY_CHECKS[name]: count for name, count in wrong.items()})
+    found.update(count_by(tables[JOURNAL], where=pc.field("class") == BEHIND))
     return dict(sorted(found.items()))
 
 
@@ -312,20 +337,40 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         route="route",
         detail=_DELIVERY_DETAIL,
     )
-    return wrong.unionByName(deliveries)
+    return wrong.unionByName(deliveries).unionByName(_of_ledger(tables[JOURNAL], observed_at))
+
+
+def _of_ledger(followed: DataFrame, observed_at: datetime) -> DataFrame:
+    """Make one finding of a ledger that is behind the journal."""
+    problem = F.format_string(
+        "the ledger follows the journal up to %d, it ends at %d: "
+        "%d records of messages are not in it, the oldest of %s",
+        F.coalesce("follows", F.lit(0)),
+        "ends",
+        "untold_records",
+        F.date_format("untold_since", "yyyy-MM-dd HH:mm:ss'Z'"),
+    )
+    return make_findings(
+        followed.where(F.col("class") == BEHIND).withColumn("problem", problem),
+        f"{NAME}.{BEHIND}",
+        ERROR,
+        observed_at,
+        detail=("problem",),
+    )
 
 
 def _interval(ns: int) -> Column:
     return F.make_dt_interval(secs=F.lit(ns / NS_PER_S))
 
 
-def _class(judged_before: Column, grace_ns: int) -> Column:
+def _class(judged: Horizon, grace_ns: int) -> Column:
     """Return the class: the first that is true, worst first."""
     status = F.col("status")
     unknown = F.col("checksum").isNull() | (F.col("checksums") < F.col("copies"))
     return (
-        F.when(status.isNull(), _class_without_row(judged_before))
-        .when((status.isin(*OPEN) | (status == "failed")) & _is_accepted(judged_before), STATUS)
+        F.when(status.isNull(), _class_without_row(judged))
+        .when((status.isin(*OPEN) | (status == "failed")) & _is_accepted(judged), STATUS)
+        .when(status.isin(*OPEN, "failed") & impossible_time(judged).isNotNull(), HEADERS)
         .when(status.isin(*OPEN), "in_flight")
         .when(status == "failed", "failed")
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
@@ -336,7 +381,7 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
         .when(F.col("headers").isNotNull(), HEADERS)
-        .when(archived_without_ack(judged_before, _interval(grace_ns)), STATUS)
+        .when(archived_without_ack(judged, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
         .when(has_other_size(), "original_differs")
@@ -349,27 +394,47 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
     )
 
 
-def _class_without_row(judged_before: Column) -> Column:
+def _class_without_row(judged: Horizon) -> Column:
     """Classify a message without a ledger row. The journal may be ahead of the ledger."""
     is_unknown_file = F.coalesce("copies", "records").isNull()
+    filed_now = F.coalesce(F.col("original_at") >= judged.since, F.lit(False))
     return (
-        F.when(_is_recent(judged_before, "original_at"), "recent")
+        F.when(_is_recent(judged) | filed_now, "recent")
         .when(is_unknown_file, "unknown_file")
+        .when(_is_behind(), "behind")
         .otherwise("orphan")
     )
 
 
-def _is_recent(judged_before: Column, *more: str) -> Column:
-    """True for a message that is too young, or behind the ledger's position in the journal."""
-    young = F.greatest("dated", "stored_at", "journaled_at", *more) >= judged_before
-    ahead = F.col("journal_end") > F.coalesce("follows", F.lit(0))
-    return F.coalesce(young | ahead, young, ahead, F.lit(False))
+def _is_recent(judged: Horizon) -> Column:
+    """True for a message that is too young, or that the ledger is just being told of."""
+    told_now = F.coalesce(_is_ahead() & (F.col("journaled_at") >= judged.since), F.lit(False))
+    return judged.is_young("dated", "stored_at", "journaled_at") | told_now
 
 
-def _is_accepted(judged_before: Column) -> Column:
+def _is_ahead() -> Column:
+    """True where its record is behind the ledger's position in the journal."""
+    return F.col("journal_end") > F.coalesce("follows", F.lit(0))
+
+
+def _is_behind() -> Column:
+    """True where the ledger was not told of it; so ``untold_records`` are a finding of the home.
+
+    So is a message from before the first record that there still is, where the ledger has not
+    come as far.
+    """
+    is_pruned = (F.col("untold_records") > 0) & (
+        F.col("journal_begin") > F.coalesce("follows", F.lit(0))
+    )
+    is_older = F.greatest("dated", "stored_at") < F.col("journal_from")
+    return F.coalesce(_is_ahead(), is_pruned & is_older, F.lit(False))
+
+
+def _is_accepted(judged: Horizon) -> Column:
     """True where store or journal have it, before the ledger's position in the journal."""
     is_there = F.coalesce("copies", "records").isNotNull()
-    return is_there & F.col("follows").isNotNull() & ~_is_recent(judged_before)
+    is_judged = ~_is_recent(judged) & ~_is_behind()
+    return is_there & F.col("follows").isNotNull() & is_judged
 
 
 def _differs(*names: str) -> Column:
@@ -405,9 +470,13 @@ def _store_checksum() -> Column:
 JOB = AuditJob(
     name=NAME,
     description="every message and delivery: ledger, store, journal, originals",
-    tables={NAME: results.RECONCILED, DELIVERIES: results.RECONCILED_DELIVERY},
+    tables={
+        NAME: results.RECONCILED,
+        DELIVERIES: results.RECONCILED_DELIVERY,
+        JOURNAL: results.RECONCILED_JOURNAL,
+    },
     make=make,
     counts=counts,
     findings=findings,
-    checks=(*SEVERITY, *DELIVERY_CHECKS.values()),
+    checks=(*SEVERITY, *DELIVERY_CHECKS.values(), BEHIND),
 )

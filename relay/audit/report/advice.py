@@ -31,8 +31,8 @@ ADVICE = {
     ),
     "reconcile.headers_differ": (
         "Sender, TO, KIND, time or priority differ between the ledger and store, journal or "
-        "archive: one of them was changed by hand. `headers` has both values; `relay trace` shows "
-        "those of the ledger. Compare with a backup."
+        "archive, or the ledger has a time that has not come: one of them was changed by hand. "
+        "`headers` has both values; `relay trace` shows those of the ledger. Compare with a backup."
     ),
     "reconcile.status_differs": (
         "The ledger has the message as waiting, refused or not yet archived, but it is "
@@ -71,6 +71,11 @@ ADVICE = {
     "reconcile.delivery_orphan": (
         "The ledger has a delivery that was never accepted: ledger.db was changed by hand. "
         "`relay ledger check` verifies it, `relay ledger audit` shows the changes."
+    ),
+    "reconcile.ledger_behind": (
+        "The journal has messages that this ledger was never told of: the relay was killed, or "
+        "ledger.db is an older copy, or its position was changed by hand. Keep a copy of it, start "
+        "the relay, which follows the journal, and run this again."
     ),
     "duplicates.numbered_twice": (
         "The relay accepted the message twice, and the recipient may have processed it twice. "
@@ -271,6 +276,7 @@ SENTENCES = {
     "reconcile.delivery_duplicate": ("delivery", "found twice"),
     "reconcile.delivery_missing": ("delivery", "missing"),
     "reconcile.delivery_orphan": ("delivery", "without a message"),
+    "reconcile.ledger_behind": ("ledger", "behind its journal"),
     "duplicates.numbered_twice": ("message", "accepted twice"),
     "duplicates.number_shared": ("number", "of two messages"),
     "duplicates.recorded_twice": ("message", "recorded twice in the journal"),

@@ -64,6 +64,16 @@ RECONCILED_DELIVERY = StructType(
     ]
 )
 
+RECONCILED_JOURNAL = StructType(
+    [
+        always("class", TEXT, "followed, ledger_behind"),
+        maybe("follows", NUMBER, "the ledger's position in the journal; NULL: it has none"),
+        maybe("ends", NUMBER, "where the journal ends; NULL: there is none"),
+        always("untold_records", NUMBER, "of messages behind that position, older than the grace"),
+        maybe("untold_since", TIME, "of the oldest of them"),
+    ]
+)
+
 TRAFFIC = StructType(
     [
         always("sender", TEXT, "agent"),

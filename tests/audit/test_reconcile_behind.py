@@ -1,0 +1,100 @@
+"""A ledger that is behind its journal: one finding of the home, however many messages lie there."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from relay.audit.jobs import reconcile
+from relay.base.clock import NS_PER_S
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
+from tests.audit.home_journal import run, write_journal
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.3")
+
+HOME = {"ledger_behind": {None}}  # a finding of the home has no message
+SOON = FakeClock(START_NS + 10 * NS_PER_S)  # within the grace
+Looked = tuple[dict[str, str], dict[str, set[str]]]
+
+
+def set_position(home: HomeBuilder, change: str) -> None:
+    """What the ledger says of its position in the journal."""
+    with sqlite3.connect(home.root / "ledger.db") as db:
+        db.execute(f"{change} WHERE key = 'journal'")
+    db.close()
+
+
+def look(
+    spark: SparkSession, home: HomeBuilder, folder: Path, clock: FakeClock | None = None
+) -> Looked:
+    """Message id -> class, and what was found."""
+    tables, checks = run(reconcile.JOB, home.inputs(spark, folder, clock))
+    return {row["message_id"]: row["class"] for row in tables["reconcile"]}, checks
+
+
+def test_records_behind_its_position_are_one_finding_once_they_are_old(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    home.stored += [stored_message(number, f"1-behind {number}") for number in (90, 91)]
+    write_journal(home)
+    set_position(home, "UPDATE orchestrator_state SET value = '1'")
+    soon = {"1-a": "delivered", "1-behind 90": "recent", "1-behind 91": "recent"}
+    assert look(spark, home, tmp_path / "soon", SOON) == (soon, {})
+    later = {"1-a": "delivered", "1-behind 90": "behind", "1-behind 91": "behind"}
+    assert look(spark, home, tmp_path / "later") == (later, HOME)
+
+    tables = reconcile.JOB.make(home.inputs(spark, tmp_path / "again"))
+    (found,) = reconcile.findings(tables, datetime.now(UTC)).collect()
+    (end,) = (row["ends"] for row in tables["reconcile_journal"].collect())
+    assert found["detail"] == {
+        "problem": f"the ledger follows the journal up to 1, it ends at {end}: "
+        "3 records of messages are not in it, the oldest of 2026-01-31 09:30:00Z"
+    }
+    set_position(home, "DELETE FROM orchestrator_state")
+    assert look(spark, home, tmp_path / "none")[1] == HOME
+
+
+def test_an_older_copy_of_the_ledger_is_no_orphan_of_each_message_since(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Of a message whose record retention has taken meanwhile there is the store alone."""
+    home.sent("1-known", at_ns=START_NS - 5 * NS_PER_S)
+    copy = tmp_path / "yesterday.db"
+    with sqlite3.connect(home.root / "ledger.db", isolation_level=None) as db:
+        db.execute("VACUUM INTO ?", (str(copy),))
+    db.close()
+    known = home.stored.pop()
+    home.sent("1-since", at_ns=START_NS + NS_PER_S)
+    (home.root / "archive/2026-01-31/alice/1-since.msg").unlink()  # it came there just now
+    write_journal(home)
+    before = {"created_ns": START_NS - NS_PER_S, "created_at": START_S - 1}
+    home.stored += [msgspec.structs.replace(known, id=80), stored_message(81, "1-gone", **before)]
+    home.write_store()
+    home.close()
+    (home.root / "ledger.db-wal").unlink(missing_ok=True)
+    shutil.copyfile(copy, home.root / "ledger.db")
+    classes = {"1-known": "delivered", "1-since": "behind", "1-gone": "behind"}
+    assert look(spark, home, tmp_path / "run") == (classes, HOME)
+
+
+def test_a_batch_that_was_killed_behind_the_journals_commit(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-killed")
+    write_journal(home)
+    with sqlite3.connect(home.root / "ledger.db") as db:
+        db.execute("UPDATE messages SET status = 'processing'")
+    db.close()
+    set_position(home, "UPDATE orchestrator_state SET value = '0'")
+    in_flight = {"1-killed": "in_flight"}
+    assert look(spark, home, tmp_path / "soon", SOON) == (in_flight, {})
+    assert look(spark, home, tmp_path / "later") == (in_flight, HOME)
