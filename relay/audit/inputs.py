@@ -54,6 +54,8 @@ JOURNAL_CACHED = (
     "state",
     "due_at",
     "deliveries",
+    "said",
+    "answer_id",
 )
 _PASSED_OVER = ("store", "archive", "journal", "segment", "object")  # kinds of files
 

@@ -48,10 +48,11 @@ ROW = StructType(
         maybe("message_id", TEXT, "column of the check's SELECT"),
         maybe("agent", TEXT, "likewise"),
         maybe("route", TEXT, "likewise"),
+        maybe("path", TEXT, "likewise"),
         always("detail", TEXTS, "its other columns that are not NULL"),
     ]
 )
-NAMED = ("message_id", "agent", "route")
+NAMED = ("message_id", "agent", "route", "path")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY = re.compile(r"(severity|advice)\s*:\s*(.*)")
 _LINE = re.compile(r"\bline (\d+),? pos")

@@ -35,7 +35,7 @@ STARTING = "starting Spark"
 WRITING = "writing the report"
 
 SHOWN_FINDINGS = 20
-SHOWN_FIELDS = ("severity", "check", "message_id", "agent", "route")
+SHOWN_FIELDS = ("severity", "check", "message_id", "agent", "route", "path")
 AT_ONCE = 3  # jobs
 DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
 

@@ -107,12 +107,12 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
         "severity": found["severity"],
         "check": found["check"].partition(".")[2],
         "message_id": found["message_id"],
-        "from > to": _route(found["agent"], found["route"]),
+        "from > to": _route(found["agent"], found["route"]) or found["path"],
     }
 
 
 def _route(agent: str | None, route: str | None) -> str | None:
-    """Format sender > recipient; of a file, a day or an agent, that alone."""
+    """Format sender > recipient; of an agent, that alone."""
     if agent is None or route is None:
         return agent or route
     return f"{agent} > {route}"

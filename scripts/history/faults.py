@@ -36,13 +36,7 @@ KINDS = (
         "one delivery was made twice",
         ("duplicates.delivered_twice", "reconcile.delivery_duplicate"),
     ),
-    Fault(
-        "twice",
-        "rows",
-        "one file was numbered twice",
-        ("duplicates.numbered_twice",),
-        ("duplicates.archived_twice",),
-    ),
+    Fault("twice", "rows", "one file was numbered twice", ("duplicates.numbered_twice",)),
     Fault("overdue", "rows", "a command that was never acknowledged", ("acks.overdue",)),
     Fault("orphan", "rows", "an ack of what nobody sent", ("acks.unrequested",)),
     Fault(

@@ -85,5 +85,7 @@ def run(job: AuditJob, inputs: Inputs) -> Outcome:
     for row in job.findings(tables, NOW).collect():
         check = row["check"].removeprefix(f"{job.name}.")
         assert check in job.checks, "what a job finds is among what it says that it finds"
-        checks.setdefault(check, set()).add(row["message_id"] or row["route"])
+        checks.setdefault(check, set()).add(
+            row["message_id"] or row["path"] or row["detail"].get("day")
+        )
     return Outcome(rows, checks)

@@ -34,6 +34,7 @@ def finding(check: str, severity: str, number: int, **detail: str) -> dict[str, 
         "message_id": f"17698518000000{number:05}-a1b2c3d4",
         "agent": AGENTS[number % len(AGENTS)],
         "route": AGENTS[(number + 1) % len(AGENTS)],
+        "path": None,
         "observed_at": AT,
         "detail": list(detail.items()),
     }
@@ -46,6 +47,7 @@ FINDING = pa.schema(
         ("message_id", pa.string()),
         ("agent", pa.string()),
         ("route", pa.string()),
+        ("path", pa.string()),
         ("observed_at", pa.timestamp("us", tz="UTC")),
         ("detail", pa.map_(pa.string(), pa.string())),
     ]

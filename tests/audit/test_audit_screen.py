@@ -27,7 +27,7 @@ def seen(
 
 def finding(check: str, **columns: str | None) -> dict[str, object]:
     """A row of findings."""
-    nothing = {"message_id": None, "agent": None, "route": None}
+    nothing = {"message_id": None, "agent": None, "route": None, "path": None}
     return {"severity": "error", "check": check, **nothing, **columns}
 
 
@@ -49,7 +49,7 @@ def test_a_file_is_from_nobody(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
-        finding("integrity.damaged", route="store/relay.acomm"),
+        finding("integrity.damaged", path="store/relay.acomm"),
         finding("agents.stuck", agent="bob"),
     ]
     lines = seen(capsys, monkeypatch, 80, Examples([], rows), JobReport("integrity", errors=2))

@@ -27,12 +27,17 @@ def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: 
         home.ledger.complete([message_id], at)
 
 
-def archive_one_twice(home: HomeBuilder) -> None:
-    """One that stands in two archive files; and one on its way into the first, still live."""
+def archive_twice(home: HomeBuilder) -> None:
+    """One in two archive files, one twice in the first; and one on its way there, still live."""
     home.sent("1-archived")
     home.sent("1-leaving")
-    home.write_store("store/archive/2026-01-30/000001.acomm")
     leaving = home.stored.pop()
+    home.sent("1-repeated")
+    home.becomes("1-repeated", id=3)
+    archived, repeated = home.stored
+    home.stored = [archived, leaving, repeated, repeated]
+    home.write_store("store/archive/2026-01-30/000001.acomm")
+    home.stored = [archived]
     home.write_store("store/archive/2026-01-31/000002.acomm")
     home.stored = [leaving]
 
@@ -58,7 +63,7 @@ def deliver_more_than_once(home: HomeBuilder) -> None:
 def test_each_planted_duplicate_is_found_and_nothing_else(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    archive_one_twice(home)
+    archive_twice(home)
     for number, name in enumerate(("recorded", "again", "held", "twice", "once more"), 10):
         home.sent(f"1-{name}")
         home.becomes(f"1-{name}", id=number)
@@ -75,6 +80,7 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     tables, checks = run(duplicates.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {
         "archived_twice": {"1-archived"},
+        "repeated_in_archive": {"1-repeated"},
         "numbered_twice": {"1-numbered"},
         "number_shared": {"1-numbered"},
         "recorded_twice": {"1-recorded"},
@@ -83,3 +89,7 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     }
     (resent,) = (row for row in tables["duplicates"] if row["class"] == "resent")
     assert (resent["what"], resent["interval_ms"]) == ("1-do", 30_000)
+    what = {row["class"]: (row["times"], row["what"]) for row in tables["duplicates"]}
+    first, second = "store/archive/2026-01-30/000001.acomm", "store/archive/2026-01-31/000002.acomm"
+    assert what["archived_twice"] == (2, f"{first}, {second}")
+    assert what["repeated_in_archive"] == (2, first)

@@ -15,6 +15,7 @@ from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
+from relay.base.config import Config, RetentionSettings, encode
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Outcome, run, write_journal
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
@@ -32,7 +33,9 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Path:
+def attach(
+    home: HomeBuilder, data: bytes, message_id: str | None = None, at_ns: int = START_NS
+) -> Path:
     """An attachment, and a message that names it."""
     digest = hashlib.sha256(data).hexdigest()
     path = home.root / "attachments" / digest[:2] / digest
@@ -40,7 +43,7 @@ def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Pat
     path.write_bytes(data)
     if message_id is not None:
         with home.ledger.transaction():
-            home.ledger.agents.add_references([(f"sha256:{digest}", message_id, START_NS)])
+            home.ledger.agents.add_references([(f"sha256:{digest}", message_id, at_ns)])
     return path
 
 
@@ -133,6 +136,39 @@ def test_each_damaged_file_is_named_and_stops_no_other(
     }
     said = {row["path"]: row["problems"] for row in tables["integrity"]}
     assert all(home.path not in line for lines in said.values() for line in lines)
+
+
+def test_attachments_that_retention_cannot_have_removed(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Their messages were read; the snapshot is of 2026-01-31."""
+    paths = {}
+    for name, days in (("today", 0), ("yesterday", 1), ("kept", 29), ("old", 30)):
+        home.sent(f"1-{name}")
+        at_ns = START_NS - days * 86_400 * NS_PER_S
+        paths[name] = attach(home, name.encode(), f"1-{name}", at_ns)
+        with home.ledger.transaction():
+            home.ledger.deliveries.mark_read([(f"1-{name}", "bob", 1)], START_NS)
+    home.write_store()
+    there = looked(spark, home, tmp_path / "there")
+    assert there.checks == {}
+    for path in paths.values():
+        path.unlink()
+
+    def gone(folder: str, retention: RetentionSettings) -> set[str]:
+        (home.root / "config.json").write_bytes(encode(Config(retention=retention)))
+        outcome = looked(spark, home, tmp_path / folder)
+        assert set(outcome.checks) == {"missing"}
+        named = {path.relative_to(home.root).as_posix(): name for name, path in paths.items()}
+        for row in outcome.tables["integrity"]:
+            if row["class"] == "missing":
+                expected = f"missing, but not for its age: named by 1-{named[row['path']]}"
+                assert row["problems"] == [expected]
+        return {named[path] for path in outcome.checks["missing"]}
+
+    assert gone("by age", RetentionSettings()) == {"today", "yesterday", "kept"}
+    assert gone("by size", RetentionSettings(attachments_mib=1)) == {"today"}
+    assert gone("for ever", RetentionSettings(attachments_days=0)) == set(paths)
 
 
 @pytest.mark.shows("audit 2.9")

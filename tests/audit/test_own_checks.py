@@ -23,7 +23,8 @@ LARGE = """\
 -- severity: warning
 -- advice: ask their sender to attach a file
 WITH large AS (SELECT * FROM messages WHERE file_size >= 100) -- bytes
-SELECT message_id, agent_name AS Agent, target AS route, file_size AS size, last_error AS `why.not`
+SELECT message_id, agent_name AS Agent, target AS route, file_path AS path, file_size AS size,
+  last_error AS `why.not`
 FROM large WHERE message_id <> '1-a' ORDER BY 1;
 """
 # Name -> (file, what is said); every one is of its own kind.
@@ -99,6 +100,7 @@ FROM store_messages AS s LEFT JOIN journal AS j ON s.relay_id = j.relay_id GROUP
     assert set(found) == {"own.large", "own.busy", "own.body"}
     large = found["own.large"]
     assert (large["message_id"], large["agent"], large["route"]) == ("1-b", "alice", "bob")
+    assert large["path"] == "archive/2026-01-31/alice/1-b.msg"
     assert large["detail"] == [("size", "100")]  # what is NULL is left out
     assert (found["own.busy"]["agent"], found["own.busy"]["detail"]) == (
         "alice",

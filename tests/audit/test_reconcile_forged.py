@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, Message, MessageType
 from relay.audit.jobs import ordering, reconcile
 from relay.base.clock import NS_PER_S, iso_date
+from relay.engine import events
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of, stored_message
-from tests.audit.home_journal import moved, run, write_journal
+from tests.audit.home_journal import Change, moved, run, write_journal
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("audit 2.3")
@@ -68,11 +69,73 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
         "deliveries",
         {"seventh": "attempt = 7", "unacked": "acked_at = NULL", "unread": "state = 'read'"},
     )
-    assert make_findings(spark, home, tmp_path / "run") == {
+    outcome = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
+    assert outcome.checks == {
         "headers_differ": {"1-command", "1-earlier"},
         "checksum_differs": {"1-unsummed"},
         "path_differs": {"1-moved", "1-away"},
         "delivery_conflict": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
+    }
+    rows = outcome.tables["reconcile"]
+    assert {row["message_id"]: row["differs"] for row in rows if row["differs"]} == {
+        "1-moved": f"path: ledger {DAY}/1-good.msg, original {DAY}/1-moved.msg",
+        "1-away": f"path: ledger outside/1-away.msg, original {DAY}/1-away.msg",
+    }
+    rows = outcome.tables["reconcile_deliveries"]
+    assert {row["message_id"]: row["differs"] for row in rows if row["differs"]} == {
+        "1-seventh": "attempt: ledger 7, journal 1",
+        "1-fewer": "attempt: ledger 1, journal 2",
+        "1-unacked": "acked_at: missing in the ledger",
+        "1-unread": "read_at: missing in the ledger",
+    }
+
+
+def answered(number: int, status: str, answer_id: str) -> Change:
+    """Its delivery was acknowledged by that message."""
+    state = DeliveryState.ACKNOWLEDGED
+    ack = events.DeliveriesMoved(
+        number, ("bob",), state, START_S, said=status, answer_id=answer_id, answer_text="done"
+    )
+    return lambda said: [said[0], ack]
+
+
+def test_acknowledgments_that_say_something_else(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Of what was rolled, a later answer is in the ledger alone: it is another message."""
+    names = "good turned erased rolled late".split()
+    for name in (*names, "invented"):
+        home.sent(f"1-{name}", name.encode())
+    given = {"turned": "failed", "rolled": "failed"}
+    with home.ledger.transaction():
+        for name in names:
+            answer_id = "2-later" if name == "late" else f"2-{name}"
+            status = given.get(name, "completed")
+            home.ledger.deliveries.acknowledge(f"1-{name}", "bob", status, START_NS, answer_id)
+        home.ledger.deliveries.mark_read([("1-invented", "bob", 1)], START_NS)
+    said = {
+        f"1-{name}": answered(number, "received" if name == "late" else "completed", f"2-{name}")
+        for number, name in enumerate(names, 1)
+    }
+    write_journal(home, said)
+    live = [one for one in home.stored if one.relay_id not in ("1-rolled", "1-late")]
+    home.stored = [one for one in home.stored if one not in live]
+    home.write_store("store/archive/2026-01-31/000001.acomm")
+    home.stored = live
+    home.write_store()
+    changes = {"erased": "ack_status = NULL", "invented": "ack_status = 'completed'"}
+    write(home, "deliveries", changes)
+    outcome = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
+    others = {"1-turned", "1-erased", "1-rolled", "1-invented"}
+    assert outcome.checks == {"delivery_conflict": others}
+    differ = {row["message_id"]: row["differs"] for row in outcome.tables["reconcile_deliveries"]}
+    assert differ == {
+        "1-good": None,
+        "1-late": None,
+        "1-turned": "ack_status: ledger failed, journal completed",
+        "1-erased": "ack_status: ledger none, journal completed",
+        "1-rolled": "ack_status: ledger failed, journal completed",
+        "1-invented": "ack_status: ledger completed, journal none",
     }
 
 
@@ -101,10 +164,13 @@ def test_headers_of_archived_originals(
     others = {f"1-{name}" for name in heads if name != "good"}
     found = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
     assert found.checks == {"headers_differ": others, "original_differs": {"1-longer"}}
+    (longer,) = (row for row in found.tables["reconcile"] if row["message_id"] == "1-longer")
+    assert longer["differs"] == "size: ledger 100, original 101"
     headers = {row["message_id"]: row["headers"] for row in found.tables["reconcile"]}
     assert headers["1-good"] is None
     assert headers["1-urgent"] == "priority: store Normal, original Critical"
-    assert headers["1-expiring"] == "TTL or TOPIC: not the same in store and original"
+    assert headers["1-expiring"] == "TTL: store none, original 60"
+    assert headers["1-topical"] == "TOPIC: not the same in store and original"
     assert headers["1-threaded"] == "thread: not the same in store and original"
 
 
@@ -166,8 +232,11 @@ def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
     write(home, "messages", dict.fromkeys(("undone", "killed"), "status = 'completed'"))
     assert (home.root / "archive" / iso_date(now) / "alice" / "1-undone.msg").exists()
     clock = FakeClock(now + 3600 * NS_PER_S)
-    inputs = home.inputs(spark, tmp_path / "run", clock)
-    assert run(reconcile.JOB, inputs).checks == {"status_differs": {"1-undone", "1-logged"}}
+    outcome = run(reconcile.JOB, home.inputs(spark, tmp_path / "run", clock))
+    assert outcome.checks == {"status_differs": {"1-undone", "1-logged"}}
+    differ = {row["message_id"]: row["differs"] for row in outcome.tables["reconcile"]}
+    undone = "status: ledger completed, store accepted, archive archived"
+    assert (differ["1-undone"], differ["1-logged"]) == (undone, f"{undone}, audit_log archived")
 
 
 def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(

@@ -173,7 +173,12 @@ def test_a_ledger_that_somebody_wrote_into_by_hand(
         ):
             db.execute(f"UPDATE messages SET {change} WHERE message_id = '1-{name}'")
     db.close()
-    assert make_findings(spark, home, tmp_path / "run") == {
+    outcome = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
+    assert outcome.checks == {
         "headers_differ": {"1-forged", "1-rerouted"},
         "status_differs": {"1-undone", "1-refused"},
     }
+    differ = {row["message_id"]: row["differs"] for row in outcome.tables["reconcile"]}
+    others = "store accepted, journal accepted, archive archived, audit_log archived"
+    assert differ["1-undone"] == f"status: ledger pending, {others}"
+    assert differ["1-refused"] == f"status: ledger failed, {others}"

@@ -15,7 +15,7 @@ from relay.audit.snapshot import snapshot_home
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import ORCHESTRATOR
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.ledger_rows import DAY, END_NS, checks, counted, details, insert, made, message
+from tests.audit.ledger_rows import DAY, END_NS, NOW, checks, counted, insert, made, message
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("audit 2.1")
@@ -57,8 +57,8 @@ def test_incidents_are_one_finding_an_agent_and_kind(
     insert(home, "security_events", rows)
     tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
     assert len(checks(security.JOB, tables)) == 2
-    detail = details(security.JOB, tables, "security.bad_signature")[0]
-    assert (detail["events"], detail["path"]) == ("3", "p20000000000000")
+    found = security.findings(tables, NOW).collect()
+    assert {(row["path"], row["detail"]["events"]) for row in found} == {("p20000000000000", "3")}
     assert tables["security"].count() == 6  # an hour each
 
 

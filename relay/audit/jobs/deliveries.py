@@ -11,13 +11,13 @@ place up to which the ledger follows the journal, or within the grace, is not ju
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import named_values
 from relay.base.home import ARCHIVES
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR
@@ -152,9 +152,10 @@ _MADE = "Delivered"
 def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> DataFrame:
     """Make one row a message and recipient, of whichever source has the two.
 
-    ``ledger``: message_id, recipient, state, attempt, and its times. ``stored``: id, relay_id,
-    recipient, state, file. ``journal``: end, at, event, relay_id, state, deliveries. Messages
-    without a relay id were sent through the engine alone, and are left out.
+    ``ledger``: message_id, recipient, state, attempt, its times, ack_status, answer_id.
+    ``stored``: id, relay_id, recipient, state, file. ``journal``: end, at, event, relay_id, state,
+    deliveries, said, answer_id. Messages without a relay id were sent through the engine alone,
+    and are left out.
     """
     engine = _by_number(stored, journal)
     rows = ledger.select(
@@ -162,16 +163,16 @@ def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> Da
         "recipient",
         F.col("state").alias("ledger_state"),
         "attempt",
-        _lacks_time().alias("lacks_time"),
+        _lacking_time().alias("lacks_time"),
+        "ack_status",
+        "answer_id",
         *[_nothing(name, kind) for name, kind in _ENGINE.items()],
     )
     both = rows.unionByName(
         engine.select(
             F.col("relay_id").alias("message_id"),
             "recipient",
-            _nothing("ledger_state", "string"),
-            _nothing("attempt", "bigint"),
-            _nothing("lacks_time", "boolean"),
+            *[_nothing(name, kind) for name, kind in _LEDGER.items()],
             *_ENGINE,
         )
     )
@@ -189,12 +190,12 @@ def delivery_class(
     judged_before: Column,
     follows: Column,
     young: Column,
-    reaches: Column,
+    differs: Column,
 ) -> Column:
     """Return the class of a delivery, the first that is true: see reconcile.
 
     ``names``: status and agent of the message's row. ``young``: the message itself is not judged.
-    ``reaches``: the journal goes back to its discovery, so it has all of its changes.
+    ``differs``: of ``differences``.
     """
     status, agent = names["status"], names["agent"]
     state = F.col("ledger_state")
@@ -211,7 +212,7 @@ def delivery_class(
         .when(state.isNull() & (agent == ORCHESTRATOR), "undeliverable_reply")
         .when(state.isNull(), "missing")
         .when(_engine_state().isNull() & F.col("is_known"), _if_whole("orphan"))
-        .when(_contradicts() | (reaches & _is_at_odds()), _if_whole("conflict"))
+        .when(differs.isNotNull(), _if_whole("conflict"))
         .otherwise(state)
     )
 
@@ -221,7 +222,13 @@ def _if_whole(name: str) -> Column:
     return F.when(F.col("is_whole"), name).otherwise("not_checked")
 
 
-_LEDGER = ("ledger_state", "attempt", "lacks_time")
+_LEDGER = {
+    "ledger_state": "string",
+    "attempt": "bigint",
+    "lacks_time": "string",  # name of the time of its state
+    "ack_status": "string",
+    "answer_id": "string",
+}
 _ENGINE = {
     "stored_state": "string",  # in the live store, or the one archive
     "is_archived": "boolean",
@@ -232,6 +239,8 @@ _ENGINE = {
     "first_made": "bigint",  # of these, the first attempt
     "attempts": "bigint",  # the highest attempt that was begun
     "last_made": "bigint",  # the highest that was put into the inbox
+    "said": "string",  # the status of the last acknowledgment
+    "said_in": "string",  # the message with it
 }
 
 
@@ -245,13 +254,15 @@ def _in_store(stored: DataFrame) -> DataFrame:
         _nothing("last", _LAST),
         _nothing("attempt", "bigint"),
         F.lit(False).alias("is_made"),
+        _nothing("ack", _ACK),
     )
 
 
 def _in_journal(journal: DataFrame) -> DataFrame:
     """A row for each time that a record moved a delivery."""
     moved = journal.where(F.col("state").isNotNull() & F.col("deliveries").isNotNull()).select(
-        "end", "at", "event", "relay_id", "state", F.explode("deliveries").alias("one")
+        *("end", "at", "event", "relay_id", "state", "said", "answer_id"),
+        F.explode("deliveries").alias("one"),
     )
     return moved.select(
         F.col("one.number").try_cast("bigint").alias("number"),
@@ -262,6 +273,7 @@ def _in_journal(journal: DataFrame) -> DataFrame:
         F.struct("end", "state", "at").alias("last"),
         F.greatest(F.coalesce("one.attempt", F.lit(1)), F.lit(1)).alias("attempt"),
         ((F.col("event") == "DeliveriesMoved") & (F.col("state") == _MADE)).alias("is_made"),
+        F.when(F.col("said").isNotNull(), F.struct("end", "said", "answer_id")).alias("ack"),
     )
 
 
@@ -281,6 +293,7 @@ def _by_number(stored: DataFrame, journal: DataFrame) -> DataFrame:
             F.count_if(is_made & (F.col("attempt") <= 1)).alias("first_made"),
             F.max("attempt").alias("attempts"),
             F.max(F.when(is_made, F.col("attempt"))).alias("last_made"),
+            F.max("ack").alias("ack"),
         )
         .where(F.col("relay_id").isNotNull())
         .select(
@@ -295,6 +308,8 @@ def _by_number(stored: DataFrame, journal: DataFrame) -> DataFrame:
             "first_made",
             "attempts",
             "last_made",
+            F.col("ack.said").alias("said"),
+            F.col("ack.answer_id").alias("said_in"),
         )
     )
 
@@ -308,8 +323,21 @@ def _engine_state() -> Column:
     return F.coalesce("journal_state", "stored_state")
 
 
-def _contradicts() -> Column:
-    """True when the state in store or journal does not go with the ledger's."""
+def differences(reaches: Column) -> Column:
+    """Name what store or journal contradict, with the values; NULL: nothing.
+
+    ``reaches``: the journal goes back to the message's discovery, so it has all of its changes.
+    """
+    of_journal = [
+        _other_attempt(),
+        F.concat(F.col("lacks_time"), F.lit(": missing in the ledger")),
+    ]
+    said = [_other_state(), *[F.when(reaches, one) for one in of_journal], _other_ack(reaches)]
+    return F.nullif(F.concat_ws("; ", *said), F.lit(""))
+
+
+def _other_state() -> Column:
+    """Name a state in store or journal that does not go with the ledger's."""
     agree = F.create_map(
         *[
             part
@@ -322,18 +350,43 @@ def _contradicts() -> Column:
     )
     # a late answer to what was rolled is in the ledger alone
     is_late = F.coalesce("is_archived", F.lit(False)) & (F.col("ledger_state") == "acked")
-    return ~is_late & (_excludes("stored_state", words) | _excludes("journal_state", words))
+    is_other = ~is_late & (_excludes("stored_state", words) | _excludes("journal_state", words))
+    values = named_values(
+        "state", ledger="ledger_state", store="stored_state", journal="journal_state"
+    )
+    return F.when(is_other, values)
 
 
-def _lacks_time() -> Column:
-    """True for a state of the ledger that lacks its time."""
+def _other_ack(reaches: Column) -> Column:
+    """Name a status of the last acknowledgment that is not the one in the journal.
+
+    Of a message that was rolled, the journal lacks later ones; they are in other messages.
+    """
+    is_live = F.col("is_archived") == F.lit(False)
+    is_same = (F.col("answer_id") == F.col("said_in")) | (is_live & F.col("said_in").isNotNull())
+    is_other = is_same & ~F.col("said").eqNullSafe(F.col("ack_status"))
+    is_unsaid = F.col("said").isNull() & (F.col("journal_state") != "Acknowledged")
+    is_made_up = reaches & is_live & F.col("ack_status").isNotNull() & is_unsaid
+    said = {
+        source: F.coalesce(name, F.lit("none"))
+        for source, name in (("ledger", "ack_status"), ("journal", "said"))
+    }
+    wrong = F.coalesce(is_other, F.lit(False)) | F.coalesce(is_made_up, F.lit(False))
+    return F.when(wrong, named_values("ack_status", **said))
+
+
+def _lacking_time() -> Column:
+    """Name the time that a row's state lacks."""
     times = {"written": "written_at", "read": "read_at", "acked": "acked_at"}
-    lacking = [(F.col("state") == state) & F.col(at).isNull() for state, at in times.items()]
-    return functools.reduce(Column.__or__, lacking)
+    lacking = [
+        F.when((F.col("state") == state) & F.col(at).isNull(), F.lit(at))
+        for state, at in times.items()
+    ]
+    return F.coalesce(*lacking)
 
 
-def _is_at_odds() -> Column:
-    """True where the ledger counts other attempts than the journal, or lacks a time.
+def _other_attempt() -> Column:
+    """Name another number of attempts in the ledger than in the journal.
 
     A held delivery may be of an attempt that a crash kept from the journal, and attempts are no
     longer counted once there is an answer: more attempts than in the ledger are known only for
@@ -343,15 +396,16 @@ def _is_at_odds() -> Column:
     more = state.isin("written", "read", "acked") & (F.col("attempt") > F.col("attempts"))
     fewer = state.isin("written", "read") & (F.col("attempt") < F.col("last_made"))
     is_agents = F.col("recipient") != ORCHESTRATOR
-    return F.coalesce((more | fewer) & is_agents, F.lit(False)) | F.coalesce(
-        "lacks_time", F.lit(False)
-    )
+    return F.when(
+        more & is_agents, named_values("attempt", ledger="attempt", journal="attempts")
+    ).when(fewer & is_agents, named_values("attempt", ledger="attempt", journal="last_made"))
 
 
 def _excludes(name: str, words: Column) -> Column:
     return F.coalesce(~F.array_contains(words, F.col(name)), F.lit(False))
 
 
+_ACK = "struct<end:bigint,said:string,answer_id:string>"
 _LAST = "struct<end:bigint,state:string,at:timestamp>"
 
 

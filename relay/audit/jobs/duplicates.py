@@ -6,6 +6,7 @@
 | number_shared | one number, two ids | error |
 | recorded_twice | two records of the journal accept it under one number | error |
 | archived_twice | two archives hold it | error |
+| repeated_in_archive | one archive holds it twice | error |
 | delivered_twice | put into an inbox twice in one attempt | error |
 | resent | a command or query of the same text to the same target, within a minute | warning |
 
@@ -44,6 +45,7 @@ CLASSES = (
     "number_shared",
     "recorded_twice",
     "archived_twice",
+    "repeated_in_archive",
     "delivered_twice",
     "resent",
 )
@@ -107,13 +109,16 @@ def _by_id(copies: DataFrame) -> DataFrame:
         F.min("sender").alias("agent"),
         F.min("to").alias("route"),
     )
+    is_twice = F.col("lowest") != F.col("highest")
     numbers = F.concat_ws(", ", "lowest", "highest")
     files = F.concat_ws(", ", "first_file", "last_file")
-    is_twice = F.col("lowest") != F.col("highest")
+    is_in_two = ~is_twice & (F.col("first_file") != F.col("last_file"))
+    is_repeated = ~is_twice & ~is_in_two & (F.col("archived") > 1)
     kinds = F.array(
         _fault(is_twice, "numbered_twice", F.lit(2), numbers),
         _fault(~is_twice & (F.col("records") > 1), "recorded_twice", F.col("records"), numbers),
-        _fault(F.col("archived") > 1, "archived_twice", F.col("archived"), files),
+        _fault(is_in_two, "archived_twice", F.col("archived"), files),
+        _fault(is_repeated, "repeated_in_archive", F.col("archived"), F.col("first_file")),
     )
     wrong = by_id.where(is_twice | (F.col("records") > 1) | (F.col("archived") > 1))
     each = wrong.select("relay_id", "agent", "route", F.explode(kinds).alias("one"))

@@ -8,7 +8,8 @@
 | | rows of audit_log or security_events, or their triggers, are missing | |
 | unreadable | an original, or a pack of them, that cannot be read | error |
 | unreferenced | an attachment that no message names: retention removes it, in time | |
-| missing | an attachment of a message that is still unread; the journal | error |
+| missing | an attachment that a message names which is unread, or so young that | error |
+| | retention cannot have removed it; the journal | |
 
 Files that never change belong to a day: an archive, a sealed segment in whatever tier, an
 original in its folder or its pack. A day's hash is over names and checksums, sorted. Compared with
@@ -38,14 +39,17 @@ from pyspark.sql.types import StructType
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import (
+    DAY_S,
     ERROR,
     AuditJob,
     Tables,
     Written,
     count_by,
+    instant,
     make_findings,
 )
 from relay.audit.schemas import conform, formats, results
+from relay.base.clock import NS_PER_S
 from relay.base.errors import LedgerError
 from relay.base.home import LEDGER
 from relay.ledger import schema_sql
@@ -72,8 +76,12 @@ def make(inputs: Inputs) -> Tables:
 
 
 def wanted(inputs: Inputs) -> DataFrame:
-    """List the attachments that messages name, with ``is_wanted``: the message is still unread."""
-    refs = inputs.ledger("attachment_refs", "sha256", "message_id")
+    """List the attachments that messages name, and whether each must be there.
+
+    Columns: named, is_open (a message that is still unread names it), is_kept (retention has not
+    removed it), last_named (the message that named it last).
+    """
+    refs = inputs.ledger("attachment_refs", "sha256", "message_id", "at")
     open_ones = (
         inputs.ledger("deliveries", "message_id", "state")
         .where(F.col("state").isin(*WANTED))
@@ -82,8 +90,25 @@ def wanted(inputs: Inputs) -> DataFrame:
     )
     joined = open_ones.join(F.broadcast(refs), on="message_id", how="right")
     return joined.groupBy(F.regexp_replace("sha256", "^sha256:", "").alias("named")).agg(
-        F.bool_or(F.coalesce("is_open", F.lit(False))).alias("is_wanted")
+        F.bool_or(F.coalesce("is_open", F.lit(False))).alias("is_open"),
+        (F.max("at") >= instant(kept_since_ns(inputs))).alias("is_kept"),
+        F.max_by("message_id", "at").alias("last_named"),
     )
+
+
+def kept_since_ns(inputs: Inputs) -> int:
+    """Return the time since which an attachment that was named cannot have been removed.
+
+    Retention takes whole days, counted from the midnight before its run, and never the last; a run
+    may have come a day after the snapshot. By size it takes as many as it must. References go with
+    their files. Unix nanoseconds; 0: attachments are kept for ever.
+    """
+    days = inputs.config.retention.attachments_days
+    if inputs.config.retention.attachments_mib:
+        days = 1
+    day_ns = DAY_S * NS_PER_S
+    today_ns = inputs.snapshot_ns // day_ns * day_ns
+    return today_ns - (days - 1) * day_ns if days else 0
 
 
 def behind(inputs: Inputs) -> DataFrame:
@@ -189,20 +214,24 @@ def _of_files(files: DataFrame, named: DataFrame) -> DataFrame:
         .when(F.size("warnings") > 0, "warned")
         .otherwise("sound"),
     )
-    return judged.drop("named", "is_wanted")
+    return judged.drop(*named.columns)
 
 
 def _missing(files: DataFrame, named: DataFrame) -> DataFrame:
-    """List attachments of unread messages that are missing."""
+    """List attachments that must be there and are missing."""
     there = files.where(F.col("kind") == "attachment").select("item")
-    absent = named.where("is_wanted").join(there, F.col("named") == F.col("item"), "left_anti")
+    absent = named.where("is_open OR is_kept").join(
+        there, F.col("named") == F.col("item"), "left_anti"
+    )
     path = F.concat_ws("/", F.lit("attachments"), F.substring("named", 1, 2), "named")
+    unread = F.lit("missing, and a message that is not read yet names it")
+    kept = F.concat(F.lit("missing, but not for its age: named by "), "last_named")
     return absent.select(
         path.alias("path"),
         F.lit("attachment").alias("kind"),
         F.lit("missing").alias("class"),
         F.col("named").alias("item"),
-        F.array(F.lit("missing, and a message that is not read yet names it")).alias("problems"),
+        F.array(F.when(F.col("is_open"), unread).otherwise(kept)).alias("problems"),
         F.array().cast("array<string>").alias("warnings"),
     )
 
@@ -300,21 +329,18 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Find damaged or missing files, and days that changed: results.FINDING."""
     wrong = tables[NAME].where(F.col("class").isin(*WRONG))
     files = make_findings(
-        wrong.withColumn("file", F.col("path")).withColumn(
-            "problem", F.array_join("problems", "; ")
-        ),
+        wrong.withColumn("problem", F.array_join("problems", "; ")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         ERROR,
         observed_at,
-        route="file",
-        detail=("kind", "file", "problem"),
+        path="path",
+        detail=("kind", "problem"),
     )
     changed = make_findings(
         tables[DAYS].where(F.col("class").isin(*WRONG_DAYS)),
         F.concat(F.lit(f"{NAME}.day_"), F.col("class")),
         ERROR,
         observed_at,
-        route="day",
         detail=("kind", "day", "files", "files_before", "hash", "hash_before"),
     )
     return files.unionByName(changed)

@@ -53,14 +53,15 @@ def make_findings(
     message_id: str | None = None,
     agent: str | None = None,
     route: str | None = None,
+    path: str | None = None,
     detail: Iterable[str] = (),
 ) -> DataFrame:
     """Make a finding of each of these rows: results.FINDING.
 
-    ``check`` is ``job.class``, ``severity`` ERROR or WARNING; ``message_id``, ``agent`` and
-    ``route`` name columns of ``rows``, and so does ``detail``, where NULLs are left out.
+    ``check`` is ``job.class``, ``severity`` ERROR or WARNING; ``message_id``, ``agent``, ``route``
+    and ``path`` name columns of ``rows``, and so does ``detail``, where NULLs are left out.
     """
-    named = {"message_id": message_id, "agent": agent, "route": route}
+    named = {"message_id": message_id, "agent": agent, "route": route, "path": path}
     return conform(
         rows.select(
             _value(check).alias("check"),
@@ -103,6 +104,18 @@ def first_rows(
 def lookup(words: Mapping[str, str | None], key: Column) -> Column:
     """Map ``key`` to a word; NULL for an unknown key."""
     return F.create_map(*[F.lit(part) for pair in words.items() for part in pair])[key]
+
+
+def named_values(field: str, **of: str | Column) -> Column:
+    """Name a field with its values by source: ``size: ledger 100, original 101``.
+
+    ``of``: source -> column, or its name; one that is NULL is left out.
+    """
+    columns = {
+        source: F.col(value) if isinstance(value, str) else value for source, value in of.items()
+    }
+    each = [F.concat(F.lit(f"{name} "), value.cast("string")) for name, value in columns.items()]
+    return F.concat(F.lit(f"{field}: "), F.concat_ws(", ", *each))
 
 
 def _value(given: str | Column) -> Column:

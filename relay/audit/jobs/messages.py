@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from relay.acomm.model import Priority
 from relay.audit.jobs.horizon import Horizon
-from relay.audit.jobs.job import lookup
-from relay.base.message import ANSWERS, Kind
+from relay.audit.jobs.job import lookup, named_values
+from relay.base.message import ANSWERS
 from relay.base.names import ORCHESTRATOR
 
 WAITING = ("held", "staged")
@@ -103,7 +103,8 @@ def _of_store() -> list[Column]:
         F.min("copy.dated").alias("first_dated"),
         F.min("copy.created_at").alias("first_stored_at"),
         F.max("copy.rank").alias("rank"),
-        F.max("copy.route_mark").alias("route_mark"),
+        F.max("copy.ttl").alias("ttl"),
+        F.max("copy.topic_mark").alias("topic_mark"),
         F.max("copy.thread_mark").alias("thread_mark"),
     ]
 
@@ -125,14 +126,20 @@ def _rank() -> Column:
     return F.ascii("priority")
 
 
-def _marks(to: str, thread: str) -> tuple[Column, Column]:
-    """Hash TTL and TOPIC to one number, the thread to another: texts take longer to aggregate.
+def _seconds(ttl: str) -> Column:
+    return F.when(F.col(ttl) >= 0, F.col(ttl).cast("string")).otherwise("none")
+
+
+def _marks(to: str, thread: str) -> tuple[Column, Column, Column]:
+    """Make numbers of TTL (-1: none), TOPIC and thread: texts take longer to aggregate.
 
     NULL without a TO, since the header was not read, or without a thread.
     """
-    route = F.xxhash64(F.coalesce(F.col("ttl_s").cast("string"), F.lit("")), "topic")
+    is_read = F.col(to).isNotNull()
+    ttl = F.coalesce(F.col("ttl_s").cast("decimal(20,0)"), F.lit(-1))
     return (
-        F.when(F.col(to).isNotNull(), route).alias("route_mark"),
+        F.when(is_read, ttl).alias("ttl"),
+        F.when(is_read, F.xxhash64("topic")).alias("topic_mark"),
         F.when(F.col(thread).isNotNull(), F.xxhash64(thread)).alias("thread_mark"),
     )
 
@@ -167,7 +174,8 @@ def _of_archive() -> list[Column]:
         F.min("original.target").alias("original_to"),
         F.min("original.message_type").alias("original_kind"),
         F.max("original.rank").alias("original_rank"),
-        F.max("original.route_mark").alias("original_route_mark"),
+        F.max("original.ttl").alias("original_ttl"),
+        F.max("original.topic_mark").alias("original_topic_mark"),
         F.max("original.thread_mark").alias("original_thread_mark"),
         F.min("original.size").alias("least_size"),
         F.max("original.size").alias("most_size"),
@@ -241,8 +249,8 @@ def last_archive_report(messages: DataFrame, until: Column) -> DataFrame:
 def other_headers(judged: Horizon) -> Column:
     """Name each header that differs between the sources, with both values; NULL: none does.
 
-    A time that cannot be is among them. Of TTL, TOPIC and thread only hashes are here, so their
-    values are not named.
+    A time that cannot be is among them. Of TOPIC and thread only hashes are here, so their values
+    are not named.
     """
     said = [
         _other_values(
@@ -254,16 +262,19 @@ def other_headers(judged: Horizon) -> Column:
         _other_values("stored at", "journal", "created_at", "stored_at", "first_stored_at"),
         F.when(
             F.col("rank") != F.col("original_rank"),
-            F.concat(
-                F.lit("priority: store "),
-                lookup(_PRIORITIES, F.chr("rank")),
-                F.lit(", original "),
-                lookup(_PRIORITIES, F.chr("original_rank")),
+            named_values(
+                "priority",
+                store=lookup(_PRIORITIES, F.chr("rank")),
+                original=lookup(_PRIORITIES, F.chr("original_rank")),
             ),
         ),
         F.when(
-            F.col("route_mark") != F.col("original_route_mark"),
-            F.lit("TTL or TOPIC: not the same in store and original"),
+            F.col("ttl") != F.col("original_ttl"),
+            named_values("TTL", store=_seconds("ttl"), original=_seconds("original_ttl")),
+        ),
+        F.when(
+            F.col("topic_mark") != F.col("original_topic_mark"),
+            F.lit("TOPIC: not the same in store and original"),
         ),
         F.when(_is_of_another_thread(), F.lit("thread: not the same in store and original")),
         impossible_time(judged),
@@ -278,11 +289,8 @@ def impossible_time(judged: Horizon) -> Column:
     """
     others = F.greatest("discovered_at", "dated", "stored_at", "journaled_at")
     is_late = (F.col("processed_at") > judged.until) & ~(others >= judged.since)
-    value = F.col("processed_at").cast("string")
-    snapshot = judged.snapshot.cast("string")
-    return F.when(
-        is_late, F.concat(F.lit("processed_at: ledger "), value, F.lit(", snapshot "), snapshot)
-    )
+    values = named_values("processed_at", ledger="processed_at", snapshot=judged.snapshot)
+    return F.when(is_late, values)
 
 
 def _other_values(header: str, source: str, mine: str, *others: str) -> Column:
@@ -313,42 +321,6 @@ def _is_of_another_thread() -> Column:
     is_other = ~F.col("thread_mark").eqNullSafe(F.col("original_thread_mark"))
     names_one = F.col("copies").isNotNull() & F.col("original_thread_mark").isNotNull()
     return F.coalesce(is_other & names_one & ~F.col("message_type").isin(*ANSWERS), F.lit(False))
-
-
-def has_other_size() -> Column:
-    """True where an original differs in size from the file that the ledger saw in the outbox.
-
-    A spawn is archived without its secrets; a row without an inode was rebuilt from the store,
-    which does not know the size.
-    """
-    size = F.col("file_size")
-    is_other = (F.col("least_size") != size) | (F.col("most_size") != size)
-    is_known = F.col("file_inode").isNotNull() & (F.col("message_type") != Kind.SPAWN)
-    return F.coalesce(is_other & is_known, F.lit(False))
-
-
-def has_other_path() -> Column:
-    """True where the only original of a row has another path than the row says.
-
-    A row that still names its outbox is not judged: a rebuilt ledger does not know the path of a
-    packed file.
-    """
-    is_archived = (F.col("status") == ARCHIVED) & ~F.col("file_path").startswith("agents/")
-    is_other = (F.col("originals") == 1) & (F.col("original_path") != F.col("file_path"))
-    return F.coalesce(is_archived & is_other, F.lit(False))
-
-
-def archived_without_ack(judged: Horizon, grace: Column) -> Column:
-    """True where a completed row should be ``archived`` by now, or once was.
-
-    ``was_archived``: of Inputs.reverted_archives.
-    """
-    possible = F.when(F.col("processed_at") <= judged.until, F.col("processed_at"))
-    filed_at = F.greatest("original_at", "discovered_at", possible)
-    is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
-    is_old = (filed_at < judged.since) & (filed_at + grace < F.col("noted_at"))
-    is_undone = (F.col("status") == "completed") & F.col("was_archived").isNotNull()
-    return F.coalesce(is_there & is_old, F.lit(False)) | is_undone
 
 
 def _recipients(where: Column) -> Column:

@@ -36,8 +36,8 @@ A delivery, of one message to one recipient, has one as well:
 | held, staged, written, read, acked, expired, bounced, dead | the ledger's state | |
 | missing | store or journal have accepted it, the ledger does not have it | error |
 | orphan | in the ledger; store and journal have the message, but not this recipient | error |
-| conflict | store or journal contradict the ledger's state or number of attempts; or | error |
-| | the ledger lacks the time of its state | |
+| conflict | store or journal contradict the ledger's state, number of attempts or status | error |
+| | of the acknowledgment; or the ledger lacks the time of its state | |
 | not_checked | orphan or conflict, but a damaged file was skipped | |
 | duplicate | put into the inbox more often than there were attempts | error |
 | undeliverable_reply | a reply of the relay itself to an agent that no longer exists | |
@@ -63,7 +63,12 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Inputs
-from relay.audit.jobs.deliveries import by_recipient, delivery_class, is_known_to_engine
+from relay.audit.jobs.deliveries import (
+    by_recipient,
+    delivery_class,
+    differences,
+    is_known_to_engine,
+)
 from relay.audit.jobs.horizon import Horizon, horizon, position, untold
 from relay.audit.jobs.job import (
     ERROR,
@@ -75,13 +80,10 @@ from relay.audit.jobs.job import (
     lookup,
     make_findings,
 )
+from relay.audit.jobs.message_class import HEADERS, message_class, other_values
 from relay.audit.jobs.messages import (
     MessageSources,
-    archived_without_ack,
     first_judged_day,
-    has_other_path,
-    has_other_size,
-    impossible_time,
     is_filed,
     journal_begin,
     last_archive_report,
@@ -89,7 +91,6 @@ from relay.audit.jobs.messages import (
     side_by_side,
 )
 from relay.audit.schemas import conform, results
-from relay.base.clock import NS_PER_S
 
 NAME = "reconcile"
 DELIVERIES = "reconcile_deliveries"
@@ -116,7 +117,8 @@ DELIVERY_CHECKS = {
     "duplicate": "delivery_duplicate",
 }
 OPEN = ("pending", "processing")
-STATUS, HEADERS = "status_differs", "headers_differ"
+# Findings about a file of the archive, which is then their path.
+OF_ORIGINALS = ("original_differs", "original_missing", "path_differs", "unknown_file")
 STORE_SECTIONS = "messages,dead_letters,archive"
 _MESSAGE = (
     "message_id",
@@ -140,16 +142,22 @@ _DELIVERY = (
     "written_at",
     "read_at",
     "acked_at",
+    "ack_status",
+    "answer_id",
 )
+_CHANGE = ("end", "at", "event", "relay_id", "state", "deliveries", "said", "answer_id")
 _SAID = ("relay_id", "checksum", "sender", "to", "kind", "created_ns", "created_at")
 _STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
 _HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
 # Columns in the detail of a finding, of a message and of a delivery.
 _CHECKSUMS = ("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum")
-_DETAIL = ("headers", "status", "waiting_for", "last_error", *_CHECKSUMS, "store_file", "original")
+_DETAIL = (
+    *("headers", "differs", "status", "waiting_for", "last_error"),
+    *(*_CHECKSUMS, "store_file", "original"),
+)
 _DELIVERY_DETAIL = (
-    *("recipient", "ledger_state", "stored_state", "journal_state"),
+    *("recipient", "differs", "ledger_state", "stored_state", "journal_state"),
     *("attempt", "journal_attempt", "inbox_writes"),
 )
 _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
@@ -165,7 +173,7 @@ def make(inputs: Inputs) -> Tables:
         inputs.originals(*_FILE, *_HEADERS),
     )
     stored = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
-    changes = inputs.journal("end", "at", "event", "relay_id", "state", "deliveries")
+    changes = inputs.journal(*_CHANGE)
     followed, judged = untold(inputs, position(inputs)), horizon(inputs)
     reach = _reach(inputs, sides, followed, judged)
     reverted = inputs.reverted_archives()
@@ -224,8 +232,9 @@ def reconcile(
         .crossJoin(F.broadcast(reach))
         .withColumn("headers", other_headers(judged))
     )
+    classed = joined.withColumn("class", message_class(judged, grace_ns))
     return conform(
-        joined.withColumn("class", _class(judged, grace_ns)).select(*_shown()),
+        classed.withColumn("differs", other_values()).select(*_shown()),
         results.RECONCILED,
     )
 
@@ -247,6 +256,7 @@ def _shown() -> list[Column | str]:
         "journal_checksum",
         "original_checksum",
         "headers",
+        "differs",
         F.coalesce("copies", F.lit(0)).alias("copies"),
         F.coalesce("records", F.lit(0)).alias("records"),
         "store_file",
@@ -283,12 +293,14 @@ def reconcile_deliveries(
     young = judged.is_young("discovered_at", "processed_at")
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
-    state_class = delivery_class(names, judged.since, F.col("follows"), young, reaches)
+    told = joined.withColumn("differs", differences(reaches))
+    state_class = delivery_class(names, judged.since, F.col("follows"), young, F.col("differs"))
     return conform(
-        joined.select(
+        told.withColumn("class", state_class).select(
             "message_id",
             "recipient",
-            state_class.alias("class"),
+            "class",
+            F.when(F.col("class") == "conflict", F.col("differs")).alias("differs"),
             F.col("agent_name").alias("agent"),
             F.col("target").alias("route"),
             "ledger_state",
@@ -316,15 +328,19 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Find messages and deliveries of a class that is wrong: results.FINDING."""
     # Where the checksums are equal, only what differs is shown.
     is_other = F.col("class") != HEADERS
-    checksums = {name: F.when(is_other, F.col(name)) for name in _CHECKSUMS}
+    shown = {name: F.when(is_other, F.col(name)) for name in _CHECKSUMS}
+    of_file = F.col("class").isin(*OF_ORIGINALS)
+    shown["path"] = F.when(of_file, F.col("original"))
+    shown["original"] = F.when(~of_file, F.col("original"))
     wrong = make_findings(
-        tables[NAME].where(F.col("class").isin(*SEVERITY)).withColumns(checksums),
+        tables[NAME].where(F.col("class").isin(*SEVERITY)).withColumns(shown),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         lookup(SEVERITY, F.col("class")),
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
+        path="path",
         detail=_DETAIL,
     )
     deliveries = make_findings(
@@ -357,108 +373,6 @@ def _of_ledger(followed: DataFrame, observed_at: datetime) -> DataFrame:
         observed_at,
         detail=("problem",),
     )
-
-
-def _interval(ns: int) -> Column:
-    return F.make_dt_interval(secs=F.lit(ns / NS_PER_S))
-
-
-def _class(judged: Horizon, grace_ns: int) -> Column:
-    """Return the class: the first that is true, worst first."""
-    status = F.col("status")
-    unknown = F.col("checksum").isNull() | (F.col("checksums") < F.col("copies"))
-    return (
-        F.when(status.isNull(), _class_without_row(judged))
-        .when((status.isin(*OPEN) | (status == "failed")) & _is_accepted(judged), STATUS)
-        .when(status.isin(*OPEN, "failed") & impossible_time(judged).isNotNull(), HEADERS)
-        .when(status.isin(*OPEN), "in_flight")
-        .when(status == "failed", "failed")
-        .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
-        .when(
-            F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("not_checked")
-        )
-        .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
-        .when(_lacks_checksum(), "checksum_differs")
-        .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
-        .when(F.col("headers").isNotNull(), HEADERS)
-        .when(archived_without_ack(judged, _interval(grace_ns)), STATUS)
-        .when(_is_unjournaled(), "unjournaled")
-        .when(_differs("lowest_original", "original_checksum"), "original_differs")
-        .when(has_other_size(), "original_differs")
-        .when(_lacks_original(), "original_missing")
-        .when(has_other_path(), "path_differs")
-        .when(F.col("waiting_for").isNotNull(), "undelivered")
-        .when(F.col("ended_for").isNotNull(), "returned")
-        .when(unknown, "unverified")
-        .otherwise("delivered")
-    )
-
-
-def _class_without_row(judged: Horizon) -> Column:
-    """Classify a message without a ledger row. The journal may be ahead of the ledger."""
-    is_unknown_file = F.coalesce("copies", "records").isNull()
-    filed_now = F.coalesce(F.col("original_at") >= judged.since, F.lit(False))
-    return (
-        F.when(_is_recent(judged) | filed_now, "recent")
-        .when(is_unknown_file, "unknown_file")
-        .when(_is_behind(), "behind")
-        .otherwise("orphan")
-    )
-
-
-def _is_recent(judged: Horizon) -> Column:
-    """True for a message that is too young, or that the ledger is just being told of."""
-    told_now = F.coalesce(_is_ahead() & (F.col("journaled_at") >= judged.since), F.lit(False))
-    return judged.is_young("dated", "stored_at", "journaled_at") | told_now
-
-
-def _is_ahead() -> Column:
-    """True where its record is behind the ledger's position in the journal."""
-    return F.col("journal_end") > F.coalesce("follows", F.lit(0))
-
-
-def _is_behind() -> Column:
-    """True where the ledger was not told of it; so ``untold_records`` are a finding of the home.
-
-    So is a message from before the first record that there still is, where the ledger has not
-    come as far.
-    """
-    is_pruned = (F.col("untold_records") > 0) & (
-        F.col("journal_begin") > F.coalesce("follows", F.lit(0))
-    )
-    is_older = F.greatest("dated", "stored_at") < F.col("journal_from")
-    return F.coalesce(_is_ahead(), is_pruned & is_older, F.lit(False))
-
-
-def _is_accepted(judged: Horizon) -> Column:
-    """True where store or journal have it, before the ledger's position in the journal."""
-    is_there = F.coalesce("copies", "records").isNotNull()
-    is_judged = ~_is_recent(judged) & ~_is_behind()
-    return is_there & F.col("follows").isNotNull() & is_judged
-
-
-def _differs(*names: str) -> Column:
-    """True when one of these checksums differs from the ledger's."""
-    differs = [F.col(name) != F.col("checksum") for name in names]
-    return F.coalesce(differs[0] | differs[1], F.lit(False))
-
-
-def _lacks_checksum() -> Column:
-    """True where the ledger lacks the checksum, and another source has it."""
-    sides = F.coalesce("highest_checksum", "journal_checksum", "original_checksum")
-    return F.col("checksum").isNull() & sides.isNotNull()
-
-
-def _is_unjournaled() -> Column:
-    """True where the journal goes back to its discovery, but does not have it."""
-    reaches = F.col("discovered_at") >= F.col("journal_from")
-    return F.col("is_whole") & F.col("records").isNull() & F.coalesce(reaches, F.lit(False))
-
-
-def _lacks_original() -> Column:
-    is_judged = F.coalesce(F.col("day") >= F.col("originals_from"), F.lit(False))
-    is_read = F.col("is_broken").isNull()
-    return is_filed() & F.col("original_path").isNull() & is_judged & is_read
 
 
 def _store_checksum() -> Column:

@@ -217,7 +217,8 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         observed_at,
         message_id="message_id",
         agent="agent",
-        detail=("events", "first_at", "last_at", "path", "detail"),
+        path="path",
+        detail=("events", "first_at", "last_at", "detail"),
     )
 
 

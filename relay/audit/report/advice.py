@@ -57,8 +57,9 @@ ADVICE = {
         "This file did not come through the relay. Find out who put it into archive/."
     ),
     "reconcile.delivery_conflict": (
-        "Ledger, store and journal disagree on one delivery, its attempts or its times. `relay "
-        "doctor` compares them; `relay trace` shows the ledger's side."
+        "Ledger, store and journal disagree on one delivery, its attempts, its acknowledgment or "
+        "its times: `differs` has the values. `relay doctor` compares them; `relay trace` shows "
+        "the ledger's side."
     ),
     "reconcile.delivery_duplicate": (
         "The recipient may have processed it twice. Inform it, and keep ledger and journal for "
@@ -92,6 +93,10 @@ ADVICE = {
     "duplicates.archived_twice": (
         "Two archives of the store have the message: one of them was copied or restored. Run "
         "`relay acomm check` on both and remove the copy."
+    ),
+    "duplicates.repeated_in_archive": (
+        "One archive of the store has the message twice: it was written by another program or by "
+        "hand. Run `relay acomm check` on it, and replace it by a copy from a backup."
     ),
     "duplicates.delivered_twice": (
         "The file was put into the inbox twice in one attempt: the recipient may have processed it "
@@ -144,8 +149,9 @@ ADVICE = {
     ),
     "integrity.unreadable": ("The file cannot be read. Check its owner, its mode and the disk."),
     "integrity.missing": (
-        "An attachment: a recipient has not read its message yet; ask the sender for it. The "
-        "journal: restore it from a backup before the relay starts."
+        "An attachment: a message names it that is unread, or that is too young for retention to "
+        "have removed it; ask the sender for it, or a backup. The journal: restore it from a "
+        "backup before the relay starts."
     ),
     "integrity.day_changed": (
         "Files that should never change have changed since the previous run. Compare the day with"
@@ -280,7 +286,8 @@ SENTENCES = {
     "duplicates.numbered_twice": ("message", "accepted twice"),
     "duplicates.number_shared": ("number", "of two messages"),
     "duplicates.recorded_twice": ("message", "recorded twice in the journal"),
-    "duplicates.archived_twice": ("message", "archived twice"),
+    "duplicates.archived_twice": ("message", "in two archives of the store"),
+    "duplicates.repeated_in_archive": ("message", "twice in one archive of the store"),
     "duplicates.delivered_twice": ("delivery", "written twice in one attempt"),
     "duplicates.resent": ("message", "sent again within a minute"),
     "ordering.inversion": ("pair", "of agents with messages out of order"),

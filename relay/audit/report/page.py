@@ -183,13 +183,14 @@ class Previous:
 
 
 Key = tuple[str, ...]
-# What tells a finding from another of its check; the rest of its details changes with time.
-TELLING = ("file", "path", "day", "hour", "kind", "store_file", "recipient", "reason")
+SHOWN = ("message_id", "agent", "route", "path")
+# Details that tell a finding from another of its check; the others change with time.
+TELLING = ("day", "hour", "kind", "store_file", "recipient", "reason")
 
 
 def _key(row: Row) -> Key:
     detail = dict(row["detail"] or ())
-    parts = [row["message_id"], row["agent"], row["route"], *[detail.get(of) for of in TELLING]]
+    parts = [*[row.get(of) for of in SHOWN], *[detail.get(of) for of in TELLING]]
     return tuple(str(part) for part in parts)
 
 
@@ -206,7 +207,7 @@ def _check(
     anchor = anchor_id("check", name)
     earlier = known.get(name, set()) if known is not None else None
     are_new = [earlier is not None and _key(row) not in earlier for row in rows]
-    names = [part for part in ("agent", "route") if any(row[part] for row in rows)]
+    names = [part for part in SHOWN[1:] if any(row.get(part) for row in rows)]
     columns = [PageColumn(part, "", "") for part in (*names, "details", "command")]
     lines = [
         (f"{anchor}-{number}", _finding(name, row, names, is_new=is_new))
@@ -229,11 +230,8 @@ def _check(
 
 
 def _finding(check: str, row: Row, names: Sequence[str], *, is_new: bool) -> list[Cell]:
-    detail = list(row["detail"] or ())
-    # A file that the details name is not named again as the route.
-    said = {of for _, of in detail}
-    shown = [_cell(row[name] if row[name] not in said else None) for name in names]
-    details = Cell(cell(detail), False, is_new=is_new)
+    shown = [_cell(row[name]) for name in names]
+    details = Cell(cell(list(row["detail"] or ())), False, is_new=is_new)
     return [*shown, details, Cell(command(check, row["message_id"]), False, command=True)]
 
 

@@ -16,6 +16,7 @@ FINDING = StructType(
         maybe("message_id", TEXT, "of the ledger"),
         maybe("agent", TEXT, "sender"),
         maybe("route", TEXT, "the TO header"),
+        maybe("path", TEXT, "of a file, below the home"),
         always("observed_at", TIME, "time of the ledger's snapshot"),
         always("detail", TEXTS, "further facts, where known"),
     ]
@@ -36,6 +37,7 @@ RECONCILED = StructType(
         maybe("journal_checksum", TEXT, "SHA-256, 64 hex: of the accepted content"),
         maybe("original_checksum", TEXT, "SHA-256, 64 hex: of the archived file's content"),
         maybe("headers", TEXT, "headers that differ between the sources, with their values"),
+        maybe("differs", TEXT, "status, size or path where its class is about it, with the values"),
         always("copies", NUMBER, "in store and archives"),
         always("records", NUMBER, "of the journal that accept it"),
         maybe("store_file", TEXT, "one of the files with a copy"),
@@ -52,6 +54,7 @@ RECONCILED_DELIVERY = StructType(
         always("message_id", TEXT, "of the ledger, relay_id of the store"),
         always("recipient", TEXT, "agent"),
         always("class", TEXT, "see docs/audit.md"),
+        maybe("differs", TEXT, "of a conflict: fields that differ, with their values"),
         maybe("agent", TEXT, "sender"),
         maybe("route", TEXT, "the TO header"),
         maybe("ledger_state", TEXT, "of the ledger's row; NULL: there is none"),
