@@ -256,6 +256,26 @@ def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
 IN_2099 = 4_070_908_800 * NS_PER_S
 
 
+def test_a_delivery_that_is_made_to_wait_is_one_finding(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Its message, which waits for it alone, is no other one; one that waits for more is."""
+    home.sent("1-good")
+    home.sent("1-one")
+    home.seen("1-more")
+    home.deliver("1-more", ("bob", "carol"), written_after_ms=None)
+    home.finish("1-more")
+    home.keep("1-more")
+    home.write_store()
+    reached = moved(3, "bob", DeliveryState.DELIVERED)
+    write_journal(home, {"1-more": lambda said: [*said, reached]})
+    write(home, "deliveries", {"one": "state = 'staged'"})
+    assert make_findings(spark, home, tmp_path / "run") == {
+        "delivery_conflict": {"1-one", "1-more"},
+        "undelivered": {"1-more"},
+    }
+
+
 def test_a_time_that_has_not_come_hides_nothing(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:

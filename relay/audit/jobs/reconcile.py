@@ -82,6 +82,7 @@ from relay.audit.jobs.job import (
 )
 from relay.audit.jobs.message_class import HEADERS, message_class, other_values
 from relay.audit.jobs.messages import (
+    WAITING,
     MessageSources,
     first_judged_day,
     is_filed,
@@ -333,7 +334,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     shown["path"] = F.when(of_file, F.col("original"))
     shown["original"] = F.when(~of_file, F.col("original"))
     wrong = make_findings(
-        tables[NAME].where(F.col("class").isin(*SEVERITY)).withColumns(shown),
+        _without_doubles(tables).where(F.col("class").isin(*SEVERITY)).withColumns(shown),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         lookup(SEVERITY, F.col("class")),
         observed_at,
@@ -354,6 +355,19 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         detail=_DELIVERY_DETAIL,
     )
     return wrong.unionByName(deliveries).unionByName(_of_ledger(tables[JOURNAL], observed_at))
+
+
+def _without_doubles(tables: Tables) -> DataFrame:
+    """Leave out a message that waits for one recipient alone, whose delivery is found itself."""
+    wrong = tables[DELIVERIES].where(
+        F.col("class").isin(*DELIVERY_CHECKS) & F.col("ledger_state").isin(*WAITING)
+    )
+    found = wrong.select(F.col("message_id").alias("found_id"), "recipient")
+    is_same = (F.col("message_id") == F.col("found_id")) & (
+        F.col("waiting_for") == F.col("recipient")
+    )
+    is_waiting = F.col("class") == "undelivered"
+    return tables[NAME].join(F.broadcast(found), on=is_same & is_waiting, how="left_anti")
 
 
 def _of_ledger(followed: DataFrame, observed_at: datetime) -> DataFrame:
