@@ -86,6 +86,21 @@ def test_an_older_copy_of_the_ledger_is_no_orphan_of_each_message_since(
     assert look(spark, home, tmp_path / "run") == (classes, HOME)
 
 
+def test_a_delivery_behind_the_position_of_an_idle_relay_is_judged(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """What follows a batch, that it was delivered, is in the journal with the next one."""
+    home.sent("1-last")
+    home.write_store()
+    write_journal(home)
+    set_position(home, "UPDATE orchestrator_state SET value = value - 1")
+    assert look(spark, home, tmp_path / "sound")[1] == {}
+    with sqlite3.connect(home.root / "ledger.db") as db:
+        db.execute("DELETE FROM deliveries")
+    db.close()
+    assert look(spark, home, tmp_path / "gone")[1] == {"delivery_missing": {"1-last"}}
+
+
 def test_a_batch_that_was_killed_behind_the_journals_commit(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:

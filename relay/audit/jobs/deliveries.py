@@ -5,8 +5,8 @@ the orchestrator's nacks by their ids; the rest compares the states of the three
 
 The three name states in words of their own, and not at the same instant. The journal is first,
 the ledger follows it, and an archive keeps what was so when the message was rolled, however often
-it was read or acknowledged later. ``AGREE`` says which words go together; what moved behind the
-place up to which the ledger follows the journal, or within the grace, is not judged.
+it was read or acknowledged later. ``AGREE`` says which words go together; what moved within the
+grace, or behind the journal's position of a ledger that was not told of it, is not judged.
 """
 
 from __future__ import annotations
@@ -188,18 +188,19 @@ def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> Da
 def delivery_class(
     names: Mapping[str, Column],
     judged_before: Column,
-    follows: Column,
+    untold_from: Column,
     young: Column,
     differs: Column,
 ) -> Column:
     """Return the class of a delivery, the first that is true: see reconcile.
 
-    ``names``: status and agent of the message's row. ``young``: the message itself is not judged.
+    ``names``: status and agent of the message's row. ``untold_from``: the place in the journal of
+    what the ledger was not told, NULL: it was told. ``young``: the message itself is not judged.
     ``differs``: of ``differences``.
     """
     status, agent = names["status"], names["agent"]
     state = F.col("ledger_state")
-    moved = (F.col("moved_at") >= judged_before) | (F.col("moved_end") > follows)
+    moved = (F.col("moved_at") >= judged_before) | (F.col("moved_end") > untold_from)
     is_recent = F.coalesce(moved, F.lit(False)) | young
     made = F.col("made") > F.greatest(F.col("attempts"), F.coalesce("attempt", F.lit(1)))
     is_duplicate = (made | (F.col("first_made") > 1)) & (F.col("recipient") != ORCHESTRATOR)

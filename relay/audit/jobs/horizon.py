@@ -24,7 +24,7 @@ from relay.base.errors import LedgerError
 
 # Records that are in the journal before the ledger's position passes them. Others follow a batch
 # by a moment, and an idle relay leaves them behind the position.
-TOLD_FIRST = ("MessageSent", "FileRefused", "MessageReceived")
+TOLD_FIRST = ("MessageSent", "FileRefused", "DeliveriesStaged", "MessageReceived")
 _POSITION = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
 
 

@@ -295,7 +295,9 @@ def reconcile_deliveries(
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
     told = joined.withColumn("differs", differences(reaches))
-    state_class = delivery_class(names, judged.since, F.col("follows"), young, F.col("differs"))
+    # An idle relay leaves records of deliveries, which the ledger has, behind its position.
+    untold_from = F.when(F.col("untold_records") > 0, F.coalesce("follows", F.lit(0)))
+    state_class = delivery_class(names, judged.since, untold_from, young, F.col("differs"))
     return conform(
         told.withColumn("class", state_class).select(
             "message_id",
