@@ -59,6 +59,8 @@ def test_records_behind_its_position_are_one_finding_once_they_are_old(
         "problem": f"the ledger follows the journal up to 1, it ends at {end}: "
         "3 records of messages are not in it, the oldest of 2026-01-31 09:30:00Z"
     }
+    set_position(home, f"UPDATE orchestrator_state SET value = '{10**30}'")  # no offset at all
+    assert look(spark, home, tmp_path / "beyond")[1] == HOME
     set_position(home, "DELETE FROM orchestrator_state")
     assert look(spark, home, tmp_path / "none")[1] == HOME
 

@@ -1,9 +1,8 @@
 """What is old enough to be judged, and how far the ledger follows the journal.
 
 The ledger has its position in the journal: everything before it is in the ledger. A relay moves
-it on with every batch, within a second. What lies behind it for longer than the grace was never
-told to this ledger, or it was and this is an older copy: one finding of the home, and none of
-each message there.
+it on with every batch, within a second. What is behind it for longer than the grace is missing from
+this ledger, whatever the reason: one finding of the home, and none of each message there.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from relay.base.errors import LedgerError
 # Records that are in the journal before the ledger's position passes them. Others follow a batch
 # by a moment, and an idle relay leaves them behind the position.
 TOLD_FIRST = ("MessageSent", "FileRefused", "DeliveriesStaged", "MessageReceived")
+_MOST = 1 << 63
 _POSITION = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
 
 
@@ -58,7 +58,7 @@ def horizon(inputs: Inputs) -> Horizon:
 
 
 def position(inputs: Inputs) -> int | None:
-    """Return the ledger's position in the journal; None for a ledger without one.
+    """Return the ledger's position in the journal; None for a ledger without one that can be.
 
     Errors: LedgerError when the snapshot cannot be read.
     """
@@ -68,19 +68,19 @@ def position(inputs: Inputs) -> int | None:
             row = db.execute(_POSITION).fetchone()
     except sqlite3.Error as exc:
         raise LedgerError(f"{path}: {exc}") from exc
-    return int(row[0]) if row and str(row[0]).isdecimal() else None
+    value = str(row[0]) if row else ""
+    return int(value) if value.isdecimal() and int(value) < _MOST else None
 
 
-def untold(inputs: Inputs, follows: int | None) -> DataFrame:
+def untold(inputs: Inputs, follows: int | None, judged: Horizon) -> DataFrame:
     """Make one row: what the journal has behind the ledger's position for longer than the grace.
 
     Columns: follows, ends (both offsets), untold_records, untold_since (the oldest of them).
     """
-    judged_before = instant(inputs.snapshot_ns - inputs.grace_ns)
     late = inputs.journal("end", "at", "event").where(
         (F.col("end") > (follows or 0))
         & F.col("event").isin(*TOLD_FIRST)
-        & (F.col("at") < judged_before)
+        & (F.col("at") < judged.since)
     )
     ends = inputs.snapshot.journal.until.values()
     return late.agg(

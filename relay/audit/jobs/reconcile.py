@@ -175,7 +175,8 @@ def make(inputs: Inputs) -> Tables:
     )
     stored = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
     changes = inputs.journal(*_CHANGE)
-    followed, judged = untold(inputs, position(inputs)), horizon(inputs)
+    judged = horizon(inputs)
+    followed = untold(inputs, position(inputs), judged)
     reach = _reach(inputs, sides, followed, judged)
     reverted = inputs.reverted_archives()
     return {
