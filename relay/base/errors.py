@@ -163,6 +163,10 @@ class LedgerBusy(LedgerError):
     hint = "end the other writer; readers never hold it"
 
 
+class RowRefused(LedgerError):
+    """No row of the ledger can hold this value; the others of its kind are not affected."""
+
+
 class LedgerDamaged(LedgerError):
     """SQLite cannot read the ledger's file any more."""
 

@@ -25,12 +25,13 @@ from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import SCHEMA_VERSION, Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, LedgerContent
+from relay.ledger.ledger import SKIPPED
 
 BEFORE_RESTORE = ".before-restore"
 BEFORE_REBUILD = ".before-rebuild"
 SIDE_FILES = ("-wal", "-shm")
 UNFINISHED = ".rebuilt"
-# Tables that the journal does not have; of orchestrator_state all but the journal's position.
+# Tables that the journal does not have; of orchestrator_state all but DERIVED_KEYS.
 LEDGER_ONLY_TABLES = (
     "orchestrator_state",
     "agents",
@@ -38,7 +39,7 @@ LEDGER_ONLY_TABLES = (
     "pending_operations",
     "security_events",
 )
-POSITION_KEY = "journal"
+DERIVED_KEYS = ("journal", SKIPPED)
 
 
 class RestoredLedger(NamedTuple):
@@ -239,4 +240,4 @@ def _readable_rows(path: str, table: str) -> tuple[list[dict[str, object]], str]
                 rows.append(dict(zip(names, row, strict=True)))
     except LedgerError as exc:
         why = str(exc)
-    return [row for row in rows if row.get("key") != POSITION_KEY], why
+    return [row for row in rows if row.get("key") not in DERIVED_KEYS], why

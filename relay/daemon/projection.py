@@ -50,13 +50,18 @@ class Projection:
         self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
         self._is_recent = True
         self.written: set[Key] = set()  # delivered to an inbox by recent events
+        self.skipped: list[str] = []  # texts about events that make no row
 
     def apply(self, event: Event, *, is_recent: bool = True) -> None:
         """Apply one event. ``is_recent``: it is after the checkpoint."""
         self._is_recent = is_recent
         handler = _HANDLERS.get(type(event))
-        if handler is not None:
+        if handler is None:
+            return
+        try:
             handler(self, event)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as exc:
+            self.skipped.append(f"{exc!r}: {event}")  # it stays in the journal: the start goes on
 
     def deliveries(
         self, relay_id_of: Callable[[int], str | None], now_ns: int

@@ -47,7 +47,9 @@ from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
 from relay.engine.engine import Engine
+from relay.engine.events import FileRefused
 from relay.ledger import FileFacts, Ledger, MessageRow
+from relay.ledger.check import describe_skipped
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
@@ -80,7 +82,7 @@ def recover(
         for event in store.fresh_events:
             projection.apply(event)
         events.commit()
-        restored = _restore_rows(ledger, store, projection, events.journal.durable, now)
+        restored, skipped = _restore_rows(ledger, store, projection, events.journal.durable, now)
         restored += _restore_unfinished_rows(ledger, store, open_ones)
         _reconcile_obligations(ledger, store)
         _locate_refused_files(dirs, ledger, projection)
@@ -91,6 +93,14 @@ def recover(
             _restore_originals(files, ledger, store, projection, log)
         requeued = _resolve_rows(files, ledger, store, rows, now)
     events.confirm_boot()
+    for why in skipped[:SHOWN_IDS]:
+        log(
+            f"A fact of the journal is not in the ledger: {why}",
+            action="skip_fact",
+            level="error",
+        )
+    if skipped:
+        log(describe_skipped(len(skipped)), action="skip_fact", level="error")
     if files.faults:
         log(
             f"Could not check the files of {len(files.faults)} messages, a scan or the next "
@@ -209,36 +219,46 @@ class _Inboxes:
 
 def _restore_rows(
     ledger: Ledger, store: Engine, projection: Projection, position: int, now: int
-) -> int:
-    """Insert rows from the events where the ledger lacks them; returns how many were missing."""
+) -> tuple[int, list[str]]:
+    """Insert rows from the events where the ledger lacks them.
+
+    Returns how many were missing, and a text about each fact that no row can hold.
+    """
 
     def relay_id_of(number: int) -> str | None:
         message = store.messages.get(number)
         return message.relay_id if message else None
 
-    restored = 0
+    restored, project = 0, ledger.project
+    skipped = [*projection.skipped]
     ids = list(projection.rows)
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
             missing = [projection.rows[one] for one in slice_ if one not in known]
-            ledger.add(missing)
+            skipped += project(ledger.add, missing)
             restored += len(missing)
-        ledger.deliveries.restore(projection.deliveries(relay_id_of, now))
-        ledger.deliveries.restore_obligations(projection.obligations(relay_id_of))
-        ledger.fail(projection.failures, now)
-        ledger.agents.add_references(projection.references)
-        ledger.offers.change(projection.offers)
-        ledger.offers.add_rings(projection.rings)
-        for one in projection.rejections:
-            file, name = one.origin, one.origin.path.rpartition("/")[2]
-            ledger.add_rejection(
-                file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
-            )
+        deliveries = ledger.deliveries
+        skipped += project(deliveries.restore, projection.deliveries(relay_id_of, now))
+        skipped += project(deliveries.restore_obligations, projection.obligations(relay_id_of))
+        skipped += project(lambda failures: ledger.fail(failures, now), projection.failures)
+        skipped += project(ledger.agents.add_references, projection.references)
+        skipped += project(ledger.offers.change, projection.offers)
+        skipped += project(ledger.offers.add_rings, projection.rings)
+        skipped += project(lambda refused: _reject(ledger, refused, now), projection.rejections)
         _restore_statuses(ledger, store, projection.rows.values())
+        ledger.count_skipped(len(skipped), now)
         ledger.set_position(position, now)
-    return restored
+    return restored, skipped
+
+
+def _reject(ledger: Ledger, refused: Iterable[FileRefused], now: int) -> None:
+    for one in refused:
+        file, name = one.origin, one.origin.path.rpartition("/")[2]
+        ledger.add_rejection(
+            file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
+        )
 
 
 def _locate_refused_files(dirs: Dirs, ledger: Ledger, projection: Projection) -> None:

@@ -132,7 +132,10 @@ class Dispatcher:
         )
         on_state = self.idle.on_state
         on_incident = self._ledger_writer.record_incident
-        self._reports = ReportReader(ledger, store, self._events, on_state, on_incident, clock, log)
+        rate_limit = self._intake.rate_limit
+        self._reports = ReportReader(
+            ledger, store, self._events, rate_limit, on_state, on_incident, clock, log
+        )
         self._event_source = EventSource(
             home=self._home,
             ledger=ledger,
@@ -212,7 +215,7 @@ class Dispatcher:
             self._execute_due(dirs)
             begin("maintain")
             self._event_source.flush_reads()
-            if self._reports.waiting and not self.paused:  # after reads: it sets the position
+            if not self.paused:  # after reads: it sets the position
                 self._reports.take(dirs)
             self._ledger_writer.record_counts()
             self._roller.step()
@@ -374,9 +377,8 @@ class Dispatcher:
         times = [self._events.due_ns(), self._flusher.due_ns(), self._roller.due_ns()]
         times += [source.due_ns() for source in self._sources]
         if not self.paused:
-            times.append(self._intake.due_ns())
-        due += [at for at in times if at is not None]
-        return 0 if self._reports.waiting and not self.paused else min(due)
+            times += [self._intake.due_ns(), self._reports.due_ns()]
+        return min(due + [at for at in times if at is not None])
 
 
 def _journal_bytes(inbound: Inbound) -> int:

@@ -6,13 +6,16 @@ Killed in between, the file is read again: the same report twice changes nothing
 not valid is logged, and its file kept in ``archive/{date}/{agent}/rejected/``; the other lines
 count. What is not a regular file is kept there, too, and is a security incident. A file that
 cannot be read or removed now is tried again with the next scan.
+
+No agent can hold up the others with reports: each message, ring or state that a report names counts
+for its agent's rate like a message sent, and one turn reads some hundred of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from relay.base import fsio
@@ -25,13 +28,23 @@ from relay.base.names import MESSAGE_ID, shown
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.intake import incident_kind
+from relay.delivery.limits import RateLimit
 from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger import Ledger
-from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange, Ring
+from relay.ledger.offers import (
+    IN_CONTEXT,
+    MOST_OFFERS,
+    OFFERED,
+    RETURNED,
+    OfferChange,
+    Ring,
+)
 from relay.reach import report
 
-MOST_AT_ONCE = 64  # files in one turn; of large ones fewer
+MOST_FILES = 64  # in one turn
+MOST_FACTS = 500  # messages, rings and states in one report; about half of that in one turn
+MOST_WAITING = 1_000  # files of an agent that are remembered; the next scan finds the others
 JOURNAL_FACTOR = 8  # bytes in the journal for each of a report, at most
 MOST_NESTED = 16  # brackets in a line
 MOST_TEXT = 200  # characters of a text in a report
@@ -48,6 +61,7 @@ class ReportReader:
         ledger: Ledger,
         store: Engine,
         events_: EventLog,
+        rate_limit: RateLimit,
         on_state: OnState,
         on_incident: OnIncident,
         clock: Clock,
@@ -56,26 +70,35 @@ class ReportReader:
         self._ledger = ledger
         self._store = store
         self._events = events_
+        self._rate_limit = rate_limit
         self._on_state = on_state
         self._on_incident = on_incident
         self._clock = clock
         self._log = log
-        self.waiting: dict[tuple[str, str], None] = {}  # agent, file name
+        self._waiting: dict[str, dict[str, None]] = {}  # file names by agent, served in turns
 
     def add(self, agent: str, file_name: str) -> None:
         """Note a file, to be read in this turn or the next; names without an id are left alone."""
         if MESSAGE_ID.fullmatch(file_name.removesuffix(report.SUFFIX)):
-            self.waiting[agent, file_name] = None
+            names = self._waiting.setdefault(agent, {})
+            if len(names) < MOST_WAITING:
+                names[file_name] = None
+
+    def due_ns(self) -> int | None:
+        """Time at which the next report may be read (monotonic); 0: now; None: none waits."""
+        if not self._waiting:
+            return None
+        if any(self._rate_limit.allowance(agent) > 0 for agent in self._waiting):
+            return 0
+        now = self._clock.monotonic_ns()
+        return min(now + self._rate_limit.wait_ns(agent) for agent in self._waiting)
 
     def take(self, dirs: Dirs) -> None:
-        """Record the reports that wait, oldest first."""
+        """Record the reports that wait and may be read now, oldest first."""
         lines: list[tuple[str, dict[str, Any]]] = []
         done: list[tuple[str, str, str]] = []  # agent, name, what is wrong with it
-        n_bytes = 0
-        for agent, name in sorted(self.waiting, key=lambda one: one[1])[:MOST_AT_ONCE]:
-            if n_bytes > report.MAX_BYTES:
-                break
-            del self.waiting[agent, name]
+        n_bytes = n_facts = 0
+        for agent, name in self._pop_files():
             try:
                 entries, problem, size = self._read(dirs, agent, name)
             except FileNotFoundError:
@@ -86,6 +109,11 @@ class ReportReader:
             n_bytes += size
             lines += [(agent, one) for one in entries]
             done.append((agent, name, problem))
+            facts = sum(map(_facts, entries))
+            self._rate_limit.spend(agent, max(1, facts))
+            n_facts += facts
+            if n_bytes > report.MAX_BYTES or n_facts > MOST_FACTS // 2:
+                break
         try:
             self._events.reserve(n_bytes * JOURNAL_FACTOR)
         except OSError as exc:
@@ -95,6 +123,20 @@ class ReportReader:
         self._record(lines)
         for agent, name, problem in done:
             self._finish(dirs, agent, name, problem)
+
+    def _pop_files(self) -> Iterator[tuple[str, str]]:
+        """Up to ``MOST_FILES`` of the agents within their rate, one of each agent in turn."""
+        for _ in range(MOST_FILES):
+            allowed = (one for one in self._waiting if self._rate_limit.allowance(one) > 0)
+            agent = next(allowed, None)
+            if agent is None:
+                return
+            names = self._waiting.pop(agent)
+            first = min(names)
+            del names[first]
+            if names:
+                self._waiting[agent] = names  # behind the others
+            yield agent, first
 
     def _finish(self, dirs: Dirs, agent: str, name: str, problem: str) -> None:
         """Remove the file of a report, or keep it as rejected."""
@@ -126,12 +168,17 @@ class ReportReader:
         if status.st_size > report.MAX_BYTES:
             problem = f"expected {report.MAX_BYTES} bytes at most, got {status.st_size}"
             return [], problem, 0
-        found, problem = [], ""
+        found, problem = list[dict[str, Any]](), ""
+        n_facts = 0
         for line in data.splitlines():
             try:
                 if line.count(b"[") + line.count(b"{") > MOST_NESTED:
                     raise ValueError(f"expected {MOST_NESTED} brackets at most")
-                found.append(_entry(json.loads(line)))
+                entry = _entry(json.loads(line))
+                n_facts += _facts(entry)
+                if n_facts > MOST_FACTS:
+                    raise ValueError(f"expected {MOST_FACTS} messages, rings and states at most")
+                found.append(entry)
             except ValueError as exc:
                 problem = problem or shown(str(exc))[:MOST_TEXT]
         return found, problem, len(data)
@@ -157,10 +204,12 @@ class ReportReader:
             event = events.AgentRung(ring.agent, *ring[2:], ring.at, now // NS_PER_S)
             self._store.apply(event)
         self._events.commit()
-        with self._ledger.transaction():
-            self._ledger.offers.change(changes)
-            self._ledger.offers.add_rings(rings)
-            self._ledger.set_position(self._events.journal.durable, now)
+        ledger = self._ledger
+        with ledger.transaction():
+            skipped = len(ledger.project(ledger.offers.change, changes))
+            skipped += len(ledger.project(ledger.offers.add_rings, rings))
+            ledger.count_skipped(skipped, now)
+            ledger.set_position(self._events.journal.durable, now)
 
     def _changes(self, agent: str, one: dict[str, Any]) -> list[OfferChange]:
         """The offers of one line, of messages that were delivered to that agent."""
@@ -200,7 +249,8 @@ def _entry(given: object) -> dict[str, Any]:
         return entry | texts | {"messages": _number(given, "messages")}
     entry |= {"ids": _ids(given, "ids"), "offer": 0}
     if what == report.OFFERED:
-        return entry | {"offer": _number(given, "offer"), "detail": _text(given, "after")}
+        offer = _number(given, "offer", MOST_OFFERS)
+        return entry | {"offer": offer, "detail": _text(given, "after")}
     if what == report.IN_CONTEXT:
         how, where = _text(given, "how"), _text(given, "where")
         return entry | {"detail": f"{how}, {where}" if where else how}
@@ -216,11 +266,18 @@ def _text(given: dict[str, Any], name: str) -> str:
     return shown(value)[:MOST_TEXT]
 
 
-def _number(given: dict[str, Any], name: str) -> int:
+def _number(given: dict[str, Any], name: str, most: int = 0) -> int:
+    """A number that a row can hold. ``most``: the largest that it may be, if there is one."""
     value = given.get(name)
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"expected {name} as a number, got {value!r}")
+    if type(value) is not int or not 0 <= value < 1 << 63 or 0 < most < value:
+        limit = f" up to {most}" if most else ""
+        raise ValueError(f"expected {name} as a number{limit}, got {value!r}")
     return value
+
+
+def _facts(entry: dict[str, Any]) -> int:
+    """How many rows an entry may change."""
+    return max(1, len(entry.get("ids", ())))
 
 
 def _ids(given: dict[str, Any], name: str) -> list[str]:

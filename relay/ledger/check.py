@@ -15,6 +15,7 @@ from relay.ledger.file import (
     ledger_content,
     open_snapshot,
 )
+from relay.ledger.ledger import SKIPPED
 from relay.ledger.schema import SCHEMA_VERSION, schema_sql
 
 WHAT = "ledger"
@@ -77,9 +78,24 @@ def check(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
     elif lacks := sorted(_expected_parts() - _parts(db)):
         yield Finding(WHAT, path, f"its schema lacks {', '.join(lacks)}, removed by hand", RESTORE)
     elif not is_damaged:
+        yield from _check_skipped(db)
         for rule, query in _RULES.items():
             if row := db.execute(query + " LIMIT 1").fetchone():
                 yield Finding(WHAT, row[0], f"{row[0]} is {rule}", RESTORE)
+
+
+def _check_skipped(db: sqlite3.Connection) -> Iterator[Finding]:
+    """Check for facts of the journal that no row could hold."""
+    query = "SELECT CAST(value AS INTEGER) FROM orchestrator_state WHERE key = ?"
+    for (count,) in db.execute(query, (SKIPPED,)):
+        advice = "no action needed: messages are delivered; skip_fact in logs/relay.log names them"
+        yield Finding(WHAT, SKIPPED, describe_skipped(count), advice, Severity.WARNING)
+
+
+def describe_skipped(count: int) -> str:
+    """The text about facts of the journal that the ledger cannot hold."""
+    facts = "1 fact of the journal is" if count == 1 else f"{count} facts of the journal are"
+    return f"{facts} not in the ledger, which cannot hold their values"
 
 
 def _parts(db: sqlite3.Connection) -> frozenset[str]:

@@ -22,6 +22,7 @@ from relay.base.errors import (
     LedgerDamaged,
     LedgerError,
     LedgerMissing,
+    RowRefused,
     run_as,
 )
 
@@ -35,6 +36,7 @@ EARLIER = (
 LEFTOVERS = ("-journal", "-wal", "-shm")  # files that SQLite puts beside the database
 AT_ONCE = 256  # rows fetched at once when iterating
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
 
 
 class LedgerContent(NamedTuple):
@@ -62,6 +64,8 @@ def _translate(path: str, exc: sqlite3.Error) -> LedgerError:
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # errors of the Python module have none
     if code in DAMAGE:
         return LedgerDamaged(path, str(exc))
+    if code in REFUSED:
+        return RowRefused(f"{path}: {exc}")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LedgerBusy(f"{path}: {exc}")
     if "unable to open" in str(exc) and (denied := _why_denied(path)):

@@ -14,18 +14,22 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from relay.base.errors import LedgerDamaged, LedgerError
+from relay.base.errors import LedgerDamaged, LedgerError, RowRefused
 from relay.base.names import shown
 from relay.ledger import file as ledger_file
 from relay.ledger.agents import AgentTable, ProcessTable
 from relay.ledger.deliveries import DeliveryTable
 from relay.ledger.offers import OfferTable
 from relay.ledger.schema import set_up
+
+Fact = TypeVar("Fact")
+SKIPPED = "skipped_facts"  # key of their count in orchestrator_state
+SHOWN_CHARS = 500  # of a fact that is skipped
 
 
 class FileFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -155,6 +159,40 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+    def project(
+        self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]
+    ) -> list[str]:
+        """Write facts of the journal; returns a text about each one that no row can hold.
+
+        The journal is the truth and cannot be changed: one fact that the ledger refuses must stop
+        neither a start nor a rebuild. Within the caller's transaction.
+        """
+        try:
+            self._write(write, facts)
+        except (RowRefused, OverflowError, UnicodeEncodeError) as exc:
+            if len(facts) == 1:
+                return [f"{exc}: {str(facts[0])[:SHOWN_CHARS]}"]
+            return [refused for one in facts for refused in self.project(write, [one])]
+        return []
+
+    def _write(self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
+        """Write all of them, or nothing."""
+        self._db.execute("SAVEPOINT facts")
+        try:
+            write(facts)
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK TO facts")
+            raise
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("RELEASE facts")
+
+    def count_skipped(self, facts: int, now_ns: int) -> None:
+        """Count facts of the journal that are not in the ledger, for ``relay doctor``."""
+        if facts:
+            self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + facts), now_ns)
 
     # -- messages ----------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 OFFERED, IN_CONTEXT, RETURNED = "offered", "in_context", "returned"
+MOST_OFFERS = 1_000  # of one delivery; what goes beyond is not recorded
 
 
 class OfferChange(NamedTuple):
@@ -38,16 +39,18 @@ class Ring(NamedTuple):
 
 _OF_DELIVERY = "message_id = :message_id AND recipient = :recipient"
 _OF_SESSION = f"{_OF_DELIVERY} AND session = :session"
-# Numbered anew if its number is another session's; an end without its offer makes the row.
+# Numbered anew if its number is another session's, or none; an end without its offer makes the row.
 _ADD = (
     "INSERT INTO offers (message_id, recipient, offer, session, state, after, offered_at, "
-    "ended_at, evidence) SELECT :message_id, :recipient, "
-    f"CASE WHEN :offer = 0 OR EXISTS (SELECT 1 FROM offers WHERE {_OF_DELIVERY} "
-    f"AND offer = :offer) THEN coalesce((SELECT max(offer) FROM offers WHERE {_OF_DELIVERY}), 0) "
-    "+ 1 ELSE :offer END, :session, :state, CASE :state WHEN 'offered' THEN :detail END, :at, "
+    "ended_at, evidence) SELECT :message_id, :recipient, number, "
+    ":session, :state, CASE :state WHEN 'offered' THEN :detail END, :at, "
     "CASE :state WHEN 'offered' THEN NULL ELSE :at END, "
-    "CASE :state WHEN 'offered' THEN NULL ELSE :detail END "
-    f"WHERE NOT EXISTS (SELECT 1 FROM offers WHERE {_OF_SESSION} AND offered_at = :at)"
+    "CASE :state WHEN 'offered' THEN NULL ELSE :detail END FROM (SELECT "
+    f"CASE WHEN :offer NOT BETWEEN 1 AND {MOST_OFFERS} OR EXISTS (SELECT 1 FROM offers "
+    f"WHERE {_OF_DELIVERY} AND offer = :offer) THEN coalesce((SELECT max(offer) FROM offers "
+    f"WHERE {_OF_DELIVERY} AND offer <= {MOST_OFFERS}), 0) + 1 ELSE :offer END AS number) "
+    f"WHERE number <= {MOST_OFFERS} "
+    f"AND NOT EXISTS (SELECT 1 FROM offers WHERE {_OF_SESSION} AND offered_at = :at)"
 )
 _ENDED = f"SELECT 1 FROM offers WHERE {_OF_SESSION} AND ended_at = :at AND evidence = :detail"
 # What was returned may be found in the context after all; never the other way round.

@@ -10,10 +10,12 @@ from typing import NoReturn
 import pytest
 
 from relay.base import fsio
+from relay.base.config import Config, SecuritySettings
 from relay.cli import run
 from relay.delivery import event_source
+from relay.engine import events
 from relay.reach.report import IN_CONTEXT, MAX_BYTES, OFFERED, RETURNED, RING, STATE, write_report
-from tests.box import Box
+from tests.box import Box, MakeBox
 from tests.procs import relay
 
 SESSION = "claude:0089"
@@ -318,3 +320,77 @@ def test_commands_say_that_it_was_shown(box: Box, capsys: pytest.CaptureFixture[
     for command in ("trace", "show"):
         assert run([*home, command, sent]) == 0
         assert "not seen yet" in capsys.readouterr().out
+
+
+HUGE = (1 << 63) - 1
+
+
+def test_a_huge_number_of_an_offer_is_a_line_that_is_not_valid(box: Box) -> None:
+    """Three offers, each numbered after the one before, must not leave SQLite's integers."""
+    sent = send(box)
+    report(box, *(offered(sent, offer=HUGE) | {"at": at} for at in (1, 2, 3)))
+    assert "expected offer as a number up to 1000, got 9223372036854775807" in logged(box)
+    report(box, offered(sent))
+    assert [one[0] for one in offers(box)] == [1]
+
+
+def test_a_journal_with_huge_offers_is_projected_and_starts(box: Box) -> None:
+    """Written by an earlier version, which took any number."""
+    sent = send(box)
+    for at in (1, 2, 3):
+        change = (sent, "bob", SESSION, HUGE, OFFERED, "PostToolUse", at, 1)
+        box.store.apply(events.OfferChanged(*change))
+    box.events.commit()
+    box.restart()
+    assert [(one[0], one[2]) for one in offers(box)] == [(n, "offered") for n in (1, 2, 3)]
+
+
+@pytest.mark.damages
+def test_a_fact_that_no_row_can_hold_is_skipped_counted_and_reported(box: Box) -> None:
+    """The others of the same start are recorded; a rebuild skips and counts it, too."""
+    sent = send(box)
+    for at in (1, HUGE + 1, 2):
+        change = (sent, "bob", SESSION, at, OFFERED, "Stop", at, 1)
+        box.store.apply(events.OfferChanged(*change))
+    box.events.commit()
+    box.restart()
+    assert [one[0] for one in offers(box)] == [1, 2]
+    assert "1 fact of the journal is not in the ledger" in logged(box)
+    box.stop()
+    for _ in range(2):
+        done = relay("doctor", home=box.root)
+        assert "1 fact of the journal is not in the ledger" in done.stdout
+        assert relay("ledger", "rebuild", home=box.root).returncode == 0
+
+
+def test_reports_of_an_agent_over_its_rate_wait_and_go_at_that_rate(make_box: MakeBox) -> None:
+    limited = SecuritySettings(rate_per_s=10, rate_burst=20)
+    box = make_box("alice", "bob", config=Config(security=limited))
+    sent, at = send(box), box.clock.now_ns()
+    for number in range(60):
+        line = {"what": RING, "rung": "command", "messages": 1, "result": "ok"}
+        write_report(str(box.root), "bob", [{"session": SESSION, "at": at + number, **line}])
+    box.tick(3)
+    assert len(left(box)) == 40
+    assert box.deadline > box.clock.monotonic_ns()
+    other = box.send("alice", "TO: bob\n\nnobody else waits")
+    assert {sent, other} <= box.inbox("bob").keys()
+    box.after(2)
+    assert len(left(box)) == 20
+    box.after(2)
+    assert left(box) == [] and len(box.sql("SELECT * FROM rings")) == 60
+
+
+def test_a_report_names_a_limited_number_of_messages(box: Box) -> None:
+    sent, at = send(box), box.clock.now_ns()
+    report(box, *(offered(sent) | {"at": at + number} for number in range(600)))
+    assert len(offers(box)) == 500
+    assert "expected 500 messages, rings and states at most" in logged(box)
+
+
+def test_offers_of_a_delivery_are_limited_in_number(box: Box) -> None:
+    sent, at = send(box), box.clock.now_ns()
+    for part in range(3):
+        report(box, *(offered(sent) | {"at": at + part * 500 + one} for one in range(500)))
+        box.after(5)
+    assert len(offers(box)) == 1000
