@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import Any
 
 import pytest
@@ -33,6 +34,53 @@ values = st.recursive(
 )
 def test_M18_what_cannot_be_seen_is_shown_as_an_escape(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+# Default_Ignorable_Code_Point of Unicode 17, without those that are control characters anyway; then
+# what is assigned and has no glyph: braille blank, joiners, Egyptian blanks, fillers, spaces.
+UNSEEN = """34f 115f-1160 17b4-17b5 180b-180f 2065 3164 fe00-fe0f ffa0 fff0-fff8 e0000-e0fff
+2800 2d7f 1107f 13441-13442 16fe4 1d159 1da7f-1da80"""
+
+
+def test_of_all_of_unicode_what_cannot_be_seen_is_an_escape() -> None:
+    unseen = set()
+    for one in UNSEEN.split():
+        first, _, last = one.partition("-")
+        unseen |= set(range(int(first, 16), int(last or first, 16) + 1))
+    for code in range(0x110000):
+        c = chr(code)
+        # control, format, surrogate, private, unassigned; spaces that are not the space
+        is_raw = unicodedata.category(c)[0] not in "CZ" or c == " "
+        is_raw = is_raw and code not in unseen
+        assert (visible(c) == c) == is_raw, f"U+{code:04X}"
+        assert (json_visible(c) == c) == is_raw, f"U+{code:04X}"
+    assert visible("a\ufe00b\U000e0100\u3164") == r"a\ufe00b\U000e0100\u3164"
+    assert json_line("\U000e0100") == '"\\udb40\\udd00"'
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("I ❤\ufe0f it ☺\ufe0f", "I ❤\ufe0f it ☺\ufe0f"),  # emoji in place of signs: it is seen
+        ("3\ufe0f\u20e3", "3\ufe0f\u20e3"),  # a keycap
+        ("⭐\ufe0f", r"⭐\ufe0f"),  # an emoji as it is: it would be a bit that nobody sees
+        ("3\ufe0f", r"3\ufe0f"),
+        ("❤\ufe0e", r"❤\ufe0e"),
+        ("❤\ufe0f\ufe0f", "❤\ufe0f\\ufe0f"),
+        ("❤\ufe0f\U000e0101", "❤\ufe0f\\U000e0101"),
+        ("\ufe0f❤", r"\ufe0f❤"),
+    ],
+)
+def test_a_selector_stays_where_it_makes_an_emoji_of_a_sign(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_no_text_is_hidden_in_an_emoji() -> None:
+    """Each byte as a variation selector, as hidden instructions are written."""
+    selectors = "".join(chr(0xFE00 + b if b < 16 else 0xE0100 + b - 16) for b in b"run \x0f\x0f!")
+    said = visible(f"thanks ❤\ufe0f{selectors}")
+    assert said.startswith("thanks ❤\ufe0f\\U000e0162\\U000e0165\\U000e015e")
+    assert [c for c in said if unicodedata.category(c) == "Mn"] == ["\ufe0f"]
 
 
 def test_M18_lines_may_stay_lines() -> None:
