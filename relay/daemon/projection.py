@@ -231,6 +231,9 @@ class Projection:
             changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
         if state in _TIMES:
             changed[_TIMES[state]] = at_s * NS_PER_S
+        if state == "written" and before.state == "staged":
+            # When exactly is not known after a crash: its recipient may have read it before now.
+            changed["written_at"] = before.staged_at
         if state == "acked":  # an answer implies that it was read
             changed["read_at"] = before.read_at or at_s * NS_PER_S
         if said:

@@ -6,7 +6,7 @@
 | the same without the file, same boot | it was delivered, and may have been taken |
 | accepted, but never staged | deferred, due now |
 | file in inbox/.pending that no event staged | removed |
-| the machine was restarted since | inboxes are compared: missing deliveries are due again |
+| the machine was restarted since | inboxes are compared: see ``inbox_repair`` |
 | events after the ledger's position | their rows are restored from the events |
 | row open, file in the outbox | pending again, processed first, in the order of discovery |
 | row open, file in the archive, or nowhere and accepted | completed and archived |
@@ -23,24 +23,22 @@ import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relay.acomm.model import DeliveryState, Message
+from relay.acomm.model import Message
 from relay.agents import status
 from relay.base import fsio
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
-from relay.base.home import PENDING, READ, Dirs, Home
+from relay.base.home import Dirs, Home
 from relay.base.logs import LogCall
 from relay.base.message import (
-    DEFAULT_MAX_BODY_BYTES,
     Kind,
     command_fields,
-    max_file_bytes,
-    parse_delivered,
     render,
 )
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of, sha256_hex
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, answer_id, sha256_hex
 from relay.daemon.agreement import unmatched_obligations, unstaged
+from relay.daemon.inbox_repair import InboxRepair
 from relay.daemon.opening import OpenedStore
 from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
@@ -72,11 +70,11 @@ def recover(
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
     with home.dirs() as dirs:
         open_ones = list(store.messages.incomplete().values())  # checked once: there may be many
-        inboxes = _Inboxes(dirs, store, power_cut=power_cut)
+        inboxes = InboxRepair(dirs, store, power_cut=power_cut)
         delivered = inboxes.finish_staged(open_ones)
         again = 0
         if power_cut:
-            again = inboxes.check_written(projection)
+            again = inboxes.compare(projection)
             open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
         for event in store.fresh_events:
@@ -121,100 +119,6 @@ def recover(
             strays=removed,
         )
     return requeued
-
-
-class _Inboxes:
-    """Compares the deliveries in the journal with the files in inboxes."""
-
-    def __init__(self, dirs: Dirs, store: Engine, *, power_cut: bool) -> None:
-        self._dirs = dirs
-        self._store = store
-        self._power_cut = power_cut
-
-    def finish_staged(self, open_ones: Iterable[int]) -> int:
-        """Rename the files of committed deliveries; those without a file were delivered.
-
-        ``open_ones``: numbers of the messages that may have some.
-        """
-        known = self._store.state.deliveries
-        staged = [
-            (number, recipient, one.attempt)
-            for number in open_ones
-            for recipient, one in known.get(number, {}).items()
-            if one.state is DeliveryState.STAGED
-        ]
-        for number, recipient, attempt in staged:
-            message = self._store.messages.get(number)
-            relay_id = message.relay_id if message else None
-            if message is None or relay_id is None:
-                continue
-            if self._power_cut and not self._is_delivered(message, relay_id, recipient):
-                self._store.deliveries.postpone(number, recipient, attempt + 1)
-                continue
-            reason = file_ops.deliver(self._dirs, relay_id, recipient, again=True)
-            if reason:
-                self._store.deliveries.postpone(number, recipient, attempt)
-            else:
-                self._store.deliveries.deliver(number, [recipient], attempt)
-        return len(staged)
-
-    def check_written(self, projection: Projection) -> int:
-        """After a power cut: what was delivered lately, is not read and not there, is due again."""
-        again = 0
-        for number, recipient in sorted(projection.written):
-            one = self._store.state.deliveries.get(number, {}).get(recipient)
-            message = self._store.messages.get(number)
-            relay_id = message.relay_id if message else None
-            if one is None or message is None or relay_id is None or recipient == ORCHESTRATOR:
-                continue
-            if one.state is not DeliveryState.DELIVERED:
-                continue  # it was read, acknowledged, or is due anyhow
-            if not self._is_delivered(message, relay_id, recipient):
-                # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
-                self._store.deliveries.postpone(number, recipient, one.attempt + 1)
-                again += 1
-        return again
-
-    def remove_strays(self, home: Home) -> int:
-        """Remove files staged by a batch that was not committed."""
-        removed = 0
-        for agent in list(home.agent_names()):
-            try:
-                for name in file_ops.staged_files(self._dirs, agent):
-                    removed += self._remove_stray(agent, name)
-            except (OSError, UnsafePath):
-                continue  # broken, or not yet complete: the roster says so, and mends what it can
-        return removed
-
-    def _remove_stray(self, agent: str, name: str) -> int:
-        message = self._store.messages.find_by_relay_id(message_id_of(name) or "")
-        known = self._store.state.deliveries.get(message.id, {}) if message else {}
-        one = known.get(agent)
-        if one is not None and one.state is DeliveryState.STAGED:
-            return 0  # its inbox is out of reach for now
-        if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
-            file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
-            return 0
-        fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
-        return 1
-
-    def _is_delivered(self, message: Message, relay_id: str, recipient: str) -> bool:
-        """True when the delivered file is complete: staged, in the inbox, or in .read."""
-        name = relay_id + MSG_SUFFIX
-        checksum = sha256_hex(message.content)
-        for folder in ((PENDING,), (), (READ,)):
-            try:
-                inbox = self._dirs.get("agents", recipient, "inbox", *folder)
-                limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
-                data, _ = fsio.read_regular(name, inbox, limit, shared=True)
-                found = parse_delivered(data, file=name)
-            except (OSError, UnsafePath, MessageError) as exc:
-                if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
-                    raise  # it would apply to every file: the session restarts
-                continue  # an unreadable file does not count as delivered
-            if sha256_hex(found.content) == checksum:
-                return True
-        return False
 
 
 def _restore_rows(
@@ -415,34 +319,43 @@ def _resolve_row(
 def _restore_originals(
     files: _Files, ledger: Ledger, store: Engine, projection: Projection, log: LogCall
 ) -> None:
-    """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
+    """Put originals of accepted messages back that a power cut emptied, removed or moved."""
     for row in ledger.rows(projection.rows).values():
         stored = store.messages.find_by_relay_id(row.message_id)
-        if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
-            continue
-        name = row.message_id + MSG_SUFFIX
-        in_outbox = files.in_outbox(row)
-        folder = ("agents", row.agent_name, "outbox") if in_outbox else archive_folder(row)
-        if in_outbox is None:
-            continue
-        try:
-            found = read_original(files.dirs, row._replace(file_path="/".join([*folder, name])))
-        except FileNotFoundError:
-            found = None
-        except (OSError, UnsafePath) as exc:  # it may be whole: nothing is put in its place
-            files.faults[row.message_id] = exc
-            continue
-        if found is not None:
-            continue
-        target = files.dirs.ensure(*folder)
-        fsio.remove(name, target)
-        fsio.create(name, render(reconstruct(stored)), target)
-        log(
-            f"The file of an accepted message was damaged and has been rewritten: {row.file_path}",
-            action="mend_original",
-            level="warning",
-            message_id=row.message_id,
-        )
+        if row.agent_name != ORCHESTRATOR and row.status != "failed" and stored is not None:
+            try:
+                _restore_original(files, row, stored, log)
+            except (OSError, UnsafePath) as exc:  # it may be whole: nothing is put in its place
+                files.faults[row.message_id] = exc
+
+
+def _restore_original(files: _Files, row: MessageRow, stored: Message, log: LogCall) -> None:
+    """Put one original back: into the outbox while its row is open, else into the archive."""
+    name = row.message_id + MSG_SUFFIX
+    in_outbox = files.in_outbox(row)
+    if in_outbox is None:
+        return
+    outbox = ("agents", row.agent_name, "outbox")
+    place = outbox if in_outbox and row.status != "archived" else archive_folder(row)
+    if in_outbox and place != outbox and not files.in_archive(row):
+        fsio.move(name, files.dirs.get(*outbox), name, files.dirs.ensure(*place))
+    with contextlib.suppress(FileNotFoundError):
+        if read_original(files.dirs, row._replace(file_path="/".join([*place, name]))) is not None:
+            return
+    target = files.dirs.ensure(*place)
+    fsio.remove(name, target)
+    message = reconstruct(stored)
+    data = render(message)
+    if len(data) != row.file_size:  # the store does not keep whether its sender gave a checksum
+        given = {"CHECKSUM": SHA256_PREFIX + sha256_hex(stored.content)}
+        data = render(message._replace(headers=message.headers | given))
+    fsio.create(name, data, target)
+    log(
+        f"The file of an accepted message was damaged and has been rewritten: {row.file_path}",
+        action="mend_original",
+        level="warning",
+        message_id=row.message_id,
+    )
 
 
 def _restore_statuses(ledger: Ledger, store: Engine, rows: Iterable[FileFacts]) -> None:

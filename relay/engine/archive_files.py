@@ -85,12 +85,15 @@ class ArchiveFiles:
         """Write an archive and return its size in bytes.
 
         It counts once the store lists it; a file of that name left by a crash is replaced.
+        What was delivered is durable first: after a power cut a relay compares the inboxes with
+        the messages that are still in its store.
         Errors: OSError; the incomplete file is then removed, because the next attempt may use
         another day's name and would not recognize it as a stray.
         """
         path = os.path.join(self._folder, name)
         for folder in (self._folder, os.path.dirname(path)):
             fsio.ensure_dir(folder)
+        fsio.sync_filesystem(self._folder)
         file = snapshot.file()
         blocks = file.engine_state | {RELAY_IDS: _encode_relay_ids(file.messages)}
         file = msgspec.structs.replace(file, engine_state=blocks)

@@ -1,0 +1,158 @@
+"""Recovery of inboxes: the deliveries in the journal are compared with the files.
+
+A SIGKILL undoes nothing: what was staged in the journal is renamed now, or was renamed before.
+A power cut may undo renames that were not synced, and leave files without their content:
+
+| delivery | file | done |
+|---|---|---|
+| staged, or delivered lately | whole in inbox/.pending | renamed into the inbox |
+| the same | missing everywhere, or damaged | due again, as the next attempt |
+| read, taken | whole in the inbox | moved to inbox/.read again |
+| read, removed | in the inbox | removed again |
+| read, answered or ended | damaged in the inbox | removed |
+
+Lately means since the last checkpoint, before which everything is synced; so it is before
+messages roll into an archive. See docs/states.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from relay.acomm.model import DeliveryState, Message
+from relay.base import fsio
+from relay.base.errors import MessageError, UnsafePath
+from relay.base.home import PENDING, READ, Dirs, Home
+from relay.base.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
+from relay.daemon.projection import Projection
+from relay.delivery import file_ops
+from relay.engine.engine import Engine
+from relay.ledger import DeliveryFacts
+from relay.ledger.deliveries import TAKEN
+
+_NOT_DELIVERED = (DeliveryState.SENT, DeliveryState.STAGED)
+
+
+class InboxRepair:
+    """Compares the deliveries in the journal with the files in inboxes."""
+
+    def __init__(self, dirs: Dirs, store: Engine, *, power_cut: bool) -> None:
+        self._dirs = dirs
+        self._store = store
+        self._power_cut = power_cut
+
+    def finish_staged(self, open_ones: Iterable[int]) -> int:
+        """Rename the files of committed deliveries; those without a file were delivered.
+
+        ``open_ones``: numbers of the messages that may have some.
+        """
+        known = self._store.state.deliveries
+        staged = [
+            (number, recipient, one.attempt)
+            for number in open_ones
+            for recipient, one in known.get(number, {}).items()
+            if one.state is DeliveryState.STAGED
+        ]
+        for number, recipient, attempt in staged:
+            message = self._store.messages.get(number)
+            if message is None or message.relay_id is None:
+                continue
+            if self._power_cut:
+                if self._restore(message, recipient, attempt):
+                    self._store.deliveries.deliver(number, [recipient], attempt)
+                continue
+            reason = file_ops.deliver(self._dirs, message.relay_id, recipient, again=True)
+            if reason:
+                self._store.deliveries.postpone(number, recipient, attempt)
+            else:
+                self._store.deliveries.deliver(number, [recipient], attempt)
+        return len(staged)
+
+    def compare(self, projection: Projection) -> int:
+        """Compare recent deliveries with the inboxes after a power cut; returns how many are due
+        again."""
+        again = 0
+        for (number, recipient), facts in sorted(projection.delivery_facts.items()):
+            one = self._store.state.deliveries.get(number, {}).get(recipient)
+            message = self._store.messages.get(number)
+            if one is None or message is None or message.relay_id is None:
+                continue
+            if recipient == ORCHESTRATOR or one.state in _NOT_DELIVERED:
+                continue
+            if one.state is not DeliveryState.DELIVERED:
+                with contextlib.suppress(OSError, UnsafePath):  # it stays, and doctor names it
+                    self._take_again(message, recipient, facts)
+            elif (number, recipient) in projection.written:
+                again += not self._restore(message, recipient, one.attempt)
+        return again
+
+    def _restore(self, message: Message, recipient: str, attempt: int) -> bool:
+        """Make sure that a delivered file is in the inbox or in ``.read``; False: it is due again.
+
+        Held and not timed: exactly-once stops a timer's attempt, and this one was lost.
+        """
+        assert message.relay_id is not None
+        if self._is_whole(message, recipient) or self._is_whole(message, recipient, READ):
+            return True
+        if not self._is_whole(message, recipient, PENDING):
+            self._store.deliveries.postpone(message.id, recipient, attempt + 1)
+            return False
+        if file_ops.deliver(self._dirs, message.relay_id, recipient, again=True):
+            self._store.deliveries.postpone(message.id, recipient, attempt)
+            return False
+        return True
+
+    def _take_again(self, message: Message, recipient: str, facts: DeliveryFacts) -> None:
+        """Move or remove a file that stands in an inbox again after it was read.
+
+        Errors: OSError, UnsafePath.
+        """
+        name = f"{message.relay_id}{MSG_SUFFIX}"
+        inbox = self._dirs.get("agents", recipient, "inbox")
+        if not fsio.exists(name, inbox):
+            return
+        is_whole = self._is_whole(message, recipient)
+        if is_whole and facts.state == "read" and facts.read_how == TAKEN:
+            read = self._dirs.ensure("agents", recipient, "inbox", READ)
+            fsio.rename(name, inbox, name, read)
+        elif not is_whole or facts.state == "read":
+            fsio.remove(name, inbox)
+
+    def remove_strays(self, home: Home) -> int:
+        """Remove files staged by a batch that was not committed."""
+        removed = 0
+        for agent in list(home.agent_names()):
+            try:
+                for name in file_ops.staged_files(self._dirs, agent):
+                    removed += self._remove_stray(agent, name)
+            except (OSError, UnsafePath):
+                continue  # broken, or not yet complete: the roster says so, and mends what it can
+        return removed
+
+    def _remove_stray(self, agent: str, name: str) -> int:
+        message = self._store.messages.find_by_relay_id(message_id_of(name) or "")
+        known = self._store.state.deliveries.get(message.id, {}) if message else {}
+        one = known.get(agent)
+        if one is not None and one.state is DeliveryState.STAGED:
+            return 0  # its inbox is out of reach for now
+        if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
+            file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
+            return 0
+        fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
+        return 1
+
+    def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:
+        """True when the delivered file is complete in the inbox, or in a folder of it."""
+        name = f"{message.relay_id}{MSG_SUFFIX}"
+        try:
+            inbox = self._dirs.get("agents", recipient, "inbox", *folder)
+            limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+            data, _ = fsio.read_regular(name, inbox, limit, shared=True)
+            found = parse_delivered(data, file=name)
+        except (OSError, UnsafePath, MessageError) as exc:
+            if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
+                raise  # it would apply to every file: the session restarts
+            return False  # an unreadable file does not count as delivered
+        return sha256_hex(found.content) == sha256_hex(message.content)

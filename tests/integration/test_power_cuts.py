@@ -1,0 +1,168 @@
+"""What a power cut leaves of single files, and what the next start makes of it.
+
+A cut may undo renames that were not synced, and leave files without content that was not; the
+journal is durable. Another boot id tells the relay that it happened.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from relay.base import fsio
+from relay.delivery.record import LedgerWriter
+from tests.box import Box, MakeBox
+from tests.kills import Killed
+
+pytestmark = pytest.mark.shows("journal 5.3", "ready 1.4")
+
+
+def send(box: Box, text: str) -> str:
+    """A message of alice, delivered, and all of it in the journal and the ledger."""
+    sent = box.send("alice", text)
+    box.after(0.1)
+    return sent
+
+
+def next_boot(box: Box) -> None:
+    """The machine starts again, and the relay with it; the loop takes its turns."""
+    box.boot = "boot-2"
+    box.clock.advance(2)
+    box.open()
+    box.after(2)
+
+
+def inbox(box: Box, agent: str, message_id: str) -> dict[str, bytes]:
+    """Folder -> content, wherever the message is in the inbox."""
+    folder = box.path("agents", agent, "inbox")
+    return {
+        str(path.parent.relative_to(folder)): path.read_bytes()
+        for path in folder.glob(f"**/{message_id}.msg")
+    }
+
+
+def undo_rename(box: Box, to: str, source: str, message_id: str) -> None:
+    name = f"{message_id}.msg"
+    os.rename(box.path(to, name), box.path(source, name))
+
+
+INBOX = "agents/bob/inbox"
+
+
+def test_a_delivered_file_that_is_back_in_pending_is_delivered(box: Box) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    whole = inbox(box, "bob", sent)["."]
+    box.kill()
+    undo_rename(box, INBOX, f"{INBOX}/.pending", sent)
+    next_boot(box)
+    assert inbox(box, "bob", sent) == {".": whole}
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_without_another_boot_it_was_put_there_by_somebody_and_read(box: Box) -> None:
+    """SIGKILL undoes no rename: the file left the inbox while no relay ran."""
+    sent = send(box, "TO: bob\n\nhi")
+    box.kill()
+    undo_rename(box, INBOX, f"{INBOX}/.pending", sent)
+    box.open()
+    box.after(2)
+    box.after(2)
+    assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "read"}
+
+
+def test_before_messages_roll_into_an_archive_their_files_are_synced(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a cut deliveries of the live messages alone are compared with the inboxes."""
+    calls: list[str] = []
+
+    def listen(operation: str, name: str) -> None:
+        calls.append("archive" if ".acomm" in name and "/archive/" in name else operation)
+
+    send(box, "TO: bob\n\nhi")
+    box.flusher.flush()
+    box.clock.advance(90_000)
+    monkeypatch.setattr(fsio, "fault", listen)
+    box.tick(5)
+    assert box.store.state.archives and not box.store.state.messages
+    assert "syncfs" in calls[: calls.index("archive")]
+
+
+def test_an_original_that_is_back_in_the_outbox_goes_to_its_place_in_the_archive(
+    box: Box,
+) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    original = box.path(box.row(sent)["file_path"])
+    box.kill()
+    os.rename(original, box.path("agents/alice/outbox", original.name))
+    next_boot(box)
+    assert original.read_bytes().endswith(b"hi") and box.outbox("alice") == []
+    assert box.row(sent)["status"] == "archived"
+    assert not list(box.path("archive").glob("*/alice/duplicates/*"))
+
+
+def test_one_that_is_back_without_its_content_is_written_again_in_the_archive(box: Box) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    original = box.path(box.row(sent)["file_path"])
+    box.kill()
+    original.unlink()
+    box.path("agents/alice/outbox", original.name).touch()
+    next_boot(box)
+    assert original.read_bytes().endswith(b"hi") and box.outbox("alice") == []
+    assert box.nacks("alice") == []
+
+
+@pytest.mark.parametrize("content", ["whole", "empty"])
+@pytest.mark.parametrize("how", ["taken", "removed"])
+def test_what_was_read_is_not_in_the_inbox_again(box: Box, content: str, how: str) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    whole = inbox(box, "bob", sent)["."]
+    box.take("bob", sent) if how == "taken" else box.path(INBOX, f"{sent}.msg").unlink()
+    box.after(0.1)
+    box.after(1.1)
+    assert box.sql("SELECT state, read_how FROM deliveries") == [("read", how)]
+    box.kill()
+    box.path(INBOX, ".read", f"{sent}.msg").unlink(missing_ok=True)
+    box.path(INBOX, f"{sent}.msg").write_bytes(whole if content == "whole" else b"")
+    next_boot(box)
+    is_kept = (content, how) == ("whole", "taken")
+    assert inbox(box, "bob", sent) == ({".read": whole} if is_kept else {})
+    assert box.sql("SELECT state, read_how FROM deliveries") == [("read", how)]
+
+
+def test_what_was_answered_and_lost_its_content_is_not_in_the_inbox(box: Box) -> None:
+    sent = send(box, "TO: bob\nKIND: command\n\ndo")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\nSTATUS: completed\n\ndone")
+    assert box.states(sent) == {"bob": "acked"}
+    box.kill()
+    box.path(INBOX, f"{sent}.msg").write_bytes(b"")
+    next_boot(box)
+    assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "acked"}
+
+
+def test_what_is_removed_before_the_record_does_not_come_again(
+    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No power cut: SIGKILL, and bob removes his files before the relay is back."""
+    box = make_box("alice", "bob", seconds=1)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerWriter, "record", killed)
+        sent = box.drop("alice", "TO: bob\n\nhi")
+        with pytest.raises(Killed):
+            box.tick()
+    box.kill()
+    path = box.path(INBOX, f"{sent}.msg")
+    now = box.clock.now_ns()
+    path.unlink()
+    os.utime(path.parent, ns=(now, now))
+    box.clock.advance(1.5)
+    box.open()
+    box.after(2)
+    assert box.inbox("bob") == {}
+    assert box.sql("SELECT state, read_how, attempt FROM deliveries") == [("read", "removed", 1)]
+    assert not [line for line in box.log if line.get("action") == "mailbox_vanished"]
