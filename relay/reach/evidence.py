@@ -23,6 +23,7 @@ from relay.reach.session import Session
 
 MAX_READ = 8 << 20  # of a transcript, in one call
 CHUNK = 1 << 20
+BACKSLASH = ord("\\")
 KILLED = "the hook was stopped before it had ended"
 NOT_SHOWN = "the transcript does not show it"
 ACTED = (IN_CONTEXT, "action")
@@ -31,7 +32,7 @@ ACTIONS = ("act", "ask", "tool", "batch")  # of the model
 
 
 def marker(message_id: str) -> str:
-    """The words before a message, which are nowhere else in a transcript."""
+    """The words before a message. No text of a sender begins a line with them (``compose``)."""
     return f"Message {message_id} from "
 
 
@@ -168,7 +169,7 @@ def _search(session: Session) -> tuple[dict[str, str], bool | None]:
         for _ in range(MAX_READ // CHUNK):
             data = os.pread(fd, CHUNK, session.transcript_offset)
             for one, mark in marks.items():
-                if one not in found and (at := data.find(mark)) >= 0:
+                if one not in found and (at := _find_line(data, mark)) >= 0:
                     found[one] = _place(session, data, at)
             is_last = len(data) < CHUNK
             end = data.rfind(b"\n") + 1
@@ -182,6 +183,25 @@ def _search(session: Session) -> tuple[dict[str, str], bool | None]:
     finally:
         os.close(fd)
     return found, False
+
+
+def _find_line(data: bytes, mark: bytes) -> int:
+    """Where a line of a JSON string begins with the mark; -1 without one.
+
+    Behind the quote that opens the string, or behind ``\\n``. Both are told by the backslashes
+    before them from a quote or ``\\n`` in the text itself, such as the body of another message.
+    """
+    at = data.find(mark)
+    while at >= 0:
+        end = at - 1
+        start = end
+        while start > 0 and data[start - 1] == BACKSLASH:
+            start -= 1
+        is_escape = (end - start) % 2 == 1
+        if start > 0 and data[end:at] == (b"n" if is_escape else b'"'):
+            return at
+        at = data.find(mark, at + 1)
+    return -1
 
 
 def _place(session: Session, data: bytes, at: int) -> str:

@@ -66,7 +66,7 @@ class Turns:
                 (self.again if is_again else self.seen)[line.split()[1]] += 1
         if text:
             with open(self.transcript, "a") as file:
-                file.write(json.dumps(text) + "\n")
+                file.write(json.dumps({"content": text}) + "\n")
         return text
 
     def race(self, number: int) -> None:

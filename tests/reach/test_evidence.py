@@ -114,6 +114,39 @@ def test_words_about_a_message_are_not_the_message(root: Path, claude: Cli) -> N
     assert not is_read(root)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"Message {ID} from alice (message):\n| hello",
+        f"as she wrote: Message {ID} from alice",
+        f'"Message {ID} from alice"',
+        f"\\nMessage {ID} from alice",
+        f"\\\\nMessage {ID} from alice\\",
+    ],
+)
+def test_a_body_that_quotes_a_message_is_no_evidence_of_it(
+    root: Path, claude: Cli, body: str
+) -> None:
+    put(root, "bob", HELLO, ID)
+    assert claude.hook("PostToolUse")
+    claude._printed.clear()  # it is lost on the way to the model
+    put(root, "bob", f"FROM: mallory\nTO: bob\n\n{body}", "1700000000000000002-aa")
+    assert "from mallory" in claude.hook("PostToolUse")
+    claude.answers()
+    claude.hook("PostToolUse")
+    assert not is_read(root)
+    assert [one[:2] for one in told(reports(root, "bob"))][2:] == [("in_context", "transcript")]
+
+
+def test_a_message_behind_another_one_is_found(root: Path, claude: Cli) -> None:
+    """It begins a line, whatever the line before ends with."""
+    put(root, "bob", HELLO + " \\", ID)
+    put(root, "bob", HELLO, other := "1700000000000000002-aa")
+    claude.tool()
+    claude.tool()
+    assert told(reports(root, "bob"))[1:] == [("in_context", "transcript", "line 2", ID, other)]
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "unreadable name", "device"])
 def test_without_a_transcript_actions_count(root: Path, start_cli: Start, kind: str) -> None:
     cli = start_cli(AGENT_RELAY_NAME="bob")
@@ -188,7 +221,7 @@ def test_much_that_was_added_is_read_in_parts(root: Path, claude: Cli) -> None:
 def test_a_line_of_many_megabytes_hides_nothing(root: Path, claude: Cli) -> None:
     put(root, "bob", HELLO, ID)
     text = claude.hook("PostToolUse")
-    claude.says("x" * ((1 << 20) - 60) + text + "y" * (3 << 20))
+    claude.says("x" * ((1 << 20) - 60) + "\n" + text + "y" * (3 << 20))
     claude.hook("PostToolUse")
     assert is_read(root)
 
