@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from relay.base.clock import elapsed, iso_time
-from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, LedgerError, MessageError, UnsafePath
-from relay.base.home import LEDGER, Home
+from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, MessageError, UnsafePath
+from relay.base.home import Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
 from relay.base.names import MSG_SUFFIX
 from relay.cli.common import (
@@ -30,13 +29,10 @@ from relay.cli.ids import short_ids
 from relay.cli.messages import echo_body, echo_message, printing_taken
 from relay.cli.request import open_agent, require_mailbox
 from relay.cli.tables import limit_option, wide_option
+from relay.reach.strays import undelivered_notes
 
 if TYPE_CHECKING:
     from agent_sdk import Received
-
-NOT_OURS = "not delivered by the relay"
-UNKNOWN = "not in the ledger"  # e.g. the relay was killed before it recorded the delivery
-PATIENCE_S = 1.0  # the delivery is recorded shortly after the rename
 
 
 class Waiting(NamedTuple):
@@ -251,31 +247,3 @@ def unread(
     )
     if len(found) > limit and not as_json:
         click.echo(f"{limit} of {len(found)}; --limit {len(found)} shows all", err=True)
-
-
-def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
-    """Return a note for each inbox message without a delivery in the ledger, by id; None if the
-    ledger cannot be read."""
-    from relay.base.home import lock_holder
-
-    with Home(root) as home:
-        try:
-            found = _undelivered(home, agent, set(message_ids))
-            if not found:
-                return {}
-            if lock_holder(home) is None:
-                return dict.fromkeys(found, UNKNOWN)
-            end = time.monotonic() + PATIENCE_S
-            while found and time.monotonic() < end:
-                time.sleep(0.05)
-                found = _undelivered(home, agent, found)
-        except LedgerError:
-            return None
-    return dict.fromkeys(found, NOT_OURS)
-
-
-def _undelivered(home: Home, agent: str, message_ids: set[str]) -> set[str]:
-    from relay.ledger import open_readonly, undelivered
-
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-        return undelivered(db, agent, message_ids)

@@ -7,7 +7,6 @@ from relay.ledger.deliveries import (
     ObligationFacts,
     ReadDelivery,
     WrittenDelivery,
-    undelivered,
 )
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import FileFacts, Ledger, MessageRow
@@ -27,5 +26,4 @@ __all__ = [
     "WrittenDelivery",
     "open_readonly",
     "schema_sql",
-    "undelivered",
 ]

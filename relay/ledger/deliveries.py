@@ -281,7 +281,12 @@ class DeliveryTable:
 
     def undelivered(self, recipient: str, message_ids: set[str]) -> set[str]:
         """Those of these messages that have no delivery for this agent."""
-        return undelivered(self._db, recipient, message_ids)
+        found = self._db.execute(
+            "SELECT value FROM json_each(?) WHERE NOT EXISTS "
+            "(SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)",
+            (json.dumps(sorted(message_ids)), recipient),
+        )
+        return {row[0] for row in found}
 
     # -- answers that are owed ------------------------------------------------------------
 
@@ -327,13 +332,3 @@ class DeliveryTable:
             "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at > ?",
             (latest_ns, latest_ns),
         )
-
-
-def undelivered(db: sqlite3.Connection, recipient: str, message_ids: set[str]) -> set[str]:
-    """Those of these messages that have no delivery for this recipient."""
-    found = db.execute(
-        "SELECT value FROM json_each(?) WHERE NOT EXISTS "
-        "(SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)",
-        (json.dumps(sorted(message_ids)), recipient),
-    )
-    return {row[0] for row in found}

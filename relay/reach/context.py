@@ -3,13 +3,15 @@
     Message 1706…-ab from alice (command, 12:03:04Z, thread t-1); answer with `relay ack …`:
     | deploy to staging
 
-Control and invisible characters are visible, and every line of a body has a bar in front, so that
-no body can pretend to be another message. What does not fit is named and comes at the next event;
+Control and invisible characters are visible, in names of files too, and every line of a body has a
+bar in front, so that nothing can pretend to be another message. What the relay did not deliver is
+marked, whoever it says that it is from. What does not fit is named and comes at the next event;
 what never fits is named once, and read with a command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -23,6 +25,7 @@ MOST_LOOKED_AT = 500  # files whose priority is looked at: the oldest
 MOST_NAMED = 10
 MAX_HEADER = 16_384
 NORMAL = "2"
+HEX_DIGITS = frozenset("0123456789abcdef")
 REST = 200  # characters for the last line
 
 
@@ -37,6 +40,7 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
     for name in sorted(names)[:MOST_LOOKED_AT]:
         if (found := read_waiting(os.path.join(inbox, name), name)) is not None:
             waits.append(found)
+    _mark_strays(root, session.agent, waits)
     waits.sort(key=lambda one: (one.priority, one.id))
     parts = [first] if first else []
     length, room = len(first), MAX_BODIES
@@ -60,7 +64,7 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
         if named < MOST_NAMED:
             parts.append(line)
             length, named = length + len(line) + 1, named + 1
-    more = len(names) - len(shown) - named
+    more = len(waits) + max(0, len(names) - MOST_LOOKED_AT) - len(shown) - named
     if parts and more > 0:
         parts.append(f"agent-relay: {plural(more, 'more message')} wait in the inbox.")
     return "\n".join(parts), shown
@@ -71,6 +75,7 @@ class Waiting:
 
     def __init__(self, name: str, size: int, headers: dict[str, str], body: str | None) -> None:
         self.id = name[:-4]
+        self.note = ""  # that the relay did not deliver it
         self.size = size
         self.headers = headers
         self.body = body
@@ -82,7 +87,16 @@ class Waiting:
     def line(self) -> str:
         """Name it without its body."""
         size = format_size(self.size)
-        return f"Waits: {self.id} from {self.sender} ({size}); `relay show {self.id}` prints it."
+        if not self.is_message:
+            return f"In the inbox is a file that is no message: {visible(self.id)} ({size})."
+        facts = f"{size}, {self.note}" if self.note else size
+        return f"Waits: {self.id} from {self.sender} ({facts}); `relay show {self.id}` prints it."
+
+    @property
+    def is_message(self) -> bool:
+        """True if its file has the name of a message."""
+        at, _, digits = self.id.partition("-")
+        return self.id.isascii() and at.isdecimal() and set(digits) <= HEX_DIGITS
 
 
 def read_waiting(path: str, name: str) -> Waiting | None:
@@ -105,26 +119,36 @@ def read_waiting(path: str, name: str) -> Waiting | None:
     for line in head.decode(errors="replace").split("\n"):
         field, _, value = line.partition(":")
         headers[field.upper()] = value.strip()
-    at, _, digits = name[:-4].partition("-")
-    is_id = at.isdecimal() and set(digits) <= set("0123456789abcdef")
-    if not (is_id and blank and "TO" in headers) or len(data) < seen.st_size:
-        return Waiting(name, seen.st_size, headers, None)
-    try:
-        return Waiting(name, seen.st_size, headers, body.decode())
-    except UnicodeDecodeError:
-        return Waiting(name, seen.st_size, headers, None)
+    found = Waiting(name, seen.st_size, headers, None)
+    if found.is_message and blank and "TO" in headers and len(data) == seen.st_size:
+        with contextlib.suppress(UnicodeDecodeError):
+            found.body = body.decode()
+    return found
+
+
+def _mark_strays(root: str, agent: str, waits: list[Waiting]) -> None:
+    """Note which of them the relay did not deliver."""
+    from relay.reach.strays import undelivered_notes
+
+    notes = undelivered_notes(root, agent, [one.id for one in waits if one.is_message])
+    for one in waits:
+        one.note = (notes or {}).get(one.id, "")
 
 
 def describe(root: str, session: Session, one: Waiting) -> str:
     """One message as the answer of a tool; a body that is too large, by the path of its file."""
+    _mark_strays(root, session.agent, [one])
+    if not one.is_message:
+        return one.line()
     if one.body is not None:
         text, size = _whole(root, session, one, by_tool=True)
         if size <= MAX_BODIES:
             return text
+    facts = [visible(one.kind), format_size(one.size), *([one.note] if one.note else [])]
     inbox = os.path.join(root, "agents", session.agent, "inbox")
     name = f"{one.id}.msg"
     return (
-        f"{marker(one.id)}{one.sender} ({visible(one.kind)}, {format_size(one.size)}): read it in "
+        f"{marker(one.id)}{one.sender} ({', '.join(facts)}): read it in "
         f"{os.path.join(inbox, name)}, after your next call in {os.path.join(inbox, '.read', name)}"
     )
 
@@ -132,7 +156,7 @@ def describe(root: str, session: Session, one: Waiting) -> str:
 def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) -> tuple[str, int]:
     """The whole message as text, and the bytes of its body in it."""
     headers = one.headers
-    facts = [visible(one.kind)]
+    facts = [visible(one.kind), *([one.note] if one.note else [])]
     if len(at := headers.get("SENT", "")) >= 19:
         facts.append(visible(at[11:19]) + "Z")
     if one.priority != NORMAL:

@@ -8,16 +8,20 @@ lock; the session is saved before anything is printed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from relay.base.clock import elapsed
 from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX
 from relay.reach.report import STATE, write_report
 from relay.reach.session import IDLE, Session, acting_as
+
+if TYPE_CHECKING:
+    import sqlite3
 
 MOST_BLOCKS = 3  # stops in a row that are refused, whatever the vendor allows
 MOST_TOLD = 2  # how often a session hears of one message
@@ -128,17 +132,19 @@ def report_state(root: str, session: Session, state: str) -> None:
 
 def _rows(root: str, agent: str) -> list[tuple[str, str, str, int]]:
     """Read the ledger. Errors: OSError, sqlite3.Error."""
+    with contextlib.closing(open_ledger(root)) as db:
+        return db.execute(_OWED, (agent, MOST_OWED)).fetchall()
+
+
+def open_ledger(root: str) -> sqlite3.Connection:
+    """Open the ledger for reading. Errors: OSError, sqlite3.Error."""
     import sqlite3
 
     path = os.path.join(root, LEDGER)
     if not os.path.isfile(path):  # opening a pipe would wait
-        return []
+        raise FileNotFoundError(path)
     quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    db = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=BUSY_S)
-    try:
-        return db.execute(_OWED, (agent, MOST_OWED)).fetchall()
-    finally:
-        db.close()
+    return sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=BUSY_S)
 
 
 def _answered(outbox: str) -> Iterator[str]:

@@ -27,7 +27,9 @@ def start_cli(root: Path) -> Iterator[Callable[..., Cli]]:
     """Start agent CLIs in that home; they are killed at the end."""
     running: list[Cli] = []
 
-    def start(session_id: str = "s-1", vendor: str = "claude", **env: str) -> Cli:
+    def start(
+        session_id: str = "s-1", vendor: str = "claude", root: Path = root, **env: str
+    ) -> Cli:
         running.append(Cli(root, session_id, vendor, **env))
         return running[-1]
 
