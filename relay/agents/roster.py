@@ -47,6 +47,7 @@ class Roster:
 
     def __init__(self, home: Home, watcher: Watcher, lead: str, log: Callable[..., object]) -> None:
         self._home = home
+        self.home_root = home.root
         self._watcher = watcher
         self._lead = lead
         self._log = log

@@ -153,6 +153,7 @@ class Directory(NamedTuple):
     lead: str | None = None  # the agent addressed as Lead
     unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
     inactive: Set[str] = frozenset()  # they get no broadcasts
+    home: str = ""  # its path, named where an agent is not found
 
     def absence(self, name: str) -> str:
         """The reason why an agent gets nothing now; empty if it does."""
@@ -201,7 +202,9 @@ class AgentStatusTracker:
 
     def directory(self, lead: str | None = None) -> Directory:
         """The agents that can be recipients now."""
-        return Directory(self._roster.agents, lead, self._unavailable, self._inactive)
+        return Directory(
+            self._roster.agents, lead, self._unavailable, self._inactive, self._roster.home_root
+        )
 
     def is_away(self, name: str) -> bool:
         """True for an agent that is not active."""

@@ -52,10 +52,8 @@ def check_agent_name(name: str) -> str:
     return name
 
 
-def lead_by_name(names: Set[str], spelled: str = "Lead") -> str | None:
-    """The lead if no agent has the role: the agent of that name, the exact spelling first."""
-    if spelled in names:
-        return spelled
+def lead_by_name(names: Set[str]) -> str | None:
+    """The lead if no agent has the role: the agent of that name, in any case."""
     return min((name for name in names if name.lower() == LEAD), default=None)
 
 

@@ -373,7 +373,8 @@ def register(
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:
-        alike = [one for one in opened.agent_names() if one != name and one.lower() == name.lower()]
+        every = list(opened.agent_names())
+        alike = [one for one in every if one != name and one.lower() == name.lower()]
         opened.make_agent(name)
         if role is not None:
             meta = read_agent_meta(opened, name)
@@ -381,9 +382,13 @@ def register(
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))
         revive(opened, name)
-    if name.lower() == LEAD != meta_role:
-        line = f"relay: `TO: {name}` means the agent with the role lead; {name} gets it without one"
-        click.echo(line, err=True)
+    leads = [one for one in every if one.lower() == LEAD and one != name]
+    if meta_role == LEAD and leads:
+        line = f"relay: `TO: {leads[0]}` means the agent of that name; {name} gets what is sent"
+        click.echo(f"{line} TO: Lead in another spelling", err=True)
+    elif name.lower() == LEAD != meta_role:
+        line = f"relay: `TO: {name}` means this agent; another spelling of Lead means the agent"
+        click.echo(f"{line} with the role lead", err=True)
     elif alike:
         line = f"relay: there is also an agent {', '.join(sorted(alike))}; names are case-sensitive"
         click.echo(line, err=True)

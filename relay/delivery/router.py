@@ -3,7 +3,7 @@
 | TO | recipients |
 |---|---|
 | a name | that agent, through the Direct channel ``dm/{a}/{b}`` |
-| ``Lead`` (any case) | the agent with that role, else an agent of that name |
+| ``Lead`` (any case) | the agent of exactly that name, else with that role, else so named |
 | ``*`` | every active agent but the sender, through the Group channel ``all`` |
 | ``#channel`` | by the channel's type |
 | ``__orchestrator__`` | the relay itself, for control messages |
@@ -110,7 +110,24 @@ def route(
         )
     if message.to.startswith("#"):
         return _route_channel(message.to[1:], view)
+    if _is_alias(message, directory, view):
+        name = directory.lead or lead_by_name(directory.agents)
+        if not name:
+            return Bounce(
+                "no lead is set; choose one with `relay register NAME --role lead`, "
+                "or the setting `lead` in config.json"
+            )
+        return _route_direct(name, sender, directory)
     return _route_direct(message.to, sender, directory)
+
+
+def _is_alias(message: MessageFile, directory: Directory, view: StoreView) -> bool:
+    """True if TO means the lead, and neither an agent so named nor the sender of RE."""
+    to, answers = message.to, message.headers.get("RE")
+    if to.lower() != LEAD or to in directory.agents:
+        return False
+    original = view.find(answers) if answers else None
+    return original is None or original.sender != to
 
 
 def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
@@ -123,17 +140,9 @@ def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
     return Bounce(f"KIND {message.kind} is for the relay itself: send it TO: {where}")
 
 
-def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
-    name = to
-    if to == ORCHESTRATOR:
+def _route_direct(name: str, sender: str, directory: Directory) -> Route | Bounce:
+    if name == ORCHESTRATOR:
         return _direct(sender, ORCHESTRATOR)
-    if to.lower() == LEAD:
-        name = directory.lead or lead_by_name(directory.agents, to) or ""
-        if not name:
-            return Bounce(
-                "no lead is set; choose one with `relay register NAME --role lead`, "
-                "or the setting `lead` in config.json"
-            )
     if name == sender:
         return Bounce("an agent cannot send a message to itself")
     if name in directory.unavailable:
@@ -149,7 +158,7 @@ def _no_agent(name: str, directory: Directory) -> str:
     meant = did_you_mean(name, directory.agents, MOST_COMPARED)
     return (
         f"there is no agent {name}: {meant + ' ' if meant else ''}`relay agents` lists them, "
-        f"`mkdir -p agents/{name}/outbox` in the home creates one"
+        f"`relay register {name}` creates one" + (f" in {directory.home}" if directory.home else "")
     )
 
 

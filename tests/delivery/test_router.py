@@ -44,7 +44,9 @@ def test_the_operator_is_an_agent_like_any_other(store: Engine) -> None:
 def test_a_name_that_nobody_has_bounces_with_what_to_do(store: Engine, name: str) -> None:
     text = bounce(route(to(name), "alice", EVERYBODY, StoreView(store)))
     assert text.startswith(f"there is no agent {name}:")
-    assert "relay agents" in text and f"mkdir -p agents/{name}/outbox" in text
+    assert "`relay agents` lists them" in text and text.endswith(
+        f"`relay register {name}` creates one"
+    )
     assert ("did you mean bob?" in text) == (name.lower() == "bob")
 
 
@@ -67,6 +69,11 @@ def test_nobody_writes_to_itself(store: Engine) -> None:
     assert text == "an agent cannot send a message to itself"
 
 
+def test_where_a_name_is_not_found_the_home_is_named(store: Engine) -> None:
+    text = bounce(route(to("dave"), "alice", EVERYBODY._replace(home="/h/relay"), StoreView(store)))
+    assert text.endswith("`relay register dave` creates one in /h/relay")
+
+
 # -- Lead ----------------------------------------------------------------------------------
 
 
@@ -78,10 +85,11 @@ def test_lead_in_any_case_is_who_has_the_role(store: Engine, word: str) -> None:
     assert (found.channel, found.recipients) == ("dm/alice/bob", ("bob",))
 
 
-def test_the_role_wins_over_the_name(store: Engine) -> None:
-    directory = Directory(EVERYBODY.agents | {"Lead"}, "bob")
-    found = route(to("Lead"), "alice", directory, StoreView(store))
-    assert isinstance(found, Route) and found.recipients == ("bob",)
+def test_an_agent_of_exactly_that_name_wins_over_the_role(store: Engine) -> None:
+    directory = Directory(EVERYBODY.agents | {"lead"}, "bob")
+    for word, who in (("lead", "lead"), ("Lead", "bob"), ("LEAD", "bob")):
+        found = route(to(word), "alice", directory, StoreView(store))
+        assert isinstance(found, Route) and found.recipients == (who,)
 
 
 @pytest.mark.parametrize(

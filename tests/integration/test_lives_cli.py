@@ -42,6 +42,13 @@ def test_retire_and_revive(home: Path) -> None:
     assert agents_of(home)["bob"]["reason"] is None
 
 
+def test_register_says_who_gets_mail_to_lead(home: Path) -> None:
+    named = relay("register", "lead", home=home)
+    assert "`TO: lead` means this agent; another spelling of Lead means the agent" in named.stderr
+    role = relay("register", "bob", "--role", "lead", home=home)
+    assert "`TO: lead` means the agent of that name; bob gets what is sent TO: Lead" in role.stderr
+
+
 def test_all_of_one_agent_is_on_a_page(home: Path) -> None:
     relay("register", "bob", "--role", "lead", home=home)
     relay("channel", "create", "ci", home=home)

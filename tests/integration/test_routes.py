@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -108,6 +109,30 @@ def test_an_agent_called_lead_is_lead_when_nobody_has_the_role(box: Box) -> None
     box.home.make_agent("Lead")
     box.tick()
     assert box.states(box.send("alice", "TO: lead\n\nhi")) == {"Lead": "written"}
+
+
+def test_mail_and_answers_for_an_agent_named_lead_reach_it_whoever_has_the_role(box: Box) -> None:
+    box.home.make_agent("lead")
+    box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
+    box.tick()
+    asked = box.send("lead", "TO: bob\nKIND: query\n\nwhere is main?")
+    assert box.states(box.send("bob", f"TO: lead\nRE: {asked}\n\nat 4f2c1e9")) == {
+        "lead": "written"
+    }
+    assert box.states(box.send("alice", "TO: lead\n\nfor the agent")) == {"lead": "written"}
+    assert box.states(box.send("alice", "TO: Lead\n\nfor the role")) == {"carol": "written"}
+
+
+def test_an_answer_to_one_named_lead_that_has_left_is_not_for_who_has_the_role(box: Box) -> None:
+    box.home.make_agent("lead")
+    box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
+    box.tick()
+    asked = box.send("lead", "TO: bob\n\nwhere is main?")
+    shutil.rmtree(box.path("agents", "lead"))
+    box.after(31)
+    box.send("bob", f"TO: lead\nRE: {asked}\n\nat 4f2c1e9")
+    assert box.inbox("carol") == {}
+    assert "there is no agent lead" in box.nacks("bob")[0]
 
 
 RETIRE_BOB = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob\n"
