@@ -19,6 +19,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
@@ -48,6 +49,7 @@ MTIME_SLACK_NS = (
     2_000_000_000  # a file that was written later may have changed within one tick of mtime
 )
 INBOX_FOLDERS = (PENDING, "", READ)  # of an inbox, in the order in which a message goes through it
+UnixNs = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True):
     path: str
     size: int
     sha256: str
-    mtime_ns: int
+    mtime_ns: UnixNs
 
 
 class BackupManifest(msgspec.Struct, frozen=True):
@@ -67,7 +69,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
     home_id: str  # empty: of a home that was never started
     at: str
     files: tuple[Entry, ...]
-    dirs: dict[str, int]  # path -> mtime in ns: an inbox' own says when a file last left it
+    dirs: dict[str, UnixNs]  # path -> mtime in ns: an inbox' own says when a file last left it
 
 
 class BackupResult(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes
 
 BEFORE = ".before-restore"
 UNFINISHED = ".restoring"
+DAMAGED = "the backup is damaged, and nothing was changed; restore another one"
 _AT_FDCWD, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 
@@ -107,14 +108,15 @@ def _copy_file(source: str, temp: str, entry: Entry) -> None:
 def _damaged(path: str, offset: int, expected: str, found: str) -> IntegrityError:
     """The error for a file that differs from the backup's manifest."""
     error = IntegrityError(path, offset, expected, found)
-    error.hint = "the backup is damaged, and nothing was changed; restore another one"
+    error.hint = DAMAGED
     return error
 
 
 def _check_inside(path: str) -> str:
     """Return the path if it stays below the home. Errors: UnsafePath."""
-    if not path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise UnsafePath(f"{MANIFEST} names {path!r}, which is not a path below the home")
+    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        text = f"{MANIFEST} names {path!r}, which is not a path below the home"
+        raise UnsafePath(text, hint=DAMAGED)
     return path
 
 
