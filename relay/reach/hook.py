@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 USAGE = "usage: relay hook claude|codex|gemini EVENT [--home DIR] [--as NAME]"
 DEADLINE_S = 5.0
 MAX_STDIN = 64 << 20  # a tool's whole response may be in it
+MOST_VALUES = 4_000_000  # in it: so many are parsed in 1.2 s, and no signal interrupts that
 MAX_LOG = 1 << 20
 # Stops in a row that are refused for messages; after 8 Claude Code ends the turn all the same, and
 # what was printed at the last one would not be seen.
@@ -163,6 +164,9 @@ def _run(call: Call) -> None:
         raise BadCall(f"expected a vendor and one of its events, got {call.words!r}")
     if size > MAX_STDIN:
         raise BadCall(f"stdin has {size} bytes, at most {MAX_STDIN}")
+    values = sum(map(data.count, (b"[", b"{", b",")))  # those in texts, too
+    if values > MOST_VALUES:
+        raise BadCall(f"stdin may have {values} values, at most {MOST_VALUES}")
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError) as exc:
