@@ -33,7 +33,7 @@ _STATUS_OF = {
 _HOPELESS = frozenset({DeliveryState.BOUNCED, DeliveryState.EXPIRED, DeliveryState.DEAD})
 _SENT = Delivery()
 _NO_OBLIGATION = Obligation()
-MAX_DOWNTIMES = 64  # downtimes kept: open deliveries are younger than the oldest
+MAX_DOWNTIMES = 64  # of more, the oldest two become one
 
 
 def apply(state: State, event: events.Event) -> None:
@@ -381,7 +381,13 @@ def _time_lost(state: State, event: events.TimeLost) -> None:
     )
     state.duplicates = {key: later(at_ms) for key, at_ms in state.duplicates.items()}
     state.next_forget_ms = min(state.duplicates.values(), default=None)
-    state.downtimes = (*state.downtimes[1 - MAX_DOWNTIMES :], Downtime(event.at, by_ms))
+    known = (*state.downtimes, Downtime(event.at, by_ms))
+    if (
+        len(known) > MAX_DOWNTIMES
+    ):  # with the later time: a deadline moves too far, never too little
+        first, second, *rest = known
+        known = (Downtime(second.at, first.ms + second.ms), *rest)
+    state.downtimes = known
     state.modified_at = event.at
 
 
