@@ -10,6 +10,7 @@ docs/architecture.md.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import msgspec
 
 from relay.acomm.engine_state import JournalPosition
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.errors import RelayError
 from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events, transitions
 from relay.engine.engine import Engine
@@ -89,6 +91,8 @@ class EventLog:
     def commit(self) -> None:
         """Make all events durable: one write, one sync.
 
+        The manifest's notes of rolled archives follow; one that cannot be written is tried again
+        with the next commit.
         Errors: OSError, JournalFailed; the written part is then unknown: open everything again.
         """
         self.append()
@@ -97,8 +101,10 @@ class EventLog:
             began = self._clock.monotonic_ns()
             self.journal.commit()
             self._commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
-        while self._rolled:
-            self.journal.add_event(ARCHIVE_ROLLED, _note_of(self._rolled.pop(0)))
+        with contextlib.suppress(OSError, RelayError):  # what is committed stays accepted
+            while self._rolled:
+                self.journal.add_event(ARCHIVE_ROLLED, _note_of(self._rolled[0]))
+                del self._rolled[0]
 
     def append(self) -> int:
         """Append all events to the journal, durable with the next ``commit``; returns how many.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import pytest
 
 from relay.base.config import Config, StoreSettings
+from relay.journal.journal import Journal
+from relay.journal.manifest_format import ARCHIVE_ROLLED
 from tests.box import Box
 
 CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
@@ -143,3 +146,25 @@ def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(b
     assert box.inbox("bob") == {}
     assert box.sql("SELECT status FROM messages WHERE message_id = ?", sent[0]) == [("archived",)]
     assert box.store.messages.find_by_relay_id(sent[0], include_archived=True) is not None
+
+
+def test_a_note_of_an_archive_that_cannot_be_written_ends_no_batch(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the journal has is accepted; the manifest gets its note with the next commit."""
+    add_event, tried, noted = Journal.add_event, list[int](), list[int]()
+
+    def full(journal: Journal, schema_id: int, blob: bytes) -> None:
+        if schema_id == ARCHIVE_ROLLED:
+            tried.append(schema_id)
+            if len(tried) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            noted.append(schema_id)
+        add_event(journal, schema_id, blob)
+
+    monkeypatch.setattr(Journal, "add_event", full)
+    for number in range(4):
+        box.send("alice", f"TO: bob\n\nmessage {number}")
+    rolled(box)
+    assert len(tried) == 2 and len(archives(box)) == len(noted) == 1
+    assert box.states(box.send("alice", "TO: bob\n\nnext")) == {"bob": "written"}
