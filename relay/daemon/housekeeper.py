@@ -76,13 +76,13 @@ class Housekeeper:
         self._running: tuple[Subject, Prune | Pack] | None = None  # until it is answered
         self._results: list[str] = []  # of that job
         self.answers: list[JobAnswer] = []  # to be sent
-        self._is_pruning_audit = False
+        self._pruning: Iterator[int] | None = None  # of rows, in the loop
         self._audit_rows_pruned = 0
         # Not right at the start, and early enough for a relay that is restarted often.
         self._next_prune_ns = clock.monotonic_ns() + min(60, config.retention.every_s) * NS_PER_S
         self._next_check_ns = self._next_prune_ns
         self._next_disk_ns = clock.monotonic_ns()
-        self._next_audit_ns = 0
+        self._next_slice_ns = 0
         self.damage = ""  # what the last check of the ledger found
         self.wal = WalWatch(ledger, home.path(LEDGER), config.ledger, clock, executor, log)
 
@@ -108,14 +108,14 @@ class Housekeeper:
         now = self._clock.monotonic_ns()
         due = self.wal.poll(idle=idle)
         self._take_result()
-        if self._is_pruning_audit and now >= self._next_audit_ns:
-            self._prune_audit_rows()
-            self._next_audit_ns = now + SLICE_NS
-        if self._job is None and not self._is_pruning_audit:
+        if self._pruning is not None and now >= self._next_slice_ns:
+            self._prune_slice(self._pruning)
+            self._next_slice_ns = now + SLICE_NS
+        if self._job is None and self._pruning is None:
             self._answer()
             self._start_next_job(now, is_low)
-        if self._is_pruning_audit:
-            due = min(due, self._next_audit_ns)
+        if self._pruning is not None:
+            due = min(due, self._next_slice_ns)
         if self._job is not None:
             due = min(due, now + POLL_NS)
         return min(due, self._next_prune_ns, self._next_check_ns, self._next_disk_ns)
@@ -133,7 +133,8 @@ class Housekeeper:
             self._running = self._queue.pop(0)
             job = self._running[1]
             if isinstance(job, Prune):
-                self._is_pruning_audit = True
+                settings, at = self._config.retention, self._clock.now_ns()
+                self._pruning = prune.prune_rows(self._home, self._ledger, settings, at)
                 self._job = self._executor.submit(self._prune)
             else:
                 self._job = self._executor.submit(self._pack, job.before)
@@ -142,20 +143,17 @@ class Housekeeper:
             self._next_check_ns = now + CHECK_NS
             self._job = self._executor.submit(self._check)
 
-    def _prune_audit_rows(self) -> None:
-        pruned = prune.prune_audit(self._ledger, self._config.retention, self._clock.now_ns())
-        self._audit_rows_pruned += pruned
-        if not pruned:
-            self._is_pruning_audit = False
-            if self._audit_rows_pruned:
-                rows = plural(self._audit_rows_pruned, "row")
-                self._report(
-                    f"Removed {rows} of audit_log and security_events",
-                    "prune",
-                    kind="audit",
-                    count=self._audit_rows_pruned,
-                )
-                self._audit_rows_pruned = 0
+    def _prune_slice(self, pruning: Iterator[int]) -> None:
+        """Remove a slice of the rows past their retention."""
+        pruned = next(pruning, None)
+        if pruned is not None:
+            self._audit_rows_pruned += pruned
+            return
+        self._pruning = None
+        count, self._audit_rows_pruned = self._audit_rows_pruned, 0
+        if count:
+            text = f"Removed {plural(count, 'row')} of audit_log and security_events"
+            self._report(text, "prune", kind="audit", count=count)
 
     def _take_result(self) -> None:
         if self._job is None or not self._job.done():
@@ -262,8 +260,8 @@ def run_retention(
     *_, found = prune.prune_files(home, settings, now, dry_run=dry_run)
     with contextlib.closing(open_readonly(path)) as db:
         audit = prune.audit_due(db, settings, now)
-    if not dry_run and audit.number:
+    if not dry_run:
         with contextlib.closing(Ledger.open(path)) as ledger:
-            while prune.prune_audit(ledger, settings, now):
+            for _ in prune.prune_rows(home, ledger, settings, now):
                 pass
     return [*(found or ()), audit]

@@ -30,6 +30,7 @@ from relay.base.incidents import IncidentKind
 from relay.base.names import MSG_SUFFIX, is_agent_name, message_id_of
 from relay.delivery.file_ops import REJECTED
 from relay.ledger import SCHEMA_VERSION, Ledger, archive_pack, attachments, open_readonly
+from relay.ledger.agents import AgentTable
 from relay.ledger.archive_pack import DAY_NS, SUFFIX
 from relay.ledger.attachments import REMOVAL, SLICE
 
@@ -270,9 +271,10 @@ def _collect_attachments(
     if older_than_ns <= 0 or not _is_current_version(path):
         return pruned
     sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attachment_files(home)}
-    # A separate connection: listing them all would block the loop.
-    with contextlib.closing(Ledger.open(path)) as ledger:
-        for name in attachments.remove_unreferenced(home, ledger, older_than_ns, dry_run=dry_run):
+    # A connection of its own, which only reads: the loop is the ledger's only writer.
+    with contextlib.closing(open_readonly(path)) as db:
+        agents = AgentTable(db)
+        for name in attachments.remove_unreferenced(home, agents, older_than_ns, dry_run=dry_run):
             if name is None:
                 yield
             else:
@@ -305,6 +307,20 @@ def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) 
         (before, before),
     ).fetchone()
     return Pruned("audit", found[0], 0, found[1], found[2])
+
+
+def prune_rows(
+    home: Home, ledger: Ledger, settings: RetentionSettings, now_ns: int
+) -> Iterator[int]:
+    """Remove rows past their retention, a slice at a time, in the thread that owns the ledger.
+
+    Yields after each slice how many rows of audit_log and security_events were removed. References
+    to attachments that are gone follow them.
+    """
+    while pruned := prune_audit(ledger, settings, now_ns):
+        yield pruned
+    for _ in attachments.remove_references(home, ledger, now_ns - DAY_NS):
+        yield 0
 
 
 def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int:

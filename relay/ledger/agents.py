@@ -158,9 +158,14 @@ class AgentTable:
             [(one.removeprefix(SHA256_PREFIX), *rest) for one, *rest in references],
         )
 
-    def last_references(self) -> dict[str, int]:
-        """SHA-256 -> the last time a message referred to it (Unix ns)."""
-        return dict(self._db.execute("SELECT sha256, max(at) FROM attachment_refs GROUP BY 1"))
+    def references(self, after: str, limit: int) -> dict[str, int]:
+        """SHA-256 -> the last time a message referred to it (Unix ns): a slice, in their order."""
+        found = self._db.execute(
+            "SELECT sha256, max(at) FROM attachment_refs WHERE sha256 > ? GROUP BY 1 ORDER BY 1 "
+            "LIMIT ?",
+            (after, limit),
+        )
+        return dict(found.fetchall())
 
     def needs_attachment(self, digest: str, since_ns: int) -> bool:
         """True if a message referred to it since then, or one that does is undelivered or

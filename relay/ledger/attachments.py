@@ -27,6 +27,7 @@ from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind
 from relay.base.names import SHA256_PREFIX
 from relay.ledger import Ledger
+from relay.ledger.agents import AgentTable
 
 FOLDER = "attachments"
 BAD = ".bad"
@@ -35,6 +36,7 @@ PIECE_BYTES = 1 << 20
 TURN_PIECES = 8  # before the next agent's turn: some ten milliseconds
 MOST_OPEN = 4  # files of one agent that are read at a time
 SLICE = 200  # files examined between pauses: a millisecond, which the loop may wait for
+REFERENCES = 200  # to attachments, looked at in one slice of the loop
 REMOVAL = 12  # the cost of a removal, in examined files: ext4 avoids inodes freed just now
 MOST_KNOWN = 10_000  # results in the cache
 _PREFIX = re.compile(r"[0-9a-f]{2}")
@@ -196,25 +198,22 @@ def set_aside(dirs: Dirs, reference: str) -> None:
 
 
 def remove_unreferenced(
-    home: Home, ledger: Ledger, older_than_ns: int, *, dry_run: bool = False
+    home: Home, agents: AgentTable, older_than_ns: int, *, dry_run: bool = False
 ) -> Iterator[str | None]:
     """Remove attachments that are no longer needed; yields each path, relative to the home, and
     None from time to time, so that the caller can pause.
 
     These were last written, and last referred to, before ``older_than_ns`` (Unix ns); a sender
     that attaches an existing file updates its mtime. Attachments of undelivered or unread messages
-    stay. After a kill the next call continues. ``dry_run``: nothing is removed. Errors: OSError.
+    stay. ``agents``: of any connection, it is only read. ``dry_run``: nothing is removed.
+    Errors: OSError.
     """
-    needed = ledger.agents.needs_attachment
-    kept: set[str] = set()
     cost = 0
     with home.dirs() as dirs:
         for prefix in sorted(filter(_PREFIX.fullmatch, os.listdir(dirs.get(FOLDER)))):
-            for name in _old(dirs, prefix, older_than_ns, kept):
+            for name in _old(dirs, prefix, older_than_ns):
                 cost += 1
-                if name and needed(name, older_than_ns):
-                    kept.add(name)
-                elif name:
+                if name and not agents.needs_attachment(name, older_than_ns):
                     cost += REMOVAL
                     if not dry_run:
                         fsio.remove(name, dirs.get(FOLDER, prefix))
@@ -222,18 +221,31 @@ def remove_unreferenced(
                 if cost >= SLICE:
                     yield None
                     cost = 0
-    # files that were gone before, too: after a kill here, the next call finds them missing
-    if not dry_run:
-        named = ledger.agents.last_references()
-        stale = [name for name, at in named.items() if at < older_than_ns and name not in kept]
-        gone = [name for name in stale if not needed(name, older_than_ns)]
-        if gone:
+
+
+def remove_references(home: Home, ledger: Ledger, older_than_ns: int) -> Iterator[None]:
+    """Remove references to attachments that are gone; yields after each slice, a transaction.
+
+    A reference that is younger, or of an undelivered or unread message, stays.
+    """
+    agents, after = ledger.agents, ""
+    while known := agents.references(after, REFERENCES):
+        after = max(known)
+        stale = [
+            name
+            for name, at in known.items()
+            if at < older_than_ns
+            and not os.path.lexists(home.path(FOLDER, name[:2], name))
+            and not agents.needs_attachment(name, older_than_ns)
+        ]
+        if stale:
             with ledger.transaction():
-                ledger.agents.remove_references(gone)
+                agents.remove_references(stale)
+        yield
 
 
-def _old(dirs: Dirs, prefix: str, older_than_ns: int, kept: set[str]) -> Iterator[str]:
-    """Yield the names of a folder's old files, and "" for others, which are added to ``kept``."""
+def _old(dirs: Dirs, prefix: str, older_than_ns: int) -> Iterator[str]:
+    """Yield the names of a folder's old files, and "" for others."""
     try:
         names = sorted(os.listdir(dirs.get(FOLDER, prefix)))
     except UnsafePath:
@@ -242,7 +254,6 @@ def _old(dirs: Dirs, prefix: str, older_than_ns: int, kept: set[str]) -> Iterato
         with contextlib.suppress(FileNotFoundError):  # set aside meanwhile
             status = os.stat(name, dir_fd=dirs.get(FOLDER, prefix), follow_symlinks=False)
             if status.st_mtime_ns >= older_than_ns or stat.S_ISDIR(status.st_mode):
-                kept.add(name)
                 yield ""
             else:
                 yield name

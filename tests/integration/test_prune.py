@@ -20,7 +20,8 @@ from relay.daemon import prune
 from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
 from relay.daemon.session import Executors
-from tests.box import Box
+from relay.ledger import Ledger
+from tests.box import Box, MakeBox
 from tests.disk import Killed, killed_before
 from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, rows_of
@@ -188,6 +189,29 @@ def test_attachments_stay_while_somebody_is_to_read_their_message(box: Box) -> N
     assert run(box, attachments_days=30)["attachments"].number == 1 and not unread.exists()
     assert box.sql("SELECT sha256 FROM attachment_refs") == []
     assert run(box, attachments_days=30)["attachments"].number == 0
+
+
+def test_the_thread_of_retention_writes_nothing_into_the_ledger(
+    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is the only writer: a transaction elsewhere would hold up every message."""
+    retention = RetentionSettings(every_s=1000 * 86_400, attachments_days=30)
+    box = make_box("alice", "bob", name="other", config=Config(retention=retention))
+    path = attached(box, b"read")
+    os.utime(path, ns=(0, box.clock.now_ns() - 40 * DAY_NS))
+    box.take("bob", box.send("alice", f"TO: bob\nATTACHMENT: sha256:{path.name}\n\nread"))
+    box.tick()
+    with box.ledger.transaction():
+        box.ledger._db.execute("UPDATE attachment_refs SET at = 0")
+
+    def opened(*_: object, **__: object) -> Ledger:
+        raise AssertionError("a second connection that may write")
+
+    monkeypatch.setattr(Ledger, "open", opened)
+    for _ in range(2):
+        box.command("operator", "prune")
+        box.after(3, turns=20)
+    assert not path.exists() and box.sql("SELECT * FROM attachment_refs") == []
 
 
 def test_attachments_go_by_size_the_oldest_days_first(box: Box) -> None:
