@@ -142,6 +142,12 @@ class AlreadyRunning(RelayError):
     hint = "stop it with `relay down`"
 
 
+class StateFault(RelayError):
+    """An event could not be applied to the store, whose memory may now differ from the journal."""
+
+    hint = "the relay restarts its session and recovers; please report the line of the log"
+
+
 class LedgerError(RelayError):
     """The ledger cannot be used."""
 

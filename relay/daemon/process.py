@@ -22,7 +22,7 @@ from relay.base import config as configuration
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, StateFault
 from relay.base.home import (
     FEW_DESCRIPTORS,
     LOCK,
@@ -32,11 +32,11 @@ from relay.base.home import (
     lock_holder,
     write_trouble,
 )
-from relay.base.logs import Log, LogCall, make_log
+from relay.base.logs import Log, LogCall, make_log, where
 from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
-from relay.daemon.session import Session
+from relay.daemon.session import PATIENCE_S, Session
 from relay.daemon.status import SharedStatus
 
 # The longest time that the thread writing the store holds the interpreter before the loop runs.
@@ -44,7 +44,6 @@ SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 100)
 READY = b"ready\n"
 MOST_PAUSE_S = 60
-PATIENCE_S = 2  # wait at the end for background work, so that a stop takes less than five seconds
 
 
 class Daemon:
@@ -144,6 +143,8 @@ class Daemon:
                 self._has_served = False
                 self._wait_for_retry(pause_s, exc)
         self._notifier.say("STOPPING=1")
+        if self.status.hanging_step():  # its thread would hold up the end of the process
+            self._exit_now()
 
     def _log_refusal(self, exc: Exception) -> None:
         """Log why the first session did not start; the caller reports it, too."""
@@ -174,6 +175,7 @@ class Daemon:
             action="begin_again",
             level="error",
             error=type(exc).__name__,
+            where=where(exc.__cause__) if isinstance(exc, StateFault) and exc.__cause__ else None,
             exc_info=hint is None,
         )
         self._pause(pause_s)

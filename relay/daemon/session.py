@@ -44,6 +44,7 @@ from relay.ledger import Ledger, wal
 # Ledgers up to this size are checked at every start (5 ms a MiB), larger ones once a day only.
 CHECKED_BYTES = 4 << 20
 CHECKED_AFTER_CRASH_BYTES = 32 << 20
+PATIENCE_S = 2  # wait at the end for a step of the tiers: a stop takes less than five seconds
 TIER_POLL_NS = NS_PER_S  # interval at which a running tier job is checked
 
 
@@ -73,9 +74,10 @@ class Executors(NamedTuple):
         """No threads: the loop does all work itself, at once."""
         return cls(InlineExecutor(), InlineExecutor(), InlineExecutor(), pause_s=0)
 
-    def close(self) -> None:
+    def close(self, *, wait_tiers: bool = True) -> None:
         """Wait for running work; nothing can be submitted any more."""
-        for executor in (self.keeper, self.tiers, self.flush, self.search):
+        self.tiers.shutdown(wait=wait_tiers, cancel_futures=True)
+        for executor in (self.keeper, self.flush, self.search):
             if executor is not None:
                 executor.shutdown()
 
@@ -122,7 +124,9 @@ class Session:
             store = self.opened.store
             self.watcher = _open_watcher(stack, home, config, log)
             wake = self.watcher.wake
-            stack.callback(executors.close)
+            self._executors = executors
+            self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
+            stack.callback(self._close_executors)
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
             self.dispatcher = self._make_dispatcher(config, executors.flush)
             self.housekeeper = Housekeeper(
@@ -133,7 +137,6 @@ class Session:
                 home, config, clock, self.opened.key, executors.search, log, wake
             )
             stack.callback(self._search.stop)
-            self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
             resume = self.dispatcher.notifier.send_resume_message
             spawner = spawner or SystemSpawner()
             self.supervisor = Supervisor(
@@ -190,6 +193,19 @@ class Session:
         self._stack.close()
         self.status.metrics.begin(START)
 
+    def _close_executors(self) -> None:
+        """Wait for background work, for a step of the tiers ``PATIENCE_S`` at most.
+
+        One that hangs in an object store is left behind, as by a kill: its manifest is closed, so
+        it records nothing more, and the next session's steps find what it did.
+        """
+        left = self._tier_worker.wait(PATIENCE_S)
+        self._executors.close(wait_tiers=left is None)
+        if left is not None:
+            self.status.left_step = left
+            text = f"Left a step of the journal's tiers: it did not end within {PATIENCE_S} s"
+            self._log(text, action="tier_step", level="warning")
+
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """Run the loop until ``is_stopping``; then finish the current work."""
         self.status.is_serving = True
@@ -220,7 +236,7 @@ class Session:
 
         Everything accepted is durable by then.
         """
-        return self._tier_worker.wait(seconds)
+        return self._tier_worker.wait(seconds) is None
 
     def poll_supervisor(self) -> None:
         """Start, end and watch processes as far as due, and deliver the supervisor's notices."""

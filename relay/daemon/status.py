@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from prometheus_client.core import (
@@ -164,6 +165,7 @@ class SharedStatus:
         self.config_error = ""  # why the new config.json was not applied
         self.reloads = True  # SIGHUP reads config.json; at a terminal, it stops the relay
         self.tiers_waiting: tuple[str, ...] = ()  # steps of the journal's tiers that failed
+        self.left_step: Future[str | None] | None = None  # of the tiers, of a session that ended
         self.ledger_damage = ""  # result of the last check of the ledger
         self.is_serving = False
 
@@ -184,9 +186,15 @@ class SharedStatus:
         elif not self.is_serving:
             verbs = {START: "it is starting", STOP: "it is stopping", WAIT: "it is starting"}
             reasons.append(verbs.get(step, "it is starting"))
+        if self.hanging_step():
+            reasons.append("a step of the journal's tiers, begun by an earlier session, hangs")
         reasons += self.pauses.values()
         is_ready = is_healthy and self.is_serving and not self.pauses
         return Health(is_healthy, is_ready, tuple(reasons))
+
+    def hanging_step(self) -> bool:
+        """True while a step of the tiers runs that an ended session left behind."""
+        return self.left_step is not None and not self.left_step.done()
 
     def snapshot_age_s(self) -> float | None:
         """Age of the snapshot; None before the first one."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Origin
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.errors import CommError, StoreCapacity, StoreFull
+from relay.base.errors import CommError, StateFault, StoreCapacity, StoreFull
 from relay.base.logs import LogCall, where
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR, direct_channel_name
@@ -67,11 +67,11 @@ class StoreWriter:
     def apply(self, plan: Plan) -> Applied:
         """Apply a plan; a file that the engine refuses, or that meets a bug, is refused.
 
-        Errors: ``TRANSIENT_ERRORS``; CommError for a plan of the relay's own.
+        Errors: ``TRANSIENT_ERRORS``; CommError for a plan of the relay's own; StateFault.
         """
         try:
             return self._apply(plan)
-        except TRANSIENT_ERRORS:
+        except (*TRANSIENT_ERRORS, StateFault):
             raise
         except CommError as exc:
             if plan.inbound is None:

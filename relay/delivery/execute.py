@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from relay.acomm.model import DeliveryState
 from relay.agents import run_files
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.errors import CommError, UnsafePath
+from relay.base.errors import CommError, StateFault, UnsafePath
 from relay.base.home import Dirs
 from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
@@ -107,6 +107,7 @@ class PlanExecutor:
         Each plan is stored before the next one is made: it may answer a message of this batch.
         Plans that the store or the disk does not accept now are returned; of those, at most events
         in the store are done, which leave nothing to be delivered but the reply to a command.
+        Errors: StateFault, which ends the session: nothing of the batch is durable then.
         """
         result = ExecutionResult([], [], [], [])
         batch: list[Applied] = []
@@ -117,6 +118,10 @@ class PlanExecutor:
             except (*TRANSIENT_ERRORS, CommError) as exc:
                 result.postponed.append(_postponed(plan, exc))
                 continue
+            except StateFault as exc:
+                if plan.inbound is not None:  # else it would end the next session, too
+                    self._ledger_writer.fail(plan.message_id, str(exc))
+                raise
             batch.append(one)
             deliveries += one.deliveries
             if one.effects.job is not None:

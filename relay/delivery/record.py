@@ -62,6 +62,11 @@ class LedgerWriter:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
 
+    def fail(self, message_id: str, reason: str) -> None:
+        """Mark a row as failed whose file is still in the outbox: it is refused when it is read."""
+        with self._ledger.transaction():
+            self._ledger.fail([(message_id, reason)], self._clock.now_ns())
+
     def _record(
         self, batch: list[Applied], written: list[WrittenDelivery], paths: dict[str, str | None]
     ) -> None:

@@ -38,6 +38,7 @@ from relay.acomm.model import (
     Subscription,
 )
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.errors import CommError, StateFault
 from relay.engine import rules
 from relay.engine.events import Event
 from relay.engine.rules import Limits
@@ -457,8 +458,18 @@ class Core:
         self.fresh_events: list[Event] | None = [] if keeps_events else None
 
     def apply(self, event: Event) -> None:
-        """Change the store as the event says, and keep the event for the journal, if any."""
-        self._door(event)
+        """Change the store as the event says, and keep the event for the journal, if any.
+
+        Errors: CommError of a store that takes no events, which is unchanged; StateFault when the
+        event was applied in part: the store has to be opened again.
+        """
+        try:
+            self._door(event)
+        except (CommError, OSError):
+            raise
+        except Exception as exc:
+            name, why = type(event).__name__, type(exc).__name__  # its text may quote content
+            raise StateFault(f"internal error: {name} cannot be applied: {why}") from exc
         if self.fresh_events is not None:
             self.fresh_events.append(event)
 

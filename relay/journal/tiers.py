@@ -470,11 +470,11 @@ class TierWorker:
         """See ``Tiers.waiting``."""
         return self._tiers.waiting()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the running step up to ``seconds``; True when none runs any more."""
-        if self._running is None:
-            return True
-        return bool(wait([self._running], timeout=seconds).done)
+    def wait(self, seconds: float) -> Future[str | None] | None:
+        """Wait for the running step up to ``seconds``; the step if it still runs then."""
+        if self._running is None or wait([self._running], timeout=seconds).done:
+            return None
+        return self._running
 
     def due_ns(self) -> int | None:
         """The time to poll next; None while a step runs, which calls ``wake``."""

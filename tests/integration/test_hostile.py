@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from relay.base.errors import UnsafePath
+from relay.base.errors import StateFault, UnsafePath
 from relay.base.home import Home
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Inbound, Plan
+from relay.engine import events, transitions
+from relay.engine.state import State
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.5")
@@ -93,6 +95,30 @@ def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
     assert box.bodies("bob") == ["water"]
     assert "internal error of the relay" in box.nacks("alice")[0]
     assert box.row(sent)["status"] == "failed"
+
+
+def test_a_fault_while_an_event_changes_the_store_ends_the_session_and_refuses_one_file(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an event in memory is worth nothing: the store is opened again, without the file."""
+    change = transitions._APPLY[events.MessageSent]
+
+    def faulty(state: State, event: events.MessageSent) -> None:
+        change(state, event)
+        if event.message.content == b"poison":
+            raise ZeroDivisionError("poison")
+
+    monkeypatch.setitem(transitions._APPLY, events.MessageSent, faulty)
+    sent = box.drop("alice", "TO: bob\n\npoison")
+    box.drop("carol", "TO: bob\n\nwater")
+    with pytest.raises(StateFault, match="MessageSent cannot be applied: ZeroDivisionError"):
+        box.tick()
+    box.restart()
+    box.after(1)
+    assert box.bodies("bob") == ["water"]
+    assert "internal error: MessageSent cannot be applied" in box.nacks("alice")[0]
+    assert box.row(sent)["status"] == "failed" and box.outbox("alice") == []
+    assert box.store.messages.find_by_relay_id(sent) is None
 
 
 def test_an_archive_that_cannot_be_written_is_tried_again(box: Box) -> None:

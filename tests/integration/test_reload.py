@@ -228,6 +228,30 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
     assert (trace["status"], trace["deliveries"][0]["attempt"]) == ("archived", 1)
 
 
+def test_an_upload_that_hangs_does_not_hold_up_the_next_session(home: Path) -> None:
+    """The ledger is moved away: the session ends, another one begins, then the relay is stopped."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS, "--home", str(home)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        until(lambda: log_of(home, "ready"))
+        (home / "ledger.db").rename(home / "elsewhere.db")
+        drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
+        until((home / "agents/bob/inbox/1000000001-01.msg").exists)
+        until(lambda: len(log_of(home, "ready")) == 2)
+        assert "begun by an earlier session, hangs" in relay("status", home=home).stdout
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        process.stdout.close()
+    finally:
+        process.kill()
+
+
 @pytest.fixture
 def uploading(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A relay each of whose steps of the tiers lasts until somebody writes to ``ends``."""
