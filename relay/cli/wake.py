@@ -117,11 +117,17 @@ def test(ctx: click.Context, name: str, timeout_s: float, home: str | None, as_j
             works = trial.run()
         finally:
             trial.end()
-    if not works:
+    if not trial.sent:
         raise RelayError(
-            f"no rung brought the test message to {name}",
-            hint=f"`relay wake status {name}` shows which rungs apply; the message stays unread",
+            f"no rung applies to {name}: no test message was sent",
+            hint=f"`relay wake status {name}` shows what each one needs",
         )
+    if not works:
+        hint = f"`relay wake status {name}` shows which rungs apply"
+        if unread := trial.unread():
+            hint += f"; {plural(unread, 'test message')} {'is' if unread == 1 else 'are'} unread"
+            hint += " in its inbox"
+        raise RelayError(f"no rung brought the test message to {name}", hint=hint)
 
 
 @click.command(epilog="\b\nExamples:\n  relay bell --as bob")
@@ -134,7 +140,8 @@ def bell(ctx: click.Context, home: str | None, agent: str | None, rewake: bool) 
 
     Sessions with hooks have a bell of their own, which their hooks start; this one is for other
     agents, with a command in `agents/NAME/wake.json`. With --rewake it waits until messages wait
-    for the idle session whose input is on stdin, and ends with exit 2, which wakes it.
+    for the idle session whose input is on stdin, and ends with exit 77; the hook that `relay hooks
+    install` writes turns that, and nothing else, into the exit 2 that wakes it.
     """
     from relay.reach.bell import main
 
@@ -153,6 +160,7 @@ class Trial:
         self.as_json = as_json
         self.bell, self.memory = _bell_of(home, agent)
         self.session = self.bell.session
+        self.sent: list[str] = []  # ids of the test messages
         self._is_ringing = self.memory.pid != os.getpid()
 
     def run(self) -> bool:
@@ -166,6 +174,11 @@ class Trial:
             else:
                 works = self._try(rung) or works
         return works
+
+    def unread(self) -> int:
+        """How many test messages are still in the inbox."""
+        inbox = os.path.join(self.home.root, "agents", self.agent, "inbox")
+        return sum(os.path.exists(os.path.join(inbox, one + MSG_SUFFIX)) for one in self.sent)
 
     def end(self) -> None:
         """Let the bell use every rung again."""
@@ -184,6 +197,7 @@ class Trial:
         body = f"relay wake test {os.urandom(4).hex()}: a test by the operator, no answer is needed"
         with Agent(OPERATOR, self.home.root) as operator:
             self.message_id = operator.send(self.agent, body, priority=0)
+        self.sent.append(self.message_id)
         steps: dict[str, float] = {}
         until = time.monotonic() + self.timeout_s
         while time.monotonic() < until:

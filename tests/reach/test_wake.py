@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent_sdk import Agent
+from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.cli import cli as group
 from relay.doctor import examine
@@ -108,9 +109,21 @@ def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path) -> None:
     assert first["rung"] == "claude-inbox" and first["result"] == "rang: posted"
     assert first["works"] is False and "offered_ms" not in first
     assert [one["applies"] for one in others] == [False] * 4
+    assert isinstance(result.exception, RelayError)
     assert "no rung brought the test message to bob" in str(result.exception)
+    assert result.exception.hint.endswith("; 1 test message is unread in its inbox")
     shown = relay(bob, "wake", "test", "bob", "--timeout", "0.5").stdout
     assert "no evidence in 0.5 s: no hook printed the message" in shown
+
+
+@pytest.mark.slow
+def test_where_no_rung_applies_no_message_is_sent_and_that_is_said(bob: Cli) -> None:
+    result = relay(bob, "wake", "test", "bob", "--timeout", "0.5")
+    assert isinstance(result.exception, RelayError)
+    assert str(result.exception) == "no rung applies to bob: no test message was sent"
+    assert result.exception.hint == "`relay wake status bob` shows what each one needs"
+    assert not list((bob.root / "agents/bob/inbox").glob("*.msg"))
+    assert "does not apply" in result.stdout
 
 
 @pytest.mark.slow
