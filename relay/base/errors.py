@@ -58,6 +58,13 @@ class ConfigError(RelayError):
     hint = "fix config.json, or move it away: `relay init` then writes one with every default"
 
 
+class SettingsError(RelayError):
+    """A settings file of an agent CLI cannot be changed; it was left as it is."""
+
+    exit_code = EXIT_USAGE
+    hint = "correct the file, and try again"
+
+
 class HomeMissing(RelayError):
     """The relay home does not exist."""
 

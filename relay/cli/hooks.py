@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
 
 import click
 
 from relay.base.errors import RelayError
 from relay.base.names import check_agent_name
-from relay.cli.common import echo_json, home_option, json_option, root_of
-from relay.reach import settings
-from relay.reach.settings import Changed
-from relay.reach.vendors import VENDORS, Vendor
+from relay.cli.common import echo_json, home_option, json_option, root_of, sanitize
+from relay.reach import installed, settings
+from relay.reach.settings import Change
+from relay.reach.vendors import REWAKE, REWAKE_TEXT, VENDORS, Vendor
 
 _vendors = click.argument("vendor", nargs=-1, type=click.Choice(list(VENDORS)))
 _scope = click.option(
@@ -60,19 +58,25 @@ def install(
     """Add hooks to the settings of Claude Code, Codex or Gemini; all three without VENDOR.
 
     Entries of others stay as they are; a copy of the file as it was is beside it, with the ending
-    `.before-relay`. A session is the agent $AGENT_RELAY_NAME, or NAME, or has the vendor's name.
+    `.before-relay`. A project's hooks of Claude Code are in .claude/settings.local.json, which is
+    yours alone; those that an earlier version put into settings.json are moved. A session is the
+    agent $AGENT_RELAY_NAME, or NAME, or has the vendor's name.
+
+    Nothing is installed where a message would come twice: beside hooks of the other scope, and
+    beside a hook that runs `relay inbox --take`.
     """
     options = ["--home", root_of(ctx, home)] if home or ctx.obj.get("home") else []
     if name is not None:
         options += ["--as", check_agent_name(name)]
     command, folder = relay_command(), _folder(user=user)
-    for one in settings.chosen(vendor):
-        path = settings.hooks_path(one, folder, user=user)
-        changes = [partial(settings.with_hooks, one, path, command, options)]
-        if mcp:
-            server = settings.mcp_path(one, folder, user=user)
-            changes.append(partial(settings.with_server, server, command, options))
-        _carry_out(one, changes, "installed", dry_run=dry_run)
+    plans = [
+        (one, settings.installation(one, folder, command, options, user=user, mcp=mcp))
+        for one in installed.chosen(vendor)
+    ]
+    for one, changes in plans:
+        if dry_run:
+            _explain(one)
+        _carry_out(one, changes, "installed", "has them already", dry_run=dry_run)
         if one.advice and not dry_run:
             click.echo(f"  {one.advice}")
 
@@ -83,16 +87,14 @@ def install(
 @_dry_run
 @click.pass_context
 def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: bool) -> None:
-    """Remove exactly the hooks, and the MCP server, that `relay hooks install` added."""
+    """Remove exactly the hooks, and the MCP server, that `relay hooks install` added.
+
+    A file that was not changed since is put back as it was, and its copy is removed.
+    """
     folder = _folder(user=user)
-    for one in settings.chosen(vendor):
-        path = settings.hooks_path(one, folder, user=user)
-        server = settings.mcp_path(one, folder, user=user)
-        changes = [
-            partial(settings.without_hooks, one, path),
-            partial(settings.without_server, server),
-        ]
-        _carry_out(one, changes, "removed", dry_run=dry_run)
+    plans = [(one, settings.removal(one, folder, user=user)) for one in installed.chosen(vendor)]
+    for one, changes in plans:
+        _carry_out(one, changes, "removed", "has none of ours", dry_run=dry_run)
 
 
 @hooks.command(epilog="\b\nExamples:\n  relay hooks status\n  relay hooks status codex --json")
@@ -101,25 +103,37 @@ def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: 
 @json_option
 @click.pass_context
 def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Show where hooks are installed, and when one last fired."""
+    """Show where hooks are installed, when one last fired, and what is wrong with them."""
     root = root_of(ctx, home)
-    for one in settings.hook_states(root, os.getcwd(), vendor):
+    for one in installed.hook_states(root, os.getcwd(), vendor):
         if as_json:
             echo_json(one._asdict() | {"text": one.text})
         else:
             click.echo(f"{one.vendor:<7} {one.scope:<8} {one.text}")
             if one.events or one.problem:
                 click.echo(f"{'':<16} {one.path}")
+            for fault in one.faults:
+                click.echo(sanitize(f"{'':<16} {fault}"))
 
 
 def relay_command() -> list[str]:
-    """The words that start this program, with an absolute path."""
-    for path in (sys.argv[0], shutil.which("relay")):
-        if path and os.path.basename(path) == "relay" and os.access(path, os.X_OK):
-            return [os.path.abspath(path)]
-    raise RelayError(
-        "the program `relay` was not found", hint="install it, so that it is in your PATH"
-    )
+    """The words that start this program, with an absolute path where `relay` is not enough.
+
+    `relay` is enough where PATH has this very program outside of an active virtual environment,
+    which an agent CLI started elsewhere would not have.
+    """
+    in_path, this = shutil.which("relay"), sys.argv[0]
+    if os.path.basename(this) != "relay" or not os.access(this, os.X_OK):
+        this = in_path or ""
+    if not this:
+        raise RelayError(
+            "the program `relay` was not found", hint="install it, so that it is in your PATH"
+        )
+    active = os.environ.get("VIRTUAL_ENV")
+    is_everywhere = in_path and not (active and in_path.startswith(os.path.join(active, "")))
+    if is_everywhere and in_path and os.path.samefile(in_path, this):
+        return ["relay"]
+    return [os.path.abspath(this)]
 
 
 def _folder(*, user: bool) -> str:
@@ -127,24 +141,29 @@ def _folder(*, user: bool) -> str:
 
 
 def _carry_out(
-    vendor: Vendor, changes: Sequence[Callable[[], Changed]], done: str, *, dry_run: bool
+    vendor: Vendor, changes: list[Change], done: str, nothing: str, *, dry_run: bool
 ) -> None:
-    """Make the changes one after the other: two may be of one file."""
-    written: set[str] = set()
-    for make in changes:
-        change = make()
+    """Make the changes of one vendor, or show them."""
+    for change in changes:
         if not change.is_change:
-            text = "has them already" if done == "installed" else "has none of ours"
-            click.echo(f"{vendor.name}: {change.path} {text}")
+            click.echo(f"{vendor.name}: {change.path} {nothing}")
         elif dry_run:
             _show(change)
         else:
-            settings.write(change, keep=change.path not in written)
-            written.add(change.path)
-            click.echo(f"{vendor.name}: {done} in {change.path}")
+            settings.write(change)
+            is_moved = done == "installed" and change.keeps is False
+            click.echo(f"{vendor.name}: {'moved from' if is_moved else f'{done} in'} {change.path}")
 
 
-def _show(change: Changed) -> None:
+def _explain(vendor: Vendor) -> None:
+    """Say what the hook of each event does."""
+    for event, text in vendor.events.items():
+        click.echo(f"{vendor.name}: {event} {text}.")
+        if (vendor.name, event) == REWAKE:
+            click.echo(f"{vendor.name}: {event} {REWAKE_TEXT}.")
+
+
+def _show(change: Change) -> None:
     import difflib
 
     before, after = (change.before or "").splitlines(), (change.after or "").splitlines()

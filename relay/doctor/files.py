@@ -25,8 +25,8 @@ from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import SUFFIX
 from relay.reach import report
+from relay.reach.installed import hook_states
 from relay.reach.rungs import WAKE, BadWake, read_wake
-from relay.reach.settings import hook_states
 from relay.reach.vendors import VENDORS
 
 MAX_ENTRIES = 50_000  # takes half a second
@@ -274,6 +274,10 @@ def check_hooks(target: Target) -> Iterator[Finding]:
             advice = VENDORS[one.vendor].advice or f"start a new session of {one.vendor}"
             found = f"the hooks of {one.vendor} in {one.path} were never seen to fire"
             yield Finding("hooks", one.path, found, advice, Severity.NOTE)
+        for fault in one.faults:
+            found = f"the hooks of {one.vendor} in {one.path}: {fault}"
+            advice = "`relay hooks status` shows all of them"
+            yield Finding("hooks", one.path, found, advice, Severity.WARNING)
 
 
 def _wake_file(target: Target, name: str) -> Iterator[Finding]:

@@ -11,7 +11,8 @@ that was killed loses nothing, since the messages are in the inbox: the next hoo
     sessions/ring-{agent}.lock      held while a rung rings: never two at a time
 
 The program ``relay bell`` is here, too: ``--as NAME`` for an agent without a session, until it is
-ended; ``--rewake`` as that Stop hook, whose exit 2 wakes an idle session with what is on stderr.
+ended; ``--rewake`` as that Stop hook. Its command in the settings turns ``WOKEN`` into the exit 2
+that wakes an idle session with what is on stderr, and everything else into 0.
 
 All this imports little: a session costs 12 MB of memory.
 """
@@ -25,8 +26,17 @@ import sys
 import time
 
 from relay.base.process_info import runs, started_at
-from relay.reach.session import Session, load_session, side_file
+from relay.reach.session import (
+    Session,
+    load_session,
+    save_session,
+    session_file,
+    session_lock,
+    side_file,
+)
 
+WOKEN = 77  # a number that no shell and no usage error ends with
+MOST_IDS = 64
 USAGE = "usage: relay bell [--home DIR] (--as NAME | --rewake)"
 
 
@@ -116,14 +126,13 @@ class _Woken(BaseException):
 
 
 def rewake(root: str, session_id: str) -> int:
-    """Wait as Claude's Stop hook until the bell rings; the exit status, 2 wakes the session.
+    """Wait as Claude's Stop hook until the bell rings; the exit status, ``WOKEN`` to wake it.
 
     The newest of a session ends the older one.
     """
     import signal
 
-    from relay.reach.ringing import Bell
-    from relay.reach.rungs import rewake_file, ring_text
+    from relay.reach.rungs import rewake_file
 
     session = load_session(root, "claude", session_id)
     if session is None or not session.agent:
@@ -152,14 +161,31 @@ def rewake(root: str, session_id: str) -> int:
             time.sleep(5)
         return 0
     except _Woken:
-        count = len(Bell(root, session.agent, load_session(root, "claude", session_id)).waiting())
-        if count:
-            sys.stderr.write(ring_text(count) + "\n")
-        return 2 if count else 0
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        return _wake(root, session)
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if _read_line(path) == mine:
             os.unlink(path)
+
+
+def _wake(root: str, session: Session) -> int:
+    """Say what waits, and count it; the exit status."""
+    from relay.reach.ringing import Bell
+    from relay.reach.rungs import has_read, ring_text, silence
+
+    with session_lock(root, session_file(session.harness, session.session_id)):
+        found = load_session(root, session.harness, session.session_id)
+        if found is None or silence(root, found):
+            return 0
+        waits = sorted(Bell(root, found.agent, found).waiting())
+        if not waits:
+            return 0
+        found.woken = 1 if has_read(root, found) else found.woken + 1
+        found.woken_for = waits[:MOST_IDS]
+        save_session(root, found)
+    sys.stderr.write(ring_text(len(waits)) + "\n")
+    return WOKEN
 
 
 def _end_process(line: str) -> None:

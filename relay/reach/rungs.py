@@ -33,6 +33,7 @@ SOCKET, TOKEN = "CLAUDE_CODE_MESSAGING_SOCKET", "CLAUDE_CODE_MESSAGING_TOKEN"
 REFUSALS = ("held", "denied", "expired", "refused", "dropped")  # of Claude's inbox
 SOCKET_S = 2.0  # for a socket to take the text
 ANSWER_S = 0.3  # and to say that it does not: most say nothing
+MOST_WOKEN = 3  # times in a row by a Stop hook that a session reads nothing
 SIGNAL_S = 2.0  # for the process of asyncRewake to end
 PROGRAM_S = 10.0
 RESUME_S = 3600.0  # a whole turn of an agent
@@ -141,7 +142,7 @@ class ClaudeInbox(Rung):
 
 
 class ClaudeRewake(Rung):
-    """End the process that waits as Claude's Stop hook (``relay bell --rewake``) with exit 2."""
+    """End the process that waits as Claude's Stop hook (``relay bell --rewake``), to wake it."""
 
     name = "claude-rewake"
 
@@ -152,7 +153,7 @@ class ClaudeRewake(Rung):
             return "expected a live session of claude"
         if _waiting_process(target.root, session) is None:
             return "no `relay bell --rewake` waits as a Stop hook with asyncRewake"
-        return ""
+        return silence(target.root, session)
 
     def ring(self, target: RungTarget, text: str) -> str:
         """Signal it, and see it end."""
@@ -311,6 +312,22 @@ def read_wake(root: str, agent: str) -> Wake:
 def rewake_file(root: str, session: Session) -> str:
     """The file with pid and start time of the process that waits as a Stop hook."""
     return side_file(root, session, ".rewake")
+
+
+def silence(root: str, session: Session) -> str:
+    """Why a session is not woken by its Stop hook any more; empty if it is.
+
+    A session that is woken and reads nothing would be woken for ever, each time a run of its model.
+    """
+    if session.woken < MOST_WOKEN or has_read(root, session):
+        return ""
+    return f"woken {session.woken} times, and read nothing: it is not woken until it reads"
+
+
+def has_read(root: str, session: Session) -> bool:
+    """True if a message that the session was last woken for has left the inbox."""
+    inbox = os.path.join(root, "agents", session.agent, "inbox")
+    return not all(os.path.exists(os.path.join(inbox, f"{one}.msg")) for one in session.woken_for)
 
 
 def _waiting_process(root: str, session: Session) -> int | None:

@@ -57,6 +57,8 @@ class Session:
         self.unshown: list[str] = []  # ids that were in no context by its transcript; shown again
         self.blind = False  # its transcript never shows what hooks print
         self.told: dict[str, int] = {}  # message id -> how often it heard at a stop that it owes it
+        self.woken = 0  # times in a row by its Stop hook without that it read a message, and
+        self.woken_for: list[str] = []  # ids of these messages
         self.blocks = 0  # stops in a row that were refused
         self.owed: list[str] = []  # what it owed at the last of these
 

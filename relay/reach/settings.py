@@ -1,8 +1,13 @@
 """Settings files of agent CLIs: our hooks go in, and exactly they come out again.
 
 Entries of others, their order and unknown keys stay. A file that cannot be understood, is read-only
-or belongs to somebody else is left alone. Before a change the file is copied, with the ending
-``.before-relay``. A symbolic link stays one: the file that it names is replaced, by rename.
+or belongs to somebody else is left alone. The file as it was before the first installation is kept
+beside it, with the ending ``.before-relay``, until a removal puts it back. A symbolic link stays
+one: the file that it names is replaced, by rename; but none that leads out of a project.
+
+A hook must not decide anything for the agent CLI by the way in which it fails: exit 2 would refuse
+a prompt, or wake a session, and is also what a program says that does not know an option. So the
+commands end with 0, and the one that wakes ends with 2 for ``WOKEN`` alone.
 """
 
 from __future__ import annotations
@@ -10,33 +15,37 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import stat
-import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from relay.base.clock import elapsed
-from relay.base.discovery import has_config
-from relay.base.errors import ConfigError, RelayError
+from relay.base.errors import SettingsError
 from relay.base.text import visible
-from relay.reach.session import load_sessions
-from relay.reach.vendors import REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, VENDORS, Vendor
+from relay.reach.bell import WOKEN
+from relay.reach.vendors import REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
 
 BACKUP = ".before-relay"
 SERVER = "agent-relay"  # the name of the MCP server
 MAX_BYTES = 16 << 20
+ENDS_WELL = " || exit 0"
+WAKES = f" ; [ $? -eq {WOKEN} ] && exit 2 ; exit 0"
 _TOML_BEGIN, _TOML_END = "# >>> agent-relay >>>", "# <<< agent-relay <<<"
+_TAKES = re.compile(r"\brelay\b[^|;&]*\binbox\b[^|;&]*--take\b")
 Settings = dict[str, Any]
+Edit = Callable[[str, str | None], str | None]  # path and text of a file -> its new text
 
 
-class Changed(NamedTuple):
+class Change(NamedTuple):
     """The change of one file by an installation or removal."""
 
     path: str
     before: str | None  # its text; None: there is none
     after: str | None  # None: it is removed
+    keeps: bool | None = None  # a copy of the text before; False: the copy goes; None: as it is
+    folder: str = ""  # the directory of the user or the project, in which it is
 
     @property
     def is_change(self) -> bool:
@@ -44,146 +53,159 @@ class Changed(NamedTuple):
         return self.before != self.after
 
 
-def hooks_path(vendor: Vendor, folder: str, *, user: bool) -> str:
-    """The file with the hooks; ``folder``: the home directory of the user, or the project's."""
-    return os.path.join(folder, vendor.hooks_file if user else vendor.project_file)
+def hook_files(vendor: Vendor, folder: str, *, user: bool) -> list[str]:
+    """The files that have hooks, the one to install them in first.
 
-
-def mcp_path(vendor: Vendor, folder: str, *, user: bool) -> str:
-    """The file with the MCP servers."""
-    return os.path.join(folder, vendor.mcp_file if user else vendor.mcp_project_file)
-
-
-def with_hooks(vendor: Vendor, path: str, command: list[str], options: list[str]) -> Changed:
-    """The file with our hooks, in the places of those that are there. Errors: ConfigError."""
-    text, settings = _read(path)
-    _remove(vendor, settings, path)
-    hooks = settings.setdefault("hooks", {})
-    for event in vendor.events:
-        words = [*command, "hook", vendor.name, event, *options]
-        entries: list[Settings] = [_entry(words, TIMEOUT_S * vendor.second)]
-        if (vendor.name, event) == REWAKE:
-            waits = _entry([*command, "bell", "--rewake", *_home_of(options)], REWAKE_TIMEOUT_S)
-            entries.append(waits | {"asyncRewake": True})
-        hooks.setdefault(event, []).append({"hooks": entries})
-    return _changed(path, text, settings)
-
-
-def without_hooks(vendor: Vendor, path: str) -> Changed:
-    """The file without our hooks. Errors: ConfigError."""
-    text, settings = _read(path)
-    if text is None or not _remove(vendor, settings, path):
-        return Changed(path, text, text)
-    return _changed(path, text, settings)
-
-
-def installed_events(vendor: Vendor, path: str) -> list[str]:
-    """The events with a hook of ours. Errors: ConfigError."""
-    _, settings = _read(path)
-    return [event for event, entry in _entries(settings, path) if _is_ours(vendor, entry)]
-
-
-def with_server(path: str, command: list[str], options: list[str]) -> Changed:
-    """The file with ``relay mcp`` among the MCP servers. Errors: ConfigError."""
-    words = [*command, "mcp", *options]
-    if path.endswith(".toml"):
-        return _with_toml(path, words)
-    text, settings = _read(path)
-    servers = settings.setdefault("mcpServers", {})
-    if not isinstance(servers, dict):
-        raise _bad(path, "mcpServers", "an object", servers)
-    servers[SERVER] = {"command": words[0], "args": words[1:]}
-    return _changed(path, text, settings)
-
-
-def without_server(path: str) -> Changed:
-    """The file without it. Errors: ConfigError."""
-    if path.endswith(".toml"):
-        text = _text_of(path)
-        return Changed(path, text, None if text is None else _without_toml(text) or None)
-    text, settings = _read(path)
-    servers = settings.get("mcpServers")
-    if text is None or not isinstance(servers, dict) or SERVER not in servers:
-        return Changed(path, text, text)
-    del servers[SERVER]
-    if not servers:
-        del settings["mcpServers"]
-    return _changed(path, text, settings)
-
-
-class HookStatus(NamedTuple):
-    """The hooks of one vendor in one settings file."""
-
-    vendor: str
-    scope: str  # user or project
-    path: str
-    events: tuple[str, ...]  # with a hook of ours
-    fired_at: int | None  # Unix ns: the last hook of any session; None: never
-    event: str  # which that was
-    problem: str = ""  # why the file cannot be understood
-
-    @property
-    def text(self) -> str:
-        """The state in words."""
-        if self.problem:
-            return self.problem
-        if not self.events:
-            return "not installed"
-        missing = [one for one in VENDORS[self.vendor].events if one not in self.events]
-        said = f"installed, without {', '.join(missing)}" if missing else "installed"
-        if self.fired_at is None:
-            advice = VENDORS[self.vendor].advice
-            return f"{said} and never seen to fire" + (f": {advice}" if advice else "")
-        return f"{said}, last fired {elapsed(time.time_ns() - self.fired_at)} ago ({self.event})"
-
-
-def hook_states(root: str, project: str, names: tuple[str, ...] = ()) -> list[HookStatus]:
-    """The state of each vendor's hooks, of the user and of a project."""
-    sessions = load_sessions(root) if has_config(root) else []
-    found = []
-    for one in chosen(names):
-        seen = [(s.seen_at, s.event) for s in sessions if s.harness == one.name and s.seen_at]
-        fired_at, event = max(seen, default=(None, ""))
-        for user in (True, False):
-            folder = os.path.expanduser("~") if user else project
-            path = hooks_path(one, folder, user=user)
-            facts: dict[str, Any] = {"events": (), "problem": ""}
-            try:
-                facts["events"] = tuple(dict.fromkeys(installed_events(one, path)))
-            except RelayError as exc:
-                facts["problem"] = str(exc)
-            scope = "user" if user else "project"
-            found.append(HookStatus(one.name, scope, path, fired_at=fired_at, event=event, **facts))
-    return found
-
-
-def chosen(names: Iterable[str]) -> list[Vendor]:
-    """The vendors of these names, each once; all of them without a name."""
-    return [VENDORS[name] for name in dict.fromkeys(names or VENDORS)]
-
-
-def write(change: Changed, *, keep: bool = True) -> None:
-    """Carry a change out, and ``keep`` a copy of the file as it was.
-
-    Errors: ConfigError for a file that is not to be written; OSError.
+    folder: the home directory of the user, or the project's.
     """
+    if user:
+        return [os.path.join(folder, vendor.hooks_file)]
+    names = [one for one in (vendor.project_file, vendor.former_file) if one]
+    users = os.path.realpath(os.path.join(os.path.expanduser("~"), vendor.hooks_file))
+    paths = [os.path.join(folder, one) for one in names]
+    return paths[:1] + [one for one in paths[1:] if os.path.realpath(one) != users]
+
+
+def installation(
+    vendor: Vendor,
+    folder: str,
+    command: list[str],
+    options: list[str],
+    *,
+    user: bool,
+    mcp: bool,
+) -> list[Change]:
+    """The changes that install our hooks; those in other files of the scope are taken over.
+
+    Errors: SettingsError, also where another set-up gives the same messages to the same sessions.
+    """
+    _refuse_rivals(vendor, folder, user=user)
+    first, *former = hook_files(vendor, folder, user=user)
+    edits: dict[str, list[Edit]] = {first: [_adding_hooks(vendor, command, options)]}
+    if mcp:
+        edits.setdefault(_mcp_file(vendor, folder, user=user), []).append(
+            _adding_server(command, options)
+        )
+    changes = []
+    for path, steps in edits.items():
+        before = after = _text_of(path)
+        bare = _without_ours(vendor, path, before)
+        for step in steps:
+            after = step(path, after)
+        # A file with hooks of ours has its copy already, from before them.
+        keeps = True if before is not None and _same(path, bare, before) else None
+        changes.append(Change(path, before, after, keeps))
+    taken_over = [_removal(vendor, path) for path in former]
+    changes += [one for one in taken_over if one.is_change]
+    return _in_folder(changes, folder, user=user)
+
+
+def removal(vendor: Vendor, folder: str, *, user: bool) -> list[Change]:
+    """The changes that remove our hooks and MCP server. Errors: SettingsError."""
+    paths = [*hook_files(vendor, folder, user=user), _mcp_file(vendor, folder, user=user)]
+    first, *others = [_removal(vendor, path) for path in dict.fromkeys(paths)]
+    changes = [first, *(one for one in others if one.is_change)]
+    return _in_folder(changes, folder, user=user)
+
+
+def _removal(vendor: Vendor, path: str) -> Change:
+    """The file without ours: as it was before them, unless it was changed since."""
+    text = _text_of(path)
+    bare = _without_ours(vendor, path, text)
+    if _same(path, bare, text):
+        return Change(path, text, text)
+    with contextlib.suppress(SettingsError):  # a copy that is not one
+        copy = _text_of(os.path.realpath(path) + BACKUP)
+        if copy is not None and _same(path, copy, bare):
+            bare = copy
+    return Change(path, text, bare, False)
+
+
+def _in_folder(changes: list[Change], folder: str, *, user: bool) -> list[Change]:
+    """The changes, if those of a project are in it. Errors: SettingsError."""
+    for one in () if user else changes:
+        real, base = os.path.realpath(one.path), os.path.realpath(folder)
+        if one.is_change and os.path.commonpath([real, base]) != base:
+            raise SettingsError(
+                f"{one.path} is a link to {real}, outside of the project; it was left as it is",
+                hint="--user changes the settings of the user; or put a file in place of the link",
+            )
+    return [one._replace(folder=folder) for one in changes]
+
+
+def _refuse_rivals(vendor: Vendor, folder: str, *, user: bool) -> None:
+    """Refuse a second set-up: each message would come twice. Errors: SettingsError."""
+    own, seen = hook_files(vendor, folder, user=user), set[str]()
+    for path, is_users in setups(vendor, os.getcwd() if user else folder):
+        if (real := os.path.realpath(path)) in seen:
+            continue
+        seen.add(real)
+        try:
+            _, settings = _read(path)
+            entries = list(_entries(settings, path))
+        except SettingsError:
+            if path in own:
+                raise
+            continue  # the agent CLI reads none either
+        for event, entry in entries:
+            if takes_messages(entry):
+                raise SettingsError(
+                    f"{path}: a hook of {event} runs `relay inbox --take`, and with those of "
+                    "`relay hooks install` a message would come twice; nothing was installed",
+                    hint="remove that hook: ours do what it does; then try again",
+                )
+            if is_users != user and is_ours(vendor, entry):
+                scope = "--user" if is_users else "--project"
+                raise SettingsError(
+                    f"the hooks are in {path} already, and would run twice; nothing was installed",
+                    hint=f"leave it at that, or `relay hooks remove {vendor.name} {scope}` first",
+                )
+
+
+def setups(vendor: Vendor, project: str) -> list[tuple[str, bool]]:
+    """All files whose hooks a session in the project runs, and whether each is the user's."""
+    users = hook_files(vendor, os.path.expanduser("~"), user=True)
+    theirs = hook_files(vendor, project, user=False)
+    return [(one, True) for one in users] + [(one, False) for one in theirs]
+
+
+def read_entries(path: str) -> list[tuple[str, Settings]]:
+    """Each hook of a file with its event. Errors: SettingsError."""
+    _, settings = _read(path)
+    return list(_entries(settings, path))
+
+
+# -- one change ---------------------------------------------------------------------------------
+
+
+def write(change: Change) -> None:
+    """Carry a change out. Errors: SettingsError for a file that is not to be written; OSError."""
     path = os.path.realpath(change.path)
     mode = 0o600
     if change.before is not None:
         status = os.stat(path)
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid != os.geteuid():
-            raise ConfigError(f"{path} belongs to user {status.st_uid}; it was left as it is")
+            raise SettingsError(
+                f"{path} belongs to user {status.st_uid}; it was left as it is",
+                hint="run this as that user",
+            )
         if not mode & 0o200:
             hint = f"`chmod u+w {shlex.quote(path)}`, and try again"
-            raise ConfigError(f"{path} is read-only; it was left as it is", hint=hint)
-        if keep:
+            raise SettingsError(f"{path} is read-only; it was left as it is", hint=hint)
+        if change.keeps:
             _replace(path + BACKUP, change.before, mode)
-    if change.after is None:
+    if change.after is not None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _replace(path, change.after, mode)
+    else:
         os.unlink(path)
-        return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    _replace(path, change.after, mode)
+    if change.keeps is False:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + BACKUP)
+    if change.after is None and (parent := os.path.dirname(change.path)) != change.folder:
+        with contextlib.suppress(OSError):  # others have files there
+            os.rmdir(parent)
 
 
 def _replace(path: str, text: str, mode: int) -> None:
@@ -203,36 +225,127 @@ def _replace(path: str, text: str, mode: int) -> None:
 
 
 def _text_of(path: str) -> str | None:
-    """The text of a file; None if there is none. Errors: ConfigError."""
+    """The text of a file; None if there is none. Errors: SettingsError."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{path} is not a regular file; it was left as it is")
+                raise SettingsError(
+                    f"{path} is not a regular file; it was left as it is",
+                    hint="move it away, and try again",
+                )
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes; it was left as it is")
+            raise SettingsError(f"{path} is larger than {MAX_BYTES} bytes; it was left as it is")
         return data.decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}; it was left as it is") from exc
+        raise SettingsError(f"{path} cannot be read: {exc}; it was left as it is") from exc
+
+
+# -- hooks in JSON ------------------------------------------------------------------------------
+
+
+def is_ours(vendor: Vendor, entry: Settings) -> bool:
+    """True for a hook that runs ``relay hook`` of this vendor, or ``relay bell --rewake``."""
+    command = entry.get("command")
+    try:
+        words = shlex.split(command) if isinstance(command, str) else []
+    except ValueError:
+        return False
+    for at, word in enumerate(words):
+        is_relay = os.path.basename(word) == "relay"
+        if is_relay and words[at + 1 : at + 3] in (["hook", vendor.name], ["bell", "--rewake"]):
+            return True
+    return False
+
+
+def is_old(entry: Settings) -> bool:
+    """True for a hook of ours as an earlier version wrote it: its failure may be taken for a 2."""
+    return not str(entry.get("command")).endswith((ENDS_WELL, WAKES))
+
+
+def takes_messages(entry: Settings) -> bool:
+    """True for a hook that takes messages by itself, as ``relay inbox --take`` does."""
+    arguments = entry.get("args")
+    words = [entry.get("command"), *(arguments if isinstance(arguments, list) else [])]
+    return _TAKES.search(" ".join(one for one in words if isinstance(one, str))) is not None
+
+
+def _adding_hooks(vendor: Vendor, command: list[str], options: list[str]) -> Edit:
+    """Put our hooks in, in the places of those that are there."""
+
+    def add(path: str, text: str | None) -> str | None:
+        settings = _parsed(path, text)
+        _take_out(vendor, settings, path)
+        hooks = settings.setdefault("hooks", {})
+        for event in vendor.events:
+            words = [*command, "hook", vendor.name, event, *options]
+            entries = [_entry(words, ENDS_WELL, TIMEOUT_S * vendor.second)]
+            if (vendor.name, event) == REWAKE:
+                words = [*command, "bell", "--rewake", *_home_of(options)]
+                waits = _entry(words, WAKES, REWAKE_TIMEOUT_S)
+                entries.append(waits | {"asyncRewake": True})
+            hooks.setdefault(event, []).append({"hooks": entries})
+        return _written(path, text, settings)
+
+    return add
+
+
+def _adding_server(command: list[str], options: list[str]) -> Edit:
+    """Put ``relay mcp`` among the MCP servers."""
+    words = [*command, "mcp", *options]
+
+    def add(path: str, text: str | None) -> str | None:
+        if path.endswith(".toml"):
+            return _with_toml(path, text, words)
+        settings = _parsed(path, text)
+        servers = settings.setdefault("mcpServers", {})
+        if not isinstance(servers, dict):
+            raise _bad(path, "mcpServers", "an object", servers)
+        servers[SERVER] = {"command": words[0], "args": words[1:]}
+        return _written(path, text, settings)
+
+    return add
+
+
+def _without_ours(vendor: Vendor, path: str, text: str | None) -> str | None:
+    """The text of the file without our hooks and our MCP server. Errors: SettingsError."""
+    if path.endswith(".toml"):
+        return _without_toml(text) or None if text is not None else None
+    settings = _parsed(path, text)
+    _take_out(vendor, settings, path)
+    servers = settings.get("mcpServers")
+    if isinstance(servers, dict) and servers.pop(SERVER, None) is not None and not servers:
+        del settings["mcpServers"]
+    return text if text is None else _written(path, text, settings)
+
+
+def _same(path: str, one: str | None, other: str | None) -> bool:
+    """True if two texts of a file say the same."""
+    if path.endswith(".toml"):
+        return (one or "").strip() == (other or "").strip()
+    return _parsed(path, one) == _parsed(path, other)
 
 
 def _read(path: str) -> tuple[str | None, Settings]:
-    """The text of a settings file, and the object in it. Errors: ConfigError."""
     text = _text_of(path)
+    return text, _parsed(path, text)
+
+
+def _parsed(path: str, text: str | None) -> Settings:
+    """The object in a settings file. Errors: SettingsError."""
     if text is None or not text.strip():
-        return text, {}
+        return {}
     try:
         settings = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(
-            f"{path}: expected JSON without comments: {visible(str(exc))}; it was left as it is",
-            hint="correct the file, and try again",
+        raise SettingsError(
+            f"{path}: expected JSON without comments: {visible(str(exc))}; it was left as it is"
         ) from exc
     if not isinstance(settings, dict):
         raise _bad(path, "the file", "a JSON object", settings)
-    return text, settings
+    return settings
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Settings:
@@ -246,7 +359,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Settings:
 
 
 def _entries(settings: Settings, path: str) -> Iterator[tuple[str, Settings]]:
-    """Yield the hooks of each event. Errors: ConfigError for settings of another form."""
+    """Yield the hooks of each event. Errors: SettingsError for settings of another form."""
     for event, groups in _object(settings, "hooks", path).items():
         if not isinstance(groups, list):
             raise _bad(path, f"hooks.{event}", "a list", groups)
@@ -267,9 +380,9 @@ def _object(settings: Settings, name: str, path: str) -> Settings:
     return value
 
 
-def _remove(vendor: Vendor, settings: Settings, path: str) -> bool:
-    """Take our hooks out, and what is empty without them; True if there were any."""
-    ours = [id(entry) for _, entry in _entries(settings, path) if _is_ours(vendor, entry)]
+def _take_out(vendor: Vendor, settings: Settings, path: str) -> None:
+    """Take our hooks out, and what is empty without them."""
+    ours = [id(entry) for _, entry in _entries(settings, path) if is_ours(vendor, entry)]
     hooks = _object(settings, "hooks", path)
     for event, groups in list(hooks.items()) if ours else ():
         kept = []
@@ -284,25 +397,10 @@ def _remove(vendor: Vendor, settings: Settings, path: str) -> bool:
             del hooks[event]
     if ours and not hooks:
         del settings["hooks"]
-    return bool(ours)
 
 
-def _is_ours(vendor: Vendor, entry: Settings) -> bool:
-    """True for a hook that runs ``relay hook`` of this vendor, or ``relay bell --rewake``."""
-    command = entry.get("command")
-    try:
-        words = shlex.split(command) if isinstance(command, str) else []
-    except ValueError:
-        return False
-    for at, word in enumerate(words):
-        is_relay = os.path.basename(word) == "relay"
-        if is_relay and words[at + 1 : at + 3] in (["hook", vendor.name], ["bell", "--rewake"]):
-            return True
-    return False
-
-
-def _entry(words: list[str], timeout: int) -> Settings:
-    return {"type": "command", "command": shlex.join(words), "timeout": timeout}
+def _entry(words: list[str], end: str, timeout: int) -> Settings:
+    return {"type": "command", "command": shlex.join(words) + end, "timeout": timeout}
 
 
 def _home_of(options: list[str]) -> list[str]:
@@ -310,22 +408,27 @@ def _home_of(options: list[str]) -> list[str]:
     return options[at : at + 2]
 
 
-def _changed(path: str, text: str | None, settings: Settings) -> Changed:
-    """The new text, indented as the old one; a file with nothing in it is removed."""
-    if not settings:
-        return Changed(path, text, None)
+def _written(path: str, text: str | None, settings: Settings) -> str | None:
+    """The settings as a text, indented as the old one; None for none at all."""
     if text is not None and text.strip() and json.loads(text) == settings:
-        return Changed(path, text, text)
+        return text
+    if not settings:
+        return None
     lines = (text or "").splitlines()
     second = lines[1] if len(lines) > 1 else "  "
     indent = second[: len(second) - len(second.lstrip())] or "  "
-    after = json.dumps(settings, indent=indent, ensure_ascii=False) + "\n"
-    return Changed(path, text, after)
+    try:
+        after = json.dumps(settings, indent=indent, ensure_ascii=False) + "\n"
+    except RecursionError as exc:
+        raise SettingsError(f"{path} is nested too deeply; it was left as it is") from exc
+    return after.encode(errors="backslashreplace").decode()  # half of a pair is \ud800 in JSON, too
 
 
-def _with_toml(path: str, words: list[str]) -> Changed:
+# -- the table in TOML --------------------------------------------------------------------------
+
+
+def _with_toml(path: str, text: str | None, words: list[str]) -> str:
     """A table of our own at the end of a TOML file, between two comments."""
-    text = _text_of(path)
     rest = _without_toml(text or "")
     name, words_text = f"mcp_servers.{SERVER}", json.dumps(words[1:])
     table = f"[{name}]\ncommand = {json.dumps(words[0])}\nargs = {words_text}\n"
@@ -334,12 +437,11 @@ def _with_toml(path: str, words: list[str]) -> Changed:
         try:
             tomllib.loads(one)
         except tomllib.TOMLDecodeError as exc:
-            raise ConfigError(
+            raise SettingsError(
                 f"{path}: expected TOML in which {name} can be added: {visible(str(exc))}; "
-                "it was left as it is",
-                hint="correct the file, and try again",
+                "it was left as it is"
             ) from exc
-    return Changed(path, text, after)
+    return after
 
 
 def _without_toml(text: str) -> str:
@@ -350,9 +452,12 @@ def _without_toml(text: str) -> str:
     return text[:begin] + text[end + len(_TOML_END) :].removeprefix("\n")
 
 
-def _bad(path: str, where: str, expected: str, found: object) -> ConfigError:
+def _mcp_file(vendor: Vendor, folder: str, *, user: bool) -> str:
+    return os.path.join(folder, vendor.mcp_file if user else vendor.mcp_project_file)
+
+
+def _bad(path: str, where: str, expected: str, found: object) -> SettingsError:
     got = visible(json.dumps(found)[:40])
-    return ConfigError(
-        f"{path}: expected {where} to be {expected}, got {got}; it was left as it is",
-        hint="correct the file, and try again",
+    return SettingsError(
+        f"{path}: expected {where} to be {expected}, got {got}; it was left as it is"
     )

@@ -15,40 +15,56 @@ class Vendor(NamedTuple):
     name: str
     hooks_file: str  # of the user, below ~; in a project below its directory
     project_file: str
-    events: tuple[str, ...]  # each gets a hook
+    events: dict[str, str]  # each gets a hook -> what that does
     second: int  # the unit of timeouts: 1 or 1000
     mcp_file: str  # of the user, below ~
     mcp_project_file: str
     advice: str = ""  # after an installation
+    former_file: str = ""  # of a project, where earlier versions put the hooks
 
 
+START = "binds the session to an agent, and shows it what waits in its inbox"
+PROMPT = "shows what waits, beside your prompt"
+DIALOG = "notes that the session waits for your permission: it is not rung meanwhile"
+TOOL = "shows what has come, after each tool call"
+NOTE = "notes that the session is idle, or waits for your permission"
+STOP = "goes on with the turn if a message has come or an answer is owed; else notes idle"
+END = "frees the agent's name for another session"
+REWAKE_TEXT = "in the background: waits for messages, and wakes the idle session for them"
 TIMEOUT_S = 10  # a hook ends by itself after 5
 REWAKE_TIMEOUT_S = 86_400  # it waits as long as the session is idle
 VENDORS = {
     "claude": Vendor(
         "claude",
         ".claude/settings.json",
-        ".claude/settings.json",
-        (
-            "SessionStart",
-            "UserPromptSubmit",
-            "PermissionRequest",
-            "PostToolUse",
-            "PostToolUseFailure",
-            "PostToolBatch",
-            "Notification",
-            "Stop",
-            "SessionEnd",
-        ),
+        ".claude/settings.local.json",  # one's own; settings.json is for all who have the project
+        {
+            "SessionStart": START,
+            "UserPromptSubmit": PROMPT,
+            "PermissionRequest": DIALOG,
+            "PostToolUse": TOOL,
+            "PostToolUseFailure": "shows what has come, after a tool call that failed",
+            "PostToolBatch": "shows what has come, after tool calls that ran at the same time",
+            "Notification": NOTE,
+            "Stop": STOP,
+            "SessionEnd": END,
+        },
         1,
         ".claude.json",
         ".mcp.json",
+        former_file=".claude/settings.json",
     ),
     "codex": Vendor(
         "codex",
         ".codex/hooks.json",
         ".codex/hooks.json",
-        ("SessionStart", "UserPromptSubmit", "PermissionRequest", "PostToolUse", "Stop"),
+        {
+            "SessionStart": START,
+            "UserPromptSubmit": PROMPT,
+            "PermissionRequest": DIALOG,
+            "PostToolUse": TOOL,
+            "Stop": STOP,
+        },
         1,
         ".codex/config.toml",
         ".codex/config.toml",
@@ -58,7 +74,14 @@ VENDORS = {
         "gemini",
         ".gemini/settings.json",
         ".gemini/settings.json",
-        ("SessionStart", "BeforeAgent", "AfterTool", "Notification", "AfterAgent", "SessionEnd"),
+        {
+            "SessionStart": START,
+            "BeforeAgent": PROMPT,
+            "AfterTool": TOOL,
+            "Notification": NOTE,
+            "AfterAgent": STOP,
+            "SessionEnd": END,
+        },
         1000,
         ".gemini/settings.json",
         ".gemini/settings.json",

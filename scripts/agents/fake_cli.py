@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SETTINGS = {
-    "claude": Path(".claude/settings.json"),
+    "claude": Path(".claude/settings.local.json"),
     "codex": Path(".codex/hooks.json"),
     "gemini": Path(".gemini/settings.json"),
 }

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,9 +58,9 @@ def relay(*words: str) -> Done:
     return Done(said.getvalue(), status)
 
 
-def theirs(project: Path, text: str = THEIRS) -> Path:
-    path = project / ".claude/settings.json"
-    path.parent.mkdir()
+def theirs(project: Path, text: str = THEIRS, name: str = ".claude/settings.local.json") -> Path:
+    path = project / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
@@ -80,17 +82,42 @@ def test_what_was_there_stays_and_comes_back_alone(project: Path) -> None:
     assert after["new-in-2030"] == before["new-in-2030"]
     assert after["hooks"]["PreToolUse"] == before["hooks"]["PreToolUse"]
     assert after["hooks"]["Stop"][0] == before["hooks"]["Stop"][0]
-    assert commands(path, "SessionStart") == [f"'{RELAY}' hook claude SessionStart"]
+    assert commands(path, "SessionStart") == [f"'{RELAY}' hook claude SessionStart || exit 0"]
     assert commands(path, "Stop")[1:] == [
-        f"'{RELAY}' hook claude Stop",
-        f"'{RELAY}' bell --rewake",
+        f"'{RELAY}' hook claude Stop || exit 0",
+        f"'{RELAY}' bell --rewake ; [ $? -eq 77 ] && exit 2 ; exit 0",
     ]
-    assert path.with_name("settings.json.before-relay").read_text() == THEIRS
+    assert path.with_name(f"{path.name}.before-relay").read_text() == THEIRS
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
     assert relay("remove", "claude").exit_code == 0
-    assert json.loads(path.read_text()) == before
+    assert path.read_text() == THEIRS
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_what_was_changed_meanwhile_stays(project: Path) -> None:
+    path = theirs(project)
+    relay("install", "claude")
+    relay("install", "claude", "--as", "bob")
+    assert path.with_name(f"{path.name}.before-relay").read_text() == THEIRS
+    text = path.read_text()
+    path.write_text(text.replace('"opus"', '"sonnet"'))
+    relay("remove", "claude")
+    after = json.loads(THEIRS) | {"model": "sonnet"}
+    assert json.loads(path.read_text()) == after
     assert list(json.loads(path.read_text())["hooks"]) == ["Stop", "PreToolUse"]
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("text", [None, "{}\n"])
+def test_nothing_is_left_of_what_was_not_there(project: Path, text: str | None) -> None:
+    if text is not None:
+        theirs(project, text)
+    (project / "notes").write_text("mine")
+    before = {one: one.is_file() and one.read_text() for one in project.rglob("*")}
+    relay("install", "--mcp")
+    assert relay("remove").exit_code == 0
+    assert {one: one.is_file() and one.read_text() for one in project.rglob("*")} == before
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
@@ -98,11 +125,11 @@ def test_each_vendor_has_its_events_and_its_unit_of_time(project: Path, vendor: 
     relay("install", vendor)
     path = project / VENDORS[vendor].project_file
     found = json.loads(path.read_text())["hooks"]
-    assert tuple(found) == VENDORS[vendor].events
+    assert list(found) == list(VENDORS[vendor].events)
     (entry, *_) = found["SessionStart"][0]["hooks"]
     assert entry["timeout"] == (10_000 if vendor == "gemini" else 10)
     relay("remove", vendor)
-    assert not path.exists()  # it was made by the installation
+    assert not path.parent.exists()  # it was made by the installation
 
 
 def test_again_changes_nothing_and_other_options_replace_ours(project: Path) -> None:
@@ -113,17 +140,31 @@ def test_again_changes_nothing_and_other_options_replace_ours(project: Path) -> 
     assert path.read_bytes() == first
     relay("install", "claude", "--as", "bob", "--home", "/srv/relay")
     assert commands(path, "SessionStart") == [
-        f"'{RELAY}' hook claude SessionStart --home /srv/relay --as bob"
+        f"'{RELAY}' hook claude SessionStart --home /srv/relay --as bob || exit 0"
     ]
-    assert commands(path, "Stop")[2] == f"'{RELAY}' bell --rewake --home /srv/relay"
+    assert commands(path, "Stop")[2].startswith(f"'{RELAY}' bell --rewake --home /srv/relay ; ")
 
 
 def test_a_dry_run_shows_the_change_and_makes_none(project: Path) -> None:
     path = theirs(project)
     done = relay("install", "claude", "--dry-run")
-    assert f'+                        "command": "\'{RELAY}\' hook claude Stop",' in done.output
+    added = f'+                        "command": "\'{RELAY}\' hook claude Stop || exit 0",'
+    assert added in done.output
     assert path.read_text() == THEIRS
-    assert [one.name for one in path.parent.iterdir()] == ["settings.json"]
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_dry_run_says_in_a_sentence_what_each_hook_does(project: Path, vendor: str) -> None:
+    said = relay("install", vendor, "--dry-run").output.splitlines()
+    said = said[: said.index(next(one for one in said if one.startswith("---")))]
+    assert [one.split()[1] for one in said] == [
+        event
+        for event in VENDORS[vendor].events
+        for _ in range(1 + ((vendor, event) == ("claude", "Stop")))
+    ]
+    assert all(len(one.split()) > 5 and one.endswith(".") for one in said)
+    assert not list(project.iterdir())
 
 
 def test_the_users_settings_are_others(project: Path, tmp_path: Path) -> None:
@@ -149,7 +190,7 @@ def test_the_mcp_server_is_registered_where_each_vendor_looks(project: Path) -> 
     relay("install", "codex", "--mcp")
     assert config.read_text() == again
     relay("remove")
-    assert config.read_text() == f"{before}\n"
+    assert config.read_text() == before
     assert not (project / ".mcp.json").exists() and not (project / ".gemini/settings.json").exists()
 
 
@@ -174,6 +215,7 @@ def test_a_file_that_is_not_understood_is_left_alone(project: Path, text: str, s
         assert done.exit_code == EXIT_USAGE
         assert says in line and str(path) in line and "it was left as it is" in line
         assert "\x1b" not in line
+        assert "correct the file, and try again" in line
     assert path.read_text() == text
     assert says in relay("status", "claude").output
 
@@ -188,16 +230,188 @@ def test_toml_that_is_not_understood_is_left_alone(project: Path) -> None:
         assert config.read_text() == text
 
 
-def test_a_symbolic_link_stays_one(project: Path, tmp_path: Path) -> None:
-    path = theirs(project)
+def test_a_symbolic_link_of_the_user_stays_one(project: Path, tmp_path: Path) -> None:
+    path = theirs(tmp_path / "user", name=".claude/settings.json")
     kept = tmp_path / "dotfiles.json"
     path.rename(kept)
     path.symlink_to(kept)
-    relay("install", "claude")
+    relay("install", "claude", "--user")
     assert path.is_symlink() and "hook claude Stop" in kept.read_text()
+    relay("remove", "claude", "--user")
+    assert path.is_symlink() and kept.read_text() == THEIRS
     path.unlink()
     path.symlink_to(path.name)
-    assert "it was left as it is" in relay("install", "claude").output
+    assert "it was left as it is" in relay("install", "claude", "--user").output
+
+
+@pytest.mark.parametrize("link", ["file", "folder", "dangling", "former"])
+def test_a_link_does_not_lead_an_installation_out_of_the_project(
+    project: Path, tmp_path: Path, link: str
+) -> None:
+    """It may have come with a clone."""
+    outside = theirs(tmp_path / "user", name=".claude/settings.json")
+    if link == "former":
+        ours = {"Stop": [{"hooks": [{"type": "command", "command": "relay hook claude Stop"}]}]}
+        outside = theirs(tmp_path / "other", json.dumps({"hooks": ours}), "settings.json")
+    path = project / ".claude/settings.local.json"
+    if link == "folder":
+        (project / ".claude").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere").mkdir()
+    else:
+        path.parent.mkdir()
+        name = path.with_name("settings.json") if link == "former" else path
+        name.symlink_to(tmp_path / "none/x.json" if link == "dangling" else outside)
+    before = {one: one.is_file() and one.read_text() for one in tmp_path.rglob("*")}
+    done = relay("install", "claude")
+    assert done.exit_code == EXIT_USAGE
+    (line,) = done.output.splitlines()
+    assert str(project / ".claude/settings.") in line and "outside of the project" in line
+    assert "--user" in line
+    assert {one: one.is_file() and one.read_text() for one in tmp_path.rglob("*")} == before
+
+
+def test_half_of_a_surrogate_pair_stays_what_it_is(tmp_path: Path) -> None:
+    path = theirs(tmp_path / "user", '{"a": "\\ud800", "b": "é"}', ".claude/settings.json")
+    assert relay("install", "claude", "--user").exit_code == 0
+    after = json.loads(path.read_text())
+    assert (after["a"], after["b"]) == ("\ud800", "é")
+    relay("remove", "claude", "--user")
+    assert path.read_text() == '{"a": "\\ud800", "b": "é"}'
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("status", [0, 1, 2, 75, 77, 126, 127, 130])
+def test_however_relay_ends_no_hook_decides_by_that(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, shell: str
+) -> None:
+    """2 is also the status of a wrong option, or of a relay that does not know the command."""
+    program = tmp_path / "relay"
+    monkeypatch.setattr(hooks, "relay_command", lambda: [str(program)])
+    relay("install")
+    if status != 127:
+        program.write_text(f"#!/bin/sh\nexit {status}\n")
+        program.chmod(0o755 if status != 126 else 0o644)
+    for vendor in VENDORS.values():
+        path = project / vendor.project_file
+        for event in vendor.events:
+            for command in commands(path, event):
+                ended = subprocess.run([shell, "-c", command], stderr=subprocess.DEVNULL).returncode
+                is_woken = "bell --rewake" in command and status == 77
+                assert ended == (2 if is_woken else 0), command
+
+
+# -- several set-ups ----------------------------------------------------------------------------
+
+
+def test_hooks_that_an_earlier_version_put_into_the_shared_file_are_moved(project: Path) -> None:
+    old = json.loads(THEIRS)
+    old["hooks"]["Stop"].append(
+        {"hooks": [{"type": "command", "command": "/venv/bin/relay hook claude Stop"}]}
+    )
+    path = theirs(project, json.dumps(old, indent=4), ".claude/settings.json")
+    said = relay("status", "claude").output
+    assert "an earlier version wrote them: `relay hooks install claude` renews them" in said
+    own = path.with_name("settings.local.json")
+    done = relay("install", "claude")
+    assert done.output == f"claude: installed in {own}\nclaude: moved from {path}\n"
+    assert json.loads(path.read_text()) == json.loads(THEIRS)
+    assert len(commands(own, "Stop")) == 2
+    assert "earlier version" not in relay("status", "claude").output
+    assert relay("install", "claude").output == f"claude: {own} has them already\n"
+
+
+def test_hooks_of_an_earlier_version_are_renewed(project: Path) -> None:
+    path = theirs(project, '{"hooks": {"Stop": [{"hooks": [{"command": "relay bell --rewake"}]}]}}')
+    assert "an earlier version wrote them" in relay("status", "claude").output
+    relay("install", "claude")
+    assert len(commands(path, "Stop")) == 2
+    assert "an earlier version" not in relay("status", "claude").output
+
+
+@pytest.mark.parametrize("first", ["--user", "--project"])
+def test_hooks_of_the_user_and_of_a_project_do_not_both_run(project: Path, first: str) -> None:
+    second = {"--user": "--project", "--project": "--user"}[first]
+    relay("install", "claude", first)
+    done = relay("install", "claude", second)
+    (line,) = done.output.splitlines()
+    assert done.exit_code == EXIT_USAGE
+    assert "would run twice; nothing was installed" in line
+    assert f"`relay hooks remove claude {first}`" in line
+    relay("remove", "claude", first)
+    assert relay("install", "claude", second).exit_code == 0
+
+
+BY_HAND = json.dumps(
+    {
+        "hooks": {
+            "Stop": [
+                {
+                    "hooks": [
+                        {
+                            "type": "command",
+                            "timeout": 330,
+                            "command": '[ -n "$AGENT_RELAY_NAME" ] && relay --home /x inbox --take '
+                            "--timeout 300 >&2 && exit 2; exit 0",
+                        }
+                    ]
+                }
+            ]
+        }
+    }
+)
+
+
+@pytest.mark.parametrize("more", [(), ("--user",), ("--mcp",)])
+@pytest.mark.parametrize(
+    "name",
+    [".claude/settings.json", ".claude/settings.local.json", "../user/.claude/settings.json"],
+)
+def test_a_hook_by_hand_that_takes_messages_is_named_and_nothing_is_installed(
+    project: Path, name: str, more: tuple[str, ...]
+) -> None:
+    path = theirs(project, BY_HAND, name)
+    done = relay("install", *more)
+    (line,) = done.output.splitlines()
+    assert done.exit_code == EXIT_USAGE
+    assert "a hook of Stop runs `relay inbox --take`" in line and path.name in line
+    assert "nothing was installed" in line and "remove that hook" in line
+    assert path.read_text() == BY_HAND
+    assert not (project / ".codex").exists() and not (project / ".mcp.json").exists()
+
+
+def test_a_hook_by_hand_that_came_later_is_told_by_status_and_doctor(project: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        run(["init", "--here"])
+    relay("install", "claude")
+    theirs(project, BY_HAND, ".claude/settings.json")
+    told = "a hook of Stop runs `relay inbox --take`, so a message comes twice"
+    assert told in relay("status", "claude").output
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        run(["doctor"])
+    assert told in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("active", "in_path", "words"),
+    [
+        (False, "bin", ["relay"]),
+        (True, "bin", ["BIN/relay"]),  # a venv: gone where it is not active
+        (False, "other", ["BIN/relay"]),  # another program
+        (False, "", ["BIN/relay"]),
+    ],
+)
+def test_the_command_is_relay_where_that_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: bool, in_path: str, words: list[str]
+) -> None:
+    monkeypatch.undo()
+    for name in ("bin", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "relay").write_text("#!/bin/sh\n")
+        (tmp_path / name / "relay").chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin/relay")])
+    monkeypatch.setenv("PATH", str(tmp_path / in_path) if in_path else "/nowhere")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path) if active else "")
+    assert [hooks.relay_command()[0].replace(str(tmp_path / "bin"), "BIN")] == words
 
 
 def test_a_file_that_is_not_ours_to_write_is_left_alone(
@@ -213,7 +427,7 @@ def test_a_file_that_is_not_ours_to_write_is_left_alone(
 
 
 def test_a_fifo_in_its_place_is_not_waited_for(project: Path) -> None:
-    path = project / ".claude/settings.json"
+    path = project / ".claude/settings.local.json"
     path.parent.mkdir()
     os.mkfifo(path)
     assert f"{path} is not a regular file" in relay("install", "claude").output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli import hooks, run
 from relay.reach import rungs
+from relay.reach.bell import WOKEN
 from relay.reach.rungs import ClaudeRewake, RingFailed, RungTarget, Wake, ring_text
 from relay.reach.session import IDLE
 from tests.reach.bells import PACKAGE, Cli, cli, until
@@ -49,14 +52,14 @@ def waits(of: Cli, hook: subprocess.Popen[str]) -> bool:
     return file.exists() and file.read_text().startswith(f"{hook.pid} ")
 
 
-def test_the_waiting_hook_ends_with_exit_2_and_the_text(bob: Cli) -> None:
+def test_the_waiting_hook_ends_with_77_and_the_text(bob: Cli) -> None:
     bob.hook(IDLE)
     hook = rewake(bob)
     until(lambda: waits(bob, hook))
     bob.bell()
     bob.drop()
     output, errors = hook.communicate(timeout=10)
-    assert (hook.returncode, output) == (2, "")
+    assert (hook.returncode, output) == (WOKEN, "")
     assert errors == "agent-relay: 1 message waits; `relay inbox --take`\n"
     (result,) = until(bob.results)
     assert result == f"claude-rewake: rang: process {hook.pid} ended for it"
@@ -89,8 +92,54 @@ def test_the_waiting_hook_starts_a_bell_that_was_killed(bob: Cli) -> None:
     os.kill(first.pid, 9)
     until(lambda: (one := bob.memory) and one.pid != first.pid, 15)
     bob.drop()
-    assert hook.wait(10) == 2
+    assert hook.wait(10) == WOKEN
     hook.communicate()
+
+
+def woken(bob: Cli) -> int:
+    """Ring a hook that waits; its exit status."""
+    hook = rewake(bob)
+    until(lambda: waits(bob, hook))
+    os.kill(hook.pid, signal.SIGUSR1)
+    hook.communicate(timeout=10)
+    return hook.returncode
+
+
+def test_three_times_a_session_is_woken_that_reads_nothing(
+    bob: Cli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bob.hook(IDLE)
+    first = bob.drop()
+    assert [woken(bob) for _ in range(5)] == [WOKEN, WOKEN, WOKEN, 0, 0]
+    bob.drop()
+    assert woken(bob) == 0  # a new message, and it has not read any
+    said = "woken 3 times, and read nothing: it is not woken until it reads"
+    hook = rewake(bob)
+    until(lambda: waits(bob, hook))
+    assert run(["--home", str(bob.root), "wake", "status", "bob"]) == 0
+    assert f"claude-rewake  {said}" in capsys.readouterr().out
+    bob.take(first)
+    os.kill(hook.pid, signal.SIGUSR1)
+    assert hook.wait(10) == WOKEN
+    hook.communicate()
+    assert [woken(bob) for _ in range(3)] == [WOKEN, WOKEN, 0]
+
+
+def test_the_status_of_hooks_says_who_is_not_woken(
+    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(bob.root)
+    monkeypatch.setattr(hooks, "relay_command", lambda: ["relay"])
+    run(["hooks", "install", "claude"])
+    message = bob.drop()
+    bob.hook(IDLE, woken=3, woken_for=[message])
+    capsys.readouterr()
+    run(["--home", str(bob.root), "hooks", "status", "claude"])
+    assert "bob: woken 3 times, and read nothing" in capsys.readouterr().out
+    bob.take(message)
+    run(["--home", str(bob.root), "hooks", "status", "claude"])
+    assert "read nothing" not in capsys.readouterr().out
 
 
 def test_a_process_that_took_the_pid_of_the_hook_is_not_signalled(bob: Cli) -> None:

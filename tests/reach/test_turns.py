@@ -113,7 +113,7 @@ KILLS = {
 @pytest.mark.parametrize("moment", [*KILLS, "the transcript shows it", "it is idle"])
 def test_a_session_that_is_killed_leaves_the_message_to_the_next(root: Path, moment: str) -> None:
     project, one = installed(root, "claude"), "1700000000000000000-aa"
-    settings = project / ".claude/settings.json"
+    settings = project / ".claude/settings.local.json"
     text = settings.read_text()
     facts = json.loads(text)
     (entry,) = facts["hooks"]["UserPromptSubmit"][0]["hooks"]
