@@ -43,6 +43,7 @@ ENDED = "ended"
 
 START, PROMPT, ACT, ASK, TOOL, BATCH = "start", "prompt", "act", "ask", "tool", "batch"
 NOTE, STOP, END = "note", "stop", "end"
+OTHERS = "others"  # a text of another session at the prompt, also in mid-turn: not the person's
 EVENTS = {
     "claude": {
         "SessionStart": START,
@@ -74,7 +75,8 @@ EVENTS = {
         "SessionEnd": END,
     },
 }
-TAKES_CONTEXT = (START, PROMPT, TOOL, BATCH)
+TAKES_CONTEXT = (START, PROMPT, OTHERS, TOOL, BATCH)
+ENVELOPE, ENVELOPE_END = "<cross-session-message", "</cross-session-message>"
 # The session's own directory; a tool may have changed the working directory.
 PROJECT_VARIABLES = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
 
@@ -109,7 +111,9 @@ class Call:
     @property
     def role(self) -> str:
         """The kind of event; empty for one that is not known."""
-        return EVENTS.get(self.vendor, {}).get(self.event, "")
+        role = EVENTS.get(self.vendor, {}).get(self.event, "")
+        is_others = role == PROMPT and self.text("prompt").lstrip().startswith(ENVELOPE)
+        return OTHERS if is_others else role
 
     @property
     def is_late(self) -> bool:
@@ -274,6 +278,7 @@ def _note_event(call: Call, session: Session) -> None:
 def _after(call: Call, session: Session) -> str:
     """Name the event for traces: ``tool call 7``."""
     names = {START: "session start", PROMPT: "prompt", STOP: "stop", END: "session end"}
+    names[OTHERS] = "a text of another session"
     return names.get(call.role) or f"tool call {session.calls}"
 
 
@@ -295,7 +300,7 @@ def _show(call: Call, session: Session, greeting: str) -> str:
     waits = waiting(call.root, session)
     if waits or greeting:
         _offer(call, session, waits, greeting)
-    elif call.role == PROMPT and call.vendor != "gemini" and _is_doorbell(call.text("prompt")):
+    elif _is_doorbell(call):
         _print(call, "agent-relay: no message waits any more", refuses=True)
         state = session.state  # no turn begins
     if call.role in (START, PROMPT, BATCH):
@@ -328,6 +333,8 @@ def _stop(call: Call, session: Session) -> str:
 def _state_of(call: Call, session: Session) -> str:
     if call.role in (PROMPT, ACT, TOOL, BATCH):
         return WORKING
+    if call.role == OTHERS:
+        return BLOCKED if session.state == BLOCKED else WORKING
     if call.role == START:
         return session.state if call.text("source") == "compact" else IDLE
     if call.role == END:
@@ -355,9 +362,14 @@ def waiting(root: str, session: Session) -> list[str]:
     ]
 
 
-def _is_doorbell(prompt: str) -> bool:
-    """True for the text of ``rungs.ring_text`` with nothing else."""
-    count, _, rest = prompt.strip().removeprefix("agent-relay: ").partition(" ")
+def _is_doorbell(call: Call) -> bool:
+    """True for a prompt that is ``rungs.ring_text`` and nothing else; it may be in an envelope."""
+    if call.role not in (PROMPT, OTHERS) or call.vendor == "gemini":
+        return False
+    text = call.text("prompt").strip()
+    if text.startswith(ENVELOPE):
+        text = text.removesuffix(ENVELOPE_END).partition(">")[2].strip()
+    count, _, rest = text.removeprefix("agent-relay: ").partition(" ")
     return count.isdigit() and rest in (
         "message waits; `relay inbox --take`",
         "messages wait; `relay inbox --take`",

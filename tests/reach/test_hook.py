@@ -173,6 +173,47 @@ def test_a_doorbell_is_swallowed_if_nothing_waits_any_more(root: Path, claude: C
     assert f"Message {ID}" in claude.prompt(ring_text(1))
 
 
+def envelope(text: str) -> str:
+    """A text from another session, as Claude Code hands it to the hooks of a prompt."""
+    return f'<cross-session-message from="relay" id="1">\n{text}\n</cross-session-message>'
+
+
+def test_a_late_doorbell_in_its_envelope_begins_no_turn(root: Path, claude: Cli) -> None:
+    assert claude.prompt(envelope(ring_text(2))) == "agent-relay: no message waits any more"
+    assert claude.session.state == "idle"
+    assert claude.prompt(envelope(f"{ring_text(2)} and then")) == ""
+    assert claude.session.state == "working"
+    put(root, "bob", HELLO, ID)
+    assert f"Message {ID}" in claude.prompt(envelope(ring_text(1)))
+    claude.tool()
+    assert told(reports(root, "bob"))[0] == ("offered", "a text of another session", 1, ID)
+
+
+def test_a_text_of_another_session_is_no_prompt_of_the_person(
+    root: Path, start_cli: Callable[..., Cli]
+) -> None:
+    cli = start_cli(AGENT_RELAY_NAME="bob")  # without a transcript
+    cli.start()
+    cli.hook("PermissionRequest")
+    cli.prompt(envelope("hello"))
+    assert cli.session.state == "blocked"  # its dialog is open: a ring might be taken as an answer
+    cli.prompt()
+    assert cli.session.state == "working"
+
+    # In mid-turn it ends neither the step of parallel tool calls nor what a stop has begun.
+    put(root, "bob", HELLO, ID)
+    assert cli.hook("PostToolUse")
+    cli.prompt(envelope("hello"))
+    cli.hook("PostToolUse")
+    assert told(reports(root, "bob")) == [("offered", "tool call 1", 1, ID)]
+    cli.tool()
+    cli.tool()
+    put(root, "bob", HELLO, second := "1700000000000000002-aa")
+    assert cli.stop()
+    cli.prompt(envelope("hello"))
+    assert second in cli.session.offered
+
+
 def test_states(claude: Cli) -> None:
     seen = [claude.session.state]
     for event, facts in (

@@ -227,6 +227,24 @@ def test_hooks_decide_about_what_a_tool_has_shown(
     assert load_sessions(str(root), TOOLS) == []
 
 
+def test_a_tool_does_not_show_what_the_hooks_have_shown(
+    root: Path, claude: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = (claude.process.pid, started_at(claude.process.pid))
+    monkeypatch.setattr(tool_session, "agent_process", lambda: process)
+    number = deliver(root)
+    assert f"Message {number} from alice" in claude.tool()
+
+    async def session() -> None:
+        async with Client(server_of(root).server) as client:
+            assert (await call(client, "inbox")).startswith("no messages")
+
+    asyncio.run(session())
+    assert unread(root) == [number]
+    claude.tool()
+    assert read(root) == [number]
+
+
 def test_an_answer_that_was_never_written_is_offered_again(
     bobs_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

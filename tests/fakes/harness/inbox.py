@@ -21,6 +21,12 @@ MAX_FRAME = 1 << 20
 THREADS = "FAKE_CODEX_THREADS"  # the folder in which loaded threads are found
 
 
+def as_hooks_see_it(text: str, origin: str) -> str:
+    """A prompt for the hooks of prompts: one from the inbox is in an envelope."""
+    envelope = '<cross-session-message from="relay">\n{}\n</cross-session-message>'
+    return envelope.format(text) if origin == "inbox" else text
+
+
 class _Server:
     """A socket with a thread for each connection."""
 

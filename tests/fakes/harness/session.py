@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tests.fakes.harness.hooks import MOST_CONTEXT, PREVIEW, Ran, Runner, matching, read_settings
-from tests.fakes.harness.inbox import Inbox, QueueSocket
+from tests.fakes.harness.inbox import Inbox, QueueSocket, as_hooks_see_it
 
 Step = dict[str, Any]
 MOST_BLOCKS = 8  # stops in a row that Claude Code lets hooks refuse
@@ -322,7 +322,7 @@ class Harness:
             prompt.origin == "inbox" and self.inbox_runs_prompt_hooks
         )
         if is_submitted:
-            refusals = _refusals(self.fire("UserPromptSubmit", prompt=prompt.text))
+            refusals = _refusals(self.fire("UserPromptSubmit", prompt=as_hooks_see_it(*prompt)))
             if refusals:
                 self.note("erased", text=prompt.text, why=refusals[0])
                 self._drop("the prompt was refused")
