@@ -12,6 +12,7 @@ exceed a limit. See docs/formats/acomm.md.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from struct import Struct
 
 from relay.acomm.codec import CONTENT, NAME, TEXT, TOPIC, U32, enum, many, opt, record
@@ -188,26 +189,26 @@ def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def skip_messages(reader: Reader, most: int) -> int:
-    """Skip complete messages, ``most`` at most; returns their number."""
+def walk_messages(reader: Reader, most: int) -> Iterator[tuple[int, int]]:
+    """Walk over complete messages, ``most`` at most; yields created_at and id of each."""
     known: dict[bytes, str] = {}
-    for number in range(most):
+    for _ in range(most):
         start = reader.pos
         try:
-            _, after = _read_fast(reader.data, start, known)
+            message, after = _read_fast(reader.data, start, known)
         except (IndexError, UnicodeDecodeError, struct.error):
             after = reader.end + 1
         if after <= reader.end:
             reader.pos = after
-            continue
-        try:
-            read_message(reader)
-        except FormatError:  # truncated or invalid
-            reader.pos = start
-            if reader.end - start > MOST_RECORD_BYTES:
-                raise
-            return number
-    return most
+        else:
+            try:
+                message = read_message(reader)
+            except FormatError:  # truncated or invalid
+                reader.pos = start
+                if reader.end - start > MOST_RECORD_BYTES:
+                    raise
+                return
+        yield message.created_at, message.id
 
 
 def _read_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Message, int]:

@@ -32,7 +32,7 @@ from relay.acomm.records import (
     read_channel,
     read_messages,
     read_subscription,
-    skip_messages,
+    walk_messages,
 )
 from relay.base.errors import FormatError, StoreCapacity
 
@@ -116,7 +116,9 @@ def split(
         reader = Reader(data, path, entry.offset, entry.offset + entry.length)
         if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
             name = f"section {entry.kind}"
-            readers[entry.kind] = container.unpack_envelope(reader, name, _walk(path, name))
+            readers[entry.kind] = container.unpack_envelope(
+                reader, name, _walk(path, header, entry.kind)
+            )
         elif header.flags & Flag.COMPRESSED:
             readers[entry.kind] = Reader(data[entry.offset : reader.end], path, base=entry.offset)
         else:
@@ -125,12 +127,12 @@ def split(
 
 
 def _check_messages(pieces: Iterable[bytes], path: str, name: str, limit: int, where: str) -> None:
-    """Check that the pieces are a count and so many messages, without keeping them.
+    """Check that the pieces are a count and so many messages in order, without keeping them.
 
     Errors: FormatError with the first fault, except a truncated end, which ``decode_sections``
     reports.
     """
-    data, base, left = b"", 0, -1
+    data, base, left, last = b"", 0, -1, (-1, -1)
     for piece in pieces:
         data += piece
         reader = Reader(data, path, base=base, where=where)
@@ -140,15 +142,23 @@ def _check_messages(pieces: Iterable[bytes], path: str, name: str, limit: int, w
             left = reader.u64(f"count of {name}")
             if left > limit:
                 raise reader.fault(0, f"count of {name} of at most {limit}", left)
-        left -= skip_messages(reader, left)
+        for key in walk_messages(reader, left):
+            if key <= last:
+                found = f"message {key[1]} of {key[0]} after message {last[1]} of {last[0]}"
+                raise reader.fault(0, f"{name} by created_at and id, ascending", found)
+            left, last = left - 1, key
         if not left:
             reader.finish(name)
         base += reader.pos
         data = data[reader.pos :]
 
 
-def _walk(path: str, name: str) -> container.CheckPieces:
-    return lambda pieces, where: _check_messages(pieces, path, name, MAX_MESSAGES, where)
+def _walk(path: str, header: FileHeader, kind: int) -> container.CheckPieces:
+    """The check of a section that a few bytes claim to be: no more messages than the header has."""
+    is_dead = kind == SectionType.DEAD_LETTERS
+    limit = min(MAX_MESSAGES, header.dead_letter_count if is_dead else header.message_count)
+    name = f"section {kind}"
+    return lambda pieces, where: _check_messages(pieces, path, name, limit, where)
 
 
 def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) -> StoreFile:

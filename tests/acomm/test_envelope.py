@@ -167,3 +167,14 @@ def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
 def test_three_hundred_thousand_empty_members_end_soon() -> None:
     stream = gzip.compress(b"", mtime=0) * 300_000 + STREAM
     assert len(store_file.decode(compressed(len(RAW), stream), "it").messages) == 2
+
+
+@pytest.mark.parametrize("count", [70, 69])
+def test_the_same_message_again_and_again_is_refused_as_it_comes(count: int) -> None:
+    """Out of order, or more of them than the header counts: nothing of it is kept."""
+    ids = [1] * 70 if count == 70 else range(1, 71)
+    raw = messages_body(*(message(number, content=b"x" * MIB) for number in ids))
+    data = compressed(len(raw), gzip.compress(raw, 1), count=count)
+    fault = refuse_within(data, 12 * MIB)
+    wanted = "by created_at and id, ascending" if count == 70 else "of at most 69"
+    assert wanted in str(fault.expected)
