@@ -236,7 +236,9 @@ def main(arguments: list[str]) -> int:
         return _rewake_hook(root)
     agent = options["--as"] or os.environ.get("AGENT_RELAY_NAME", "")
     if not agent or not os.path.isdir(os.path.join(root, "agents", agent, "inbox")):
-        sys.stderr.write(f"error: {root} has no agent {agent!r}; {USAGE}\n")
+        from relay.base.text import visible
+
+        sys.stderr.write(f"error: {visible(root)} has no agent '{visible(agent)}'; {USAGE}\n")
         return 1
     from relay.reach.ringing import Bell
 
