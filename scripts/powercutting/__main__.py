@@ -21,13 +21,23 @@ import msgspec
 
 from relay.base.clock import BOOT_ID
 from scripts.powercutting import images, kernel
-from scripts.powercutting.judging import KINDS, Fault, Unmountable, Verdict, judge, taken_twice
+from scripts.powercutting.judging import (
+    KINDS,
+    Fault,
+    Steps,
+    Unmountable,
+    Verdict,
+    judge,
+    taken_twice,
+)
 from scripts.powercutting.notes import Note, read_notes
 from scripts.powercutting.workload import FILE_SYSTEMS, VARIANTS, Round, record, state_mounted
 
 PROCESSES = 2
+AT_ONCE = 4  # states of one process
+LOOK_EVERY_S = 0.05
 ROUND_STATES = 100  # of one recording
-CHUNK = 20  # states that a process judges in a row
+CHUNK = 50  # states that a process judges in a row
 MOST_KEPT = 8  # of one file system
 SHOWN = 3  # faults of a state
 
@@ -90,10 +100,10 @@ class Table:
     def faults(self) -> int:
         return sum(self.counts[kind] for kind in KINDS)
 
-    def progress(self, of: int) -> None:
+    def progress(self) -> None:
         done = self.counts["states"]
         rate = done / (time.monotonic() - self._began)
-        print(f"{self.name}: {done} of {of} states, {rate:.1f}/s, {self.faults} faults", flush=True)
+        print(f"{self.name}: {done:,} states, {rate:.1f}/s, {self.faults} faults", flush=True)
 
 
 COLUMNS = ("states", "flushes", "acknowledged", "checks", *KINDS, "bad states", "not mountable")
@@ -120,43 +130,64 @@ def next_boot(folder: str) -> None:
 
 
 def judge_chunk(chunk: Chunk) -> list[Result]:
-    """Build and judge states one after the other."""
+    """Build and judge states, a few at a time: most of the time a relay is waited for."""
     recorded = chunk.recorded
     work = Path(tempfile.mkdtemp(prefix="judge-", dir=recorded.folder))
     builder = images.Builder(recorded.base, recorded.log, work / "rolled.img")
     notes = read_notes(recorded.books)
+    left = list(enumerate(chunk.cuts))[::-1]
+    going: list[Steps[Result]] = []
     results = []
     try:
-        for number, cut in enumerate(chunk.cuts):
-            image = work / f"{number}.img"
-            builder.build(cut, image)
-            at_ns = images.cut_at_ns(builder.events, cut)
-            label = f"{chunk.label}, cut before event {cut.end}, {cut.keep}"
-            verdict, kept = None, ""
-            try:
-                verdict = judge(image, work / "mnt", recorded.system, notes, at_ns)
-            except Unmountable as exc:
-                print(f"  {label}: {exc}", flush=True)
-            image.unlink()
-            if verdict and verdict.faults and chunk.keep and _kept(chunk) < MOST_KEPT:
-                folder = chunk.keep / f"{chunk.name}-{work.name}-{number}"
-                folder.mkdir(parents=True)
-                builder.build(cut, folder / "disk.img")
-                state = Kept(chunk.name, at_ns, notes)
-                (folder / "state.json").write_bytes(msgspec.json.encode(state))
-                lines = [f"{one.kind}: {one.text}\n" for one in verdict.faults]
-                (folder / "faults").write_text(f"{label}\n{''.join(lines)}")
-                kept = str(folder)
-            results.append(Result(label, verdict, kept))
+        while left or going:
+            if left and len(going) < AT_ONCE:
+                number, cut = left.pop()
+                going.append(_judge_cut(chunk, builder, notes, cut, work / f"{number}"))
+            for one in list(going):
+                try:
+                    next(one)
+                except StopIteration as ended:
+                    results.append(ended.value)
+                    going.remove(one)
+            time.sleep(LOOK_EVERY_S)
     finally:
+        for one in going:
+            one.close()
         builder.close()
         shutil.rmtree(work, ignore_errors=True)
     return results
 
 
+def _judge_cut(
+    chunk: Chunk, builder: images.Builder, notes: list[Note], cut: images.Cut, work: Path
+) -> Steps[Result]:
+    work.mkdir()
+    image, spare = work / "disk.img", work / "spare.img"
+    builder.build(cut, image)
+    images.copy(image, spare)  # a relay changes the other
+    at_ns = images.cut_at_ns(builder.events, cut)
+    label = f"{chunk.label}, cut before event {cut.end}, {cut.keep}"
+    verdict, kept = None, ""
+    try:
+        verdict = yield from judge(image, work / "mnt", chunk.recorded.system, notes, at_ns)
+    except Unmountable as exc:
+        print(f"  {label}: {exc}", flush=True)
+    image.unlink()
+    if verdict and verdict.faults and chunk.keep and _kept(chunk) < MOST_KEPT:
+        folder = Path(tempfile.mkdtemp(prefix=f"{chunk.name}-", dir=chunk.keep))
+        images.copy(spare, folder / "disk.img")
+        state = Kept(chunk.name, at_ns, notes)
+        (folder / "state.json").write_bytes(msgspec.json.encode(state))
+        lines = [f"{one.kind}: {one.text}\n" for one in verdict.faults]
+        (folder / "faults").write_text(f"{label}\n{''.join(lines)}")
+        kept = str(folder)
+    spare.unlink()
+    return Result(label, verdict, kept)
+
+
 def _kept(chunk: Chunk) -> int:
     assert chunk.keep is not None
-    return len(list(chunk.keep.glob(f"{chunk.name}-judge-*")))
+    return len(list(chunk.keep.glob(f"{chunk.name}-*")))
 
 
 def judge_again(folder: Path, root: Path) -> int:
@@ -170,7 +201,14 @@ def judge_again(folder: Path, root: Path) -> int:
     images.copy(folder / "disk.img", image)
     with state_mounted(image, target, system) as home:
         subprocess.run(["cp", "-a", str(home), str(folder / "before")], check=True)
-    verdict = judge(image, target, system, state.notes, state.at_ns)
+    steps = judge(image, target, system, state.notes, state.at_ns)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            verdict: Verdict = ended.value
+            break
+        time.sleep(LOOK_EVERY_S)
     with state_mounted(image, target, system) as home:
         subprocess.run(["cp", "-a", str(home), str(folder / "after")], check=True)
     for one in verdict.faults:
@@ -229,7 +267,7 @@ def _judged(
     with context.Pool(PROCESSES, next_boot, [str(recorded.folder)]) as pool:
         for results in pool.imap_unordered(judge_chunk, chunks):
             yield from results
-            table.progress(states)
+            table.progress()
 
 
 def main() -> int:
