@@ -119,8 +119,8 @@ def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_jso
 def relay_command() -> list[str]:
     """The words that start this program, with an absolute path where `relay` is not enough.
 
-    `relay` is enough where PATH has this very program outside of an active virtual environment,
-    which an agent CLI started elsewhere would not have.
+    `relay` is enough where PATH has this very program, and not in a virtual environment, whose
+    directory an agent CLI started elsewhere would not have in its PATH.
     """
     in_path, this = shutil.which("relay"), sys.argv[0]
     if os.path.basename(this) != "relay" or not os.access(this, os.X_OK):
@@ -129,9 +129,8 @@ def relay_command() -> list[str]:
         raise RelayError(
             "the program `relay` was not found", hint="install it, so that it is in your PATH"
         )
-    active = os.environ.get("VIRTUAL_ENV")
-    is_everywhere = in_path and not (active and in_path.startswith(os.path.join(active, "")))
-    if is_everywhere and in_path and os.path.samefile(in_path, this):
+    is_venv = sys.prefix != sys.base_prefix and this.startswith(os.path.join(sys.prefix, ""))
+    if in_path and not is_venv and os.path.samefile(in_path, this):
         return ["relay"]
     return [os.path.abspath(this)]
 
@@ -158,9 +157,9 @@ def _carry_out(
 def _explain(vendor: Vendor) -> None:
     """Say what the hook of each event does."""
     for event, text in vendor.events.items():
-        click.echo(f"{vendor.name}: {event} {text}.")
+        click.echo(f"{vendor.name}, at {event}: {text}.")
         if (vendor.name, event) == REWAKE:
-            click.echo(f"{vendor.name}: {event} {REWAKE_TEXT}.")
+            click.echo(f"{vendor.name}, at {event}: {REWAKE_TEXT}.")
 
 
 def _show(change: Change) -> None:

@@ -158,7 +158,7 @@ def test_a_dry_run_shows_the_change_and_makes_none(project: Path) -> None:
 def test_a_dry_run_says_in_a_sentence_what_each_hook_does(project: Path, vendor: str) -> None:
     said = relay("install", vendor, "--dry-run").output.splitlines()
     said = said[: said.index(next(one for one in said if one.startswith("---")))]
-    assert [one.split()[1] for one in said] == [
+    assert [one.split()[2].rstrip(":") for one in said] == [
         event
         for event in VENDORS[vendor].events
         for _ in range(1 + ((vendor, event) == ("claude", "Stop")))
@@ -392,16 +392,16 @@ def test_a_hook_by_hand_that_came_later_is_told_by_status_and_doctor(project: Pa
 
 
 @pytest.mark.parametrize(
-    ("active", "in_path", "words"),
+    ("is_venv", "in_path", "words"),
     [
         (False, "bin", ["relay"]),
-        (True, "bin", ["BIN/relay"]),  # a venv: gone where it is not active
+        (True, "bin", ["BIN/relay"]),  # a virtual environment: not in every PATH
         (False, "other", ["BIN/relay"]),  # another program
         (False, "", ["BIN/relay"]),
     ],
 )
 def test_the_command_is_relay_where_that_is_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: bool, in_path: str, words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_venv: bool, in_path: str, words: list[str]
 ) -> None:
     monkeypatch.undo()
     for name in ("bin", "other"):
@@ -410,7 +410,7 @@ def test_the_command_is_relay_where_that_is_enough(
         (tmp_path / name / "relay").chmod(0o755)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin/relay")])
     monkeypatch.setenv("PATH", str(tmp_path / in_path) if in_path else "/nowhere")
-    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path) if active else "")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path) if is_venv else "/usr")
     assert [hooks.relay_command()[0].replace(str(tmp_path / "bin"), "BIN")] == words
 
 
