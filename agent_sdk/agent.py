@@ -306,8 +306,6 @@ class Agent:
         Errors: Timeout without a response in time (a later one is received like any message);
         Refused with the text of a nack; as ``send``.
         """
-        if options.get("await_s") is None:
-            options["await_s"] = timeout_s
         seen = self._inbox.names()  # messages from before the query cannot answer it
         began, wait_s = time.monotonic(), default_wait_s(timeout_s)
         sent = self.send(to, body, kind=Kind.QUERY, wait_s=wait_s, **options)
@@ -333,8 +331,6 @@ class Agent:
         Errors: Timeout, with the ``message_id`` of what was sent; Refused with the text of a nack
         or error; as ``send``.
         """
-        if options.get("await_s") is None:
-            options["await_s"] = timeout_s
         ends_at = time.monotonic() + timeout_s
         seen = self._inbox.names()
         wait_s = default_wait_s(timeout_s)

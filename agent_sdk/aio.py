@@ -206,8 +206,6 @@ class Agent:
         self, to: str, body: str | bytes, timeout_s: float, **options: Unpack[SendOptions]
     ) -> Received:
         """As ``agent_sdk.Agent.query``."""
-        if options.get("await_s") is None:
-            options["await_s"] = timeout_s
         fields: OutgoingMessage = {
             "to": to,
             "body": body,
@@ -230,8 +228,6 @@ class Agent:
         **options: Unpack[SendOptions],
     ) -> Received:
         """As ``agent_sdk.Agent.request``."""
-        if options.get("await_s") is None:
-            options["await_s"] = timeout_s
         fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
         answers = self._answers(fields, sdk.ANSWERS, timeout_s, on_sent)
         async with contextlib.aclosing(answers):

@@ -40,7 +40,7 @@ class SendOptions(TypedDict, total=False):
     topic: str | None  # for channels with topics, like build.front.ok
     ttl_s: int | None  # seconds after which it is no longer delivered
     delivery: str | None  # at-most-once, at-least-once, exactly-once
-    await_s: float | None  # how long the sender waits for an answer
+    due_s: float | None  # when the answer is due; the default is the relay's
     headers: Mapping[str, str] | None  # other headers, passed on with the message
     attachments: Sequence[str]  # references returned by attach()
 
@@ -228,9 +228,9 @@ def _check_types(to: object, body: object, kind: object, options: OutgoingMessag
         if not isinstance(value, types):
             expected = " or ".join(one.__name__ for one in types)
             raise MessageError(f"{what} is {value!r}, expected {expected}")
-    seconds = options.get("await_s")
+    seconds = options.get("due_s")
     if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either
-        raise MessageError(f"await_s is {seconds}, expected a number of seconds")
+        raise MessageError(f"due_s is {seconds}, expected a number of seconds")
 
 
 def _kind(word: str) -> Kind:
@@ -241,7 +241,7 @@ def _kind(word: str) -> Kind:
 
 def _headers(options: OutgoingMessage) -> dict[str, str]:
     """Collect headers by upper-case name. Errors: MessageError for a duplicate or reserved one."""
-    await_s = options.get("await_s")
+    due_s = options.get("due_s")
     given = {
         "THREAD": options.get("thread"),
         "RE": options.get("re"),
@@ -249,7 +249,7 @@ def _headers(options: OutgoingMessage) -> dict[str, str]:
         "TOPIC": options.get("topic"),
         "TTL": options.get("ttl_s"),
         "DELIVERY": options.get("delivery"),
-        "AWAIT": _duration(await_s) if await_s is not None else None,
+        "AWAIT": _duration(due_s) if due_s is not None else None,
     }
     headers = {name: str(value) for name, value in given.items() if value is not None}
     for name, value in (options.get("headers") or {}).items():

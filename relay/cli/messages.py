@@ -84,6 +84,13 @@ Examples:
     help="Wait this long for the answer (30 or 30s, 1m, 500ms) and print it.",
 )
 @click.option(
+    "--due",
+    "due_s",
+    metavar="DURATION",
+    callback=duration_s,
+    help="When the answer is due, in place of the default.",
+)
+@click.option(
     "--until",
     "step",
     type=click.Choice(STEPS),

@@ -140,7 +140,7 @@ class ToolServer:
 
     async def _send(self, ctx: Context, given: Fields) -> str:
         session = self.session.find()
-        options: Fields = {one: given[one] for one in ("re", "thread", "ttl_s", "await_s")}
+        options: Fields = {one: given[one] for one in ("re", "thread", "ttl_s")}
         options = {one: value for one, value in options.items() if value is not None}
         sent = await self._post(
             session.agent,

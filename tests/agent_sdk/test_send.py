@@ -63,7 +63,7 @@ def test_a_message_is_a_file_in_the_outbox(relay: HandRelay) -> None:
     with Agent("alice", relay.root) as alice:
         sent = alice.send(
             "bob", body, kind="command", thread="t-1", priority=0,
-            topic="build.ok", ttl_s=60, delivery="at-least-once", await_s=30,
+            topic="build.ok", ttl_s=60, delivery="at-least-once", due_s=30,
             headers={"x-tool": "make"},
         )  # fmt: skip
     (name,) = relay.waiting("alice", "outbox")
@@ -124,7 +124,7 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         (None, "x", {}, "to is None, expected str"),
         ("bob", 5, {}, "body is 5, expected str or bytes"),
         ("bob", "x", {"kind": None}, "kind is None, expected str"),
-        ("bob", "x", {"await_s": float("nan")}, "await_s is nan, expected a number of seconds"),
+        ("bob", "x", {"due_s": float("nan")}, "due_s is nan, expected a number of seconds"),
     ],
 )
 def test_a_bad_message_is_an_error_here_and_never_sent(

@@ -86,7 +86,7 @@ def test_one_bad_message_is_an_error_and_none_is_sent(
         ("tll_s", "did you mean ttl_s[?]$"),
         ("prioritty", "did you mean priority[?]$"),
         ("thraed", "did you mean thread[?]$"),
-        ("retries", "expected attachments, await_s, body, "),
+        ("retries", "expected attachments, body, delivery, due_s, "),
     ],
 )
 def test_an_unknown_option_of_send_is_an_error(relay: HandRelay, option: str, says: str) -> None:

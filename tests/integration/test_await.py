@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,24 @@ def test_the_response_is_printed(home: Path) -> None:
 
 
 def test_a_plain_message_answered_by_one(home: Path) -> None:
-    with answering(home, "assert m.headers['AWAIT'] == '30s', m; me.reply(m, 'fine')"):
+    with answering(home, "assert 'AWAIT' not in m.headers, m; me.reply(m, 'fine')"):
         done = awaited(home, "bob", "how is it going?", "--json")
     answer = json.loads(done.stdout)
     assert (answer["body"], answer["from"], answer["kind"]) == ("fine", "bob", "message")
+
+
+def test_patience_is_no_deadline_for_the_recipient(home: Path) -> None:
+    """Who waits a moment gives up; the other one has the time that the guide promises."""
+    done = relay("send", "--await", "100ms", "bob", "--kind", "query", "which?", home=home)
+    assert done.returncode == 4
+    owed = json.loads(relay("open", "--json", home=home).stdout)
+    assert datetime.fromisoformat(owed["due_at"]) - datetime.now(UTC) > timedelta(seconds=30)
+    done = relay("send", "--due", "90m", "bob", "--kind", "query", "and?", home=home)
+    assert done.returncode == 0
+    with Agent("bob", home) as bob:
+        first, second = bob.receive(10), bob.receive(10)
+    assert first and second
+    assert (first.headers.get("AWAIT"), second.headers.get("AWAIT")) == (None, "5400s")
 
 
 def test_progress_goes_to_stderr_and_the_end_to_stdout(home: Path) -> None:

@@ -307,7 +307,7 @@ def test_what_the_relay_itself_was_sent_is_delivered_before_it_is_read(
 
 
 def test_a_delivery_made_again_is_told_with_its_attempt(running: Relay, home: Path) -> None:
-    relay("send", "bob", "--as", "alice", "--await", "1s", "anyone?", home=home)
+    relay("send", "bob", "--as", "alice", "--due", "1s", "anyone?", home=home)
     until(lambda: any(e["detail"] == "attempt 2" for e in events(home, "--since", "1h")))
     first = next(e for e in events(home, "--since", "1h") if e["event"] == "delivered")
     assert first["detail"] is None
