@@ -147,6 +147,7 @@ class PlanExecutor:
         self._commit(done, staged_at)
         begin("deliver")
         done, written = self._deliver(dirs, done, staged_at)
+        self._unstage_missed(dirs, done)
         begin("complete")
         result.replaced.extend(self._ledger_writer.record(dirs, done, written))
         result.executed.extend(done)
@@ -291,6 +292,24 @@ class PlanExecutor:
             # the deferred queue retries it, no timer does
             self._store.deliveries.postpone(file.number, recipient, file.attempt or 1)
         return reached, missed
+
+    def _unstage_missed(self, dirs: Dirs, batch: list[Applied]) -> None:
+        """Remove the copies of files that could not be renamed: they are written anew when due.
+
+        First it is durable that they are held: a copy that is gone counts as delivered.
+        """
+        missed = [
+            key
+            for one in batch
+            if one.undelivered
+            for file in one.files
+            for recipient in file.recipients
+            if (key := (file.message_id, recipient)) in one.undelivered
+        ]
+        if missed:
+            self._events.commit()
+            for message_id, recipient in missed:
+                file_ops.unstage(dirs, message_id, [recipient])
 
     # -- count and log -----------------------------------------------------------------
 

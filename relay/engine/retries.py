@@ -134,10 +134,13 @@ class Retries:
         self._core.apply(events.DeadLetterDiscarded(message_id, self._core.now_s()))
 
     def purge(self, older_than_s: float) -> int:
-        """Discard dead letters older than ``older_than_s``; returns their number."""
+        """Discard dead letters older than ``older_than_s``; returns their number.
+
+        Errors: ValidationFailed for a negative age.
+        """
         is_number = isinstance(older_than_s, int | float) and not isinstance(older_than_s, bool)
-        if not is_number or not -inf < older_than_s < inf:
-            raise ValidationFailed("older_than_s", f"expected seconds, got {older_than_s!r}")
+        if not is_number or not 0 <= older_than_s < inf:  # a negative age would be every one
+            raise ValidationFailed("older_than_s", f"expected 0 s or more, got {older_than_s!r}")
         limit = self._core.now_ns() / NS_PER_S - older_than_s
         old = [message_id for message_id, note in self._state.dead.items() if note.at < limit]
         for message_id in old:

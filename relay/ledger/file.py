@@ -36,6 +36,9 @@ EARLIER = (
 LEFTOVERS = ("-journal", "-wal", "-shm")  # files that SQLite puts beside the database
 AT_ONCE = 256  # rows fetched at once when iterating
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+UNWRITABLE = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
+DISK_FULL = "free some space: nothing is lost, and a running relay continues by itself"
+LEAST_FREE_BYTES = 64 << 10  # even a reader needs room, for the index of the WAL
 REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
 
 
@@ -64,18 +67,29 @@ def _translate(path: str, exc: sqlite3.Error) -> LedgerError:
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # errors of the Python module have none
     if code in DAMAGE:
         return LedgerDamaged(path, str(exc))
+    if code == sqlite3.SQLITE_FULL or (code in UNWRITABLE and _is_disk_full(path)):
+        return LedgerError(f"{path}: the disk is full ({exc})", hint=DISK_FULL)
     if code in REFUSED:
         return RowRefused(f"{path}: {exc}")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LedgerBusy(f"{path}: {exc}")
     if "unable to open" in str(exc) and (denied := _why_denied(path)):
         return LedgerError(f"{path}: permission denied", hint=denied)
-    hint = "free some space" if "is full" in str(exc) else ""
+    hint = ""
     if "no such " in str(exc):  # table, column
         hint = EARLIER
     if "unable to open" in str(exc) and _is_read_only(path):
         hint = "SQLite needs to write to its folder, and cannot: use a copy of the home"
     return LedgerError(f"{path}: {exc}", hint=hint)
+
+
+def _is_disk_full(path: str) -> bool:
+    """True if the ledger's disk has no room for the files that SQLite puts beside it."""
+    try:
+        found = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < LEAST_FREE_BYTES
 
 
 def _why_denied(path: str) -> str:

@@ -177,6 +177,18 @@ def test_mail_waits_while_nothing_can_be_written_and_goes_on_by_itself(disk: Sma
     assert disk.inbox("bob") == IDS  # nothing comes twice
 
 
+@pytest.mark.parametrize("command", ["status", "agents"])
+def test_without_a_free_byte_commands_name_the_disk(disk: SmallDisk, command: str) -> None:
+    """No relay runs: SQLite cannot make the files that even a reader needs."""
+    assert disk.stop() == 0
+    disk.fill()
+    said = disk.relay(command)
+    assert "ledger.db: the disk is full" in said and "free some space" in said
+    assert "move it away" not in said
+    disk.free()
+    assert "the disk is full" not in disk.relay(command)
+
+
 def test_a_message_that_has_no_room_waits_and_status_says_why(disk: SmallDisk) -> None:
     disk.pending("alice", "TO: bob\n\n" + MIB // 2 * "x", NAMES[0])
     disk.fill(left=MIB // 4)  # the ledger has room, a second copy has not

@@ -14,6 +14,7 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
+from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
 from relay.engine.retries import SYSTEM
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
@@ -141,6 +142,8 @@ def test_after_a_restart_dead_letters_are_replayed_and_purged_alike(
         assert one.replay_dead_letter(2).status is MessageStatus.DELIVERED
         one.discard_dead_letter(1)
         assert one.purge_dead_letters(older_than_s=200) == 0
+        with pytest.raises(ValidationFailed, match="expected 0 s or more, got -1"):
+            one.purge_dead_letters(older_than_s=-1)
         assert one.purge_dead_letters(older_than_s=50) == 1
         assert one.dead_letters() == []
     assert opened.snapshot() == store.snapshot()

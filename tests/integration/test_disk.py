@@ -8,6 +8,7 @@ import pytest
 
 from relay.base import fsio
 from tests.box import Box
+from tests.disk import failing
 
 
 class FullDisk:
@@ -74,3 +75,19 @@ def test_a_refusal_waits_like_any_message(box: Box, monkeypatch: pytest.MonkeyPa
     disk.full = False
     box.after(1, turns=1)
     assert "hello.msg is not a valid message name" in box.nacks("alice")[0]
+
+
+def test_a_rename_that_finds_no_room_leaves_no_copy_in_pending(box: Box) -> None:
+    """The attempt is held, durably, before its copy goes; a later answer may end it for good."""
+    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndo")
+    with failing("rename", f"{sent}.msg"):
+        box.after(61)
+        box.after(1)
+        assert box.states(sent) == {"bob": "held"}
+        assert not list(box.path("agents/bob/inbox/.pending").iterdir())
+        box.restart()
+        assert box.states(sent) == {"bob": "held"}
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\nSTATUS: completed\n\ndone")
+    box.after(61)
+    assert not list(box.path("agents/bob/inbox/.pending").iterdir())
+    assert box.states(sent) == {"bob": "acked"}
