@@ -97,7 +97,7 @@ def installation(
         changes.append(Change(path, before, after, keeps))
     taken_over = [_removal(vendor, path) for path in former]
     changes += [one for one in taken_over if one.is_change]
-    return _in_folder(changes, folder, user=user)
+    return _allowed(changes, folder, user=user)
 
 
 def removal(vendor: Vendor, folder: str, *, user: bool) -> list[Change]:
@@ -105,7 +105,7 @@ def removal(vendor: Vendor, folder: str, *, user: bool) -> list[Change]:
     paths = [*hook_files(vendor, folder, user=user), _mcp_file(vendor, folder, user=user)]
     first, *others = [_removal(vendor, path) for path in dict.fromkeys(paths)]
     changes = [first, *(one for one in others if one.is_change)]
-    return _in_folder(changes, folder, user=user)
+    return _allowed(changes, folder, user=user)
 
 
 def _removal(vendor: Vendor, path: str) -> Change:
@@ -121,11 +121,14 @@ def _removal(vendor: Vendor, path: str) -> Change:
     return Change(path, text, bare, False)
 
 
-def _in_folder(changes: list[Change], folder: str, *, user: bool) -> list[Change]:
-    """The changes, if those of a project are in it. Errors: SettingsError."""
-    for one in () if user else changes:
-        real, base = os.path.realpath(one.path), os.path.realpath(folder)
-        if one.is_change and os.path.commonpath([real, base]) != base:
+def _allowed(changes: list[Change], folder: str, *, user: bool) -> list[Change]:
+    """The changes, if each file is ours to write, and in its project. Errors: SettingsError."""
+    base = os.path.realpath(folder)
+    for one in (one for one in changes if one.is_change):
+        real = os.path.realpath(one.path)
+        if one.before is not None:
+            _check_writable(real)
+        if not user and os.path.commonpath([real, base]) != base:
             raise SettingsError(
                 f"{one.path} is a link to {real}, outside of the project; it was left as it is",
                 hint="--user changes the settings of the user; or put a file in place of the link",
@@ -178,21 +181,25 @@ def read_entries(path: str) -> list[tuple[str, Settings]]:
 # -- one change ---------------------------------------------------------------------------------
 
 
+def _check_writable(path: str) -> None:
+    """Refuse a file of another user, or one that is read-only. Errors: SettingsError, OSError."""
+    status = os.stat(path)
+    if status.st_uid != os.geteuid():
+        raise SettingsError(
+            f"{path} belongs to user {status.st_uid}; it was left as it is",
+            hint="run this as that user",
+        )
+    if not status.st_mode & 0o200:
+        hint = f"`chmod u+w {shlex.quote(path)}`, and try again"
+        raise SettingsError(f"{path} is read-only; it was left as it is", hint=hint)
+
+
 def write(change: Change) -> None:
-    """Carry a change out. Errors: SettingsError for a file that is not to be written; OSError."""
+    """Carry a change out. Errors: OSError."""
     path = os.path.realpath(change.path)
     mode = 0o600
     if change.before is not None:
-        status = os.stat(path)
-        mode = stat.S_IMODE(status.st_mode)
-        if status.st_uid != os.geteuid():
-            raise SettingsError(
-                f"{path} belongs to user {status.st_uid}; it was left as it is",
-                hint="run this as that user",
-            )
-        if not mode & 0o200:
-            hint = f"`chmod u+w {shlex.quote(path)}`, and try again"
-            raise SettingsError(f"{path} is read-only; it was left as it is", hint=hint)
+        mode = stat.S_IMODE(os.stat(path).st_mode)
         if change.keeps:
             _replace(path + BACKUP, change.before, mode)
     if change.after is not None:

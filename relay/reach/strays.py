@@ -20,7 +20,7 @@ from relay.reach.owed import open_ledger
 
 NOT_OURS = "not delivered by the relay"
 UNKNOWN = "not in the ledger"  # the relay was killed before it recorded the delivery, for example
-PATIENCE_S = 1.0  # the delivery is recorded shortly after the rename
+PATIENCE_S = 2.0  # the delivery is recorded shortly after the rename
 _UNDELIVERED = """SELECT value FROM json_each(?) WHERE NOT EXISTS
 (SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)"""
 

@@ -426,6 +426,14 @@ def test_a_file_that_is_not_ours_to_write_is_left_alone(
     assert path.read_text() == THEIRS
 
 
+def test_where_one_file_cannot_be_written_none_is(project: Path) -> None:
+    config = theirs(project, "a = 1\n", ".codex/config.toml")
+    config.chmod(0o440)
+    done = relay("install", "--mcp")
+    assert done.exit_code == EXIT_USAGE and f"{config} is read-only" in done.output
+    assert [one.name for one in project.rglob("*")] == [".codex", "config.toml"]
+
+
 def test_a_fifo_in_its_place_is_not_waited_for(project: Path) -> None:
     path = project / ".claude/settings.local.json"
     path.parent.mkdir()
