@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -123,6 +125,8 @@ def show(tables: Sequence[Table]) -> None:
 
 def next_boot(folder: str) -> None:
     """In this process the machine has started again: the relay sees another boot id."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     kernel.own_mounts()
     file = Path(folder, f"boot.{os.getpid()}")
     file.write_text(f"{uuid.uuid4()}\n")
@@ -169,11 +173,13 @@ def _judge_cut(
     label = f"{chunk.label}, cut before event {cut.end}, {cut.keep}"
     verdict, kept = None, ""
     try:
-        verdict = yield from judge(image, work / "mnt", chunk.recorded.system, notes, at_ns)
+        target = chunk.recorded.mounts / f"{work.parent.name}-{work.name}"
+        verdict = yield from judge(image, target, chunk.recorded.system, notes, at_ns)
     except Unmountable as exc:
         print(f"  {label}: {exc}", flush=True)
     image.unlink()
     if verdict and verdict.faults and chunk.keep and _kept(chunk) < MOST_KEPT:
+        chunk.keep.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{chunk.name}-", dir=chunk.keep))
         images.copy(spare, folder / "disk.img")
         state = Kept(chunk.name, at_ns, notes)
@@ -190,12 +196,12 @@ def _kept(chunk: Chunk) -> int:
     return len(list(chunk.keep.glob(f"{chunk.name}-*")))
 
 
-def judge_again(folder: Path, root: Path) -> int:
+def judge_again(folder: Path, disks: Path, mounts: Path) -> int:
     """Judge a state that was kept; its home before and after is put beside it."""
     state = msgspec.json.decode((folder / "state.json").read_bytes(), type=Kept)
     system = FILE_SYSTEMS[state.system]
-    next_boot(str(root))
-    image, target = root / "again.img", root / "mnt"
+    next_boot(str(disks))
+    image, target = disks / "again.img", mounts / "again"
     for name in ("before", "after"):
         shutil.rmtree(folder / name, ignore_errors=True)
     images.copy(folder / "disk.img", image)
@@ -231,11 +237,12 @@ def drill(
     for number in range(-(-states // ROUND_STATES)):
         wanted = min(ROUND_STATES, states - number * ROUND_STATES)
         variant = variants[(seed + number) % len(variants)]
-        folder = root / f"{name}-{number}"
+        folder = root / "disks" / f"{name}-{number}"
         print(f"{name}: recording {number + 1}, {variant} configuration", flush=True)
         dice = random.Random(f"{seed} {number}")
+        work_seed, mounts = dice.getrandbits(16), root / "mounts"
         recorded = record(
-            folder, name, variant, seconds=seconds, seed=dice.getrandbits(16), syncs=syncs
+            folder, mounts, name, variant, seconds=seconds, seed=work_seed, syncs=syncs
         )
         label = f"{name} {variant} {seed}.{number}"
         for result in _judged(recorded, name, label, wanted, dice, keep, table):
@@ -270,6 +277,10 @@ def _judged(
             table.progress()
 
 
+def _ended(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="scripts/powercut", description=__doc__)
@@ -280,7 +291,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8, help="of a recording [8]")
     parser.add_argument("--control", action="store_true", help="nothing is synced")
     parser.add_argument("--judge", metavar="DIR", type=Path, help="judge a kept state again")
-    parser.add_argument("--dir", help="parent of the images [/dev/shm, where there is one]")
     given = parser.parse_args()
     names = given.fs.split(",")
     for name in names:
@@ -289,16 +299,26 @@ def main() -> int:
     for device in ("/dev/fuse", "/dev/loop-control"):
         if not os.path.exists(device):
             parser.error(f"{device} is missing: this kernel cannot do it")
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    root = Path(tempfile.mkdtemp(prefix="agent-relay-powercut-", dir=given.dir or memory))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a namespace's first process ignores them
+        signal.signal(number, _ended)
+    root = Path(tempfile.mkdtemp(prefix="agent-relay-powercut-"))
+    keep = None if given.control else root / "kept"
+    disks, mounts = root / "disks", root / "mounts"
+    disks.mkdir()
+    # In memory, and gone with the last process. Nothing is mounted in it: a file system within the
+    # one that has its image would hold it, and itself, for ever.
+    kernel.mount("powercut", disks, "tmpfs")
     try:
         if given.judge is not None:
-            return judge_again(given.judge, root)
-        keep = None if given.control else Path(tempfile.mkdtemp(prefix="agent-relay-powercut-"))
+            return judge_again(given.judge, disks, mounts)
         wanted = {"states": given.states, "seconds": given.seconds, "seed": given.seed}
         tables = [drill(name, root, keep, **wanted, syncs=not given.control) for name in names]
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        kernel.unmount(disks)
+        for one in (disks, mounts):
+            shutil.rmtree(one, ignore_errors=True)
+        with contextlib.suppress(OSError):  # states are kept in it
+            root.rmdir()
     show(tables)
     if given.control:
         blind = [one.name for one in tables if not one.counts["lost"]]
@@ -306,11 +326,9 @@ def main() -> int:
             print(f"powercut: nothing is synced, and nothing lost on {', '.join(blind)}: the drill "
                   "sees nothing", file=sys.stderr)  # fmt: skip
         return bool(blind)
-    assert keep is not None
     if any(one.faults for one in tables):
         print(f"states are kept in {keep}: scripts/powercut --judge DIR", file=sys.stderr)
         return 1
-    keep.rmdir()
     return 0
 
 

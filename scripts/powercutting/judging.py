@@ -83,12 +83,12 @@ def judge(
             home = stack.enter_context(state_mounted(image, target, system))
         except OSError as exc:
             raise Unmountable(str(exc)) from exc
-        faults = yield from _run_relay(home, target.parent)
+        faults = yield from _run_relay(home, image.parent)
         if any(one.kind == "start" for one in faults):
             return Verdict(0, 0, faults)
         look = Look(home, notes, at_ns)
         faults += look.faults()
-        faults += _doctor(home, target.parent)
+        faults += _doctor(home, image.parent)
         return Verdict(len(look.sent), look.checks, faults)
 
 

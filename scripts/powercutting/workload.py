@@ -55,6 +55,7 @@ class Round(NamedTuple):
     """What was recorded, in files of a folder."""
 
     folder: Path
+    mounts: Path  # where file systems are mounted; not in a file system that holds their images
     system: FileSystem
     since_ns: int  # the home is complete from then on
 
@@ -72,12 +73,20 @@ class Round(NamedTuple):
 
 
 def record(
-    folder: Path, file_system: str, variant: str, *, seconds: float, seed: int, syncs: bool
+    folder: Path,
+    mounts: Path,
+    file_system: str,
+    variant: str,
+    *,
+    seconds: float,
+    seed: int,
+    syncs: bool,
 ) -> Round:
     """Record so many seconds of work. Without ``syncs`` nobody's fsync does anything."""
     system = FILE_SYSTEMS[file_system]
-    image, disk, target = (folder / name for name in ("image", "disk", "mnt"))
-    target.mkdir(parents=True)
+    image, disk, target = folder / "image", folder / "disk", mounts / "recorded"
+    for one in (folder, target):
+        one.mkdir(parents=True, exist_ok=True)
     image.touch()
     os.truncate(image, IMAGE_MIB * MIB)
     make = subprocess.run(
@@ -86,10 +95,10 @@ def record(
     if make.returncode:
         raise SystemExit(f"powercut: {system.make.split()[0]} failed: {make.stderr.strip()}")
     subprocess.run(["fallocate", "--dig-holes", str(image)], check=True)
-    one = Round(folder, system, 0)
-    copy(image, one.base)
-    work = _Work(target / "home", one.books, seed, _environment(folder, syncs))
-    with recorded(image, one.log, disk):
+    made = Round(folder, mounts, system, 0)
+    copy(image, made.base)
+    work = _Work(target / "home", made.books, seed, _environment(folder, syncs))
+    with recorded(image, made.log, disk):
         with kernel.mounted(disk, target, system.kind, system.options):
             with Home.create(str(work.home), encode(VARIANTS[variant])) as home:
                 for agent in AGENTS:
@@ -98,7 +107,7 @@ def record(
             since_ns = time.monotonic_ns()
             work.run(seconds)
     image.unlink()
-    return one._replace(since_ns=since_ns)
+    return made._replace(since_ns=since_ns)
 
 
 def _environment(folder: Path, syncs: bool) -> dict[str, str]:
@@ -174,6 +183,6 @@ def _end(process: subprocess.Popen[bytes], number: int) -> None:
 @contextmanager
 def state_mounted(image: Path, target: Path, system: FileSystem) -> Iterator[Path]:
     """The home in an image, after its file system's own recovery. Errors: OSError."""
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     with kernel.mounted(image, target, system.kind, system.options):
         yield target / "home"

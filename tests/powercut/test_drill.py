@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,11 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems"),
     pytest.mark.skipif(bool(missing), reason=f"this machine has no {' and no '.join(missing)}"),
 ]
+
+
+def loop_files() -> set[str]:
+    """The images of the machine's loop devices."""
+    return {one.read_text() for one in Path("/sys/block").glob("loop*/loop/backing_file")}
 
 
 def powercut(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,3 +47,18 @@ def test_where_nobody_syncs_messages_are_lost_or_the_drill_sees_nothing() -> Non
         pytest.skip("a C compiler and mkfs.xfs are needed")
     done = powercut("--control", "--fs", "xfs", "--states", "20")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_drill_that_is_ended_leaves_no_loop_device(number: int) -> None:
+    before = loop_files()
+    command = [str(SCRIPT), "--fs", "ext4", "--states", "400", "--seconds", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as drill:
+        deadline = time.monotonic() + 120
+        while not any("/judge-" in one for one in loop_files() - before):
+            assert drill.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(drill.pid, number)
+    while left := loop_files() - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
