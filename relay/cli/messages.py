@@ -189,6 +189,7 @@ def _send(
     from agent_sdk.requests import idle_body
     from relay.base.errors import Refused, RelayWarning
     from relay.base.home import Home, lock_holder
+    from relay.reach.owed import still_owed
 
     unprinted: list[OSError] = []
 
@@ -226,6 +227,8 @@ def _send(
         if step:
             return _wait(home, sent, step, left_s)
         _echo_progress(watch(home, sent, None, left_s))
+    if options.get("re") and (owed := still_owed(me.home, me.name, options["re"])):
+        click.echo(f"relay: {owed}", err=True)
     return EXIT_OK
 
 

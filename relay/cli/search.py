@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from relay.search.query import Query
 
 MOST_LINES = 5  # that match, of one message
+MOST_ABOUT = 100  # messages about another one
 INDENT = " " * 4
 CATCH_UP_S = 1.0  # where no relay runs
 SMALL_STORE_BYTES = 2 << 20  # a larger one is indexed by the relay alone
@@ -50,6 +51,7 @@ Examples:
 \b
 Keys:
   from: to: thread: kind: channel:     as `relay history` shows them
+  re:                                  the id of the message that they answer or are about
   is:unread  is:dead  is:owed          by the ledger; with to: of this recipient
   has:attachment
   after: before:                       2026-11-20T18:30 (UTC by default), or 2h ago""",
@@ -115,7 +117,10 @@ def _find(home: Home, query: Query, limit: int) -> tuple[Found, str]:
 
     if query.regex is not None:
         compile_pattern(query.regex)
-    query = query._replace(beside=tuple(_message_ids(home, query.named_threads)))
+    beside, answered = (
+        tuple(_message_ids(home, given)) for given in (query.named_threads, query.answered)
+    )
+    query = query._replace(beside=beside, answered=answered or query.answered)
     config = load(home)
     why = why_no_index(config)
     if not why:
@@ -143,8 +148,16 @@ def _find(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     ), f"searched the store itself: {why}"
 
 
+def messages_about(home: Home, message_id: str) -> list[Entry]:
+    """The messages whose RE names this one, oldest first. Errors: RelayError, OSError."""
+    from relay.search.query import Query
+
+    found, _ = _find(home, Query(answered=(message_id,)), MOST_ABOUT)
+    return [entry for entry, _ in reversed(found.entries)]
+
+
 def _message_ids(home: Home, given: Iterable[str]) -> Iterable[str]:
-    """The ids of the messages that are named where a thread is: any message of it will do."""
+    """The ids of these messages, which may be short; others are left out."""
     from relay.base.errors import RelayError
     from relay.cli.ids import resolve_id
 

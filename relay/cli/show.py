@@ -7,20 +7,23 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from relay.base.errors import LedgerError, MessageError, NotFound, RelayError
 from relay.base.home import LEDGER, READ, Home
-from relay.base.message import MessageFile, parse, parse_delivered
-from relay.base.names import MSG_SUFFIX
+from relay.base.message import ANSWERS, MessageFile, parse, parse_delivered
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.base.text import format_size
 from relay.cli import outcomes
 from relay.cli.common import as_option, echo_json, home_option, json_option, root_of, sanitize, when
 from relay.cli.ids import PLACES, messages_in, read_file, resolve_id
 from relay.cli.request import open_agent
 from relay.cli.tables import colour, colour_by_word, local_iso
+
+if TYPE_CHECKING:
+    from relay.search.index import Entry
 
 # What a message sent again gets anew, or from arguments of its own.
 OWN_HEADERS = ("CHECKSUM", "SIGNATURE", "ID", "FROM", "SENT", "ATTEMPT", "CHANNEL", "ATTACHMENT")
@@ -159,8 +162,23 @@ def _facts(home: Home, one: StoredMessage) -> dict[str, Any]:
         "attachments": {ref: _size(home, ref) for ref in one.file.attachments},
         "body": one.file.body.decode(errors="replace"),
         "answers": [_answer(home, *each) for each in answers.items()],
+        "about": [_about(each) for each in _messages_about(home, one.id)],
         "path": one.path,
     }
+
+
+def _messages_about(home: Home, message_id: str) -> list[Entry]:
+    """Messages of agents that name this one in RE, and are no acks; none if they are not known."""
+    from relay.cli.search import messages_about
+
+    with contextlib.suppress(RelayError, OSError):
+        found = messages_about(home, message_id)
+        return [e for e in found if e.kind not in ANSWERS and e.sender != ORCHESTRATOR]
+    return []
+
+
+def _about(entry: Entry) -> dict[str, Any]:
+    return {"id": entry.relay_id, "from": entry.sender, "kind": entry.kind, "body": entry.body}
 
 
 def _unknown(one: StoredMessage) -> str:
@@ -200,6 +218,10 @@ def _echo(facts: dict[str, Any]) -> None:
         click.echo()
         _echo_line(f"{answer['from']} answered, {answer['id']}:")
         _echo_text(answer["body"] or "(its file is gone)")
+    for one in facts["about"]:
+        click.echo()
+        _echo_line(f"{one['from']} sent a {one['kind']} about it, {one['id']}:")
+        _echo_text(one["body"])
 
 
 def _echo_line(text: str) -> None:

@@ -8,6 +8,7 @@ Messages that no relay has recorded are found as files in outboxes, their ``.pen
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import time
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 import click
 
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.errors import NotFound, UnsafePath
+from relay.base.errors import NotFound, RelayError, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
+from relay.base.message import ANSWERS, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.cli import outcomes
 from relay.cli.common import (
@@ -57,6 +59,9 @@ _WORDS = {
     "in_context": "seen in the context of {}",
     "returned": "not seen by {}, to be shown again",
     "rung": "{} was rung",
+    "reminded": "{} was reminded",
+    "told": "{} was told",
+    "about": "{} sent a message about it",
     REMOVED: "removed from the inbox of {}, not seen in .read",
     "written": "written to the inbox of {}",
 }
@@ -101,6 +106,9 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
             facts = find_unrecorded(opened, message_id) or read_trace(db, message_id)
         finally:
             db.close()
+        if facts["status"] not in UNRECORDED_TEXT:
+            hops = [Hop(**one) for one in facts["hops"]] + [*_hops_about(opened, message_id)]
+            facts["hops"] = [hop._asdict() for hop in sort_hops(hops)]
         facts["file_at"] = _file_at(opened, facts)
         is_running = lock_holder(opened) is not None
     if as_json:
@@ -110,6 +118,27 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         click.echo(sanitize(text, lines=True))
     else:
         _show(facts)
+
+
+def _hops_about(home: Home, message_id: str) -> Iterator[Hop]:
+    """Yield reminders, notices and other messages about a message; acks are steps of their own."""
+    from relay.cli.search import messages_about
+
+    try:
+        entries = messages_about(home, message_id)
+    except (RelayError, OSError) as exc:
+        click.echo(f"relay: reminders and messages about it are not known: {exc}", err=True)
+        return
+    for one in entries:
+        if one.kind in ANSWERS:
+            continue
+        names = json.loads(one.recipients)
+        what, name = "about", one.sender
+        if one.sender == ORCHESTRATOR:
+            what, name = "reminded" if one.kind == Kind.REMINDER else "told", ", ".join(names)
+        text = f"{one.relay_id}: {one.body}" if what == "about" else one.body
+        detail = None if what == "reminded" else text.split("\n", 1)[0]
+        yield Hop(one.at_ns, what, name, detail=detail)
 
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:

@@ -30,6 +30,7 @@ from relay.base.home import READ, Home, lock_holder
 from relay.base.names import MESSAGE_ID, MSG_SUFFIX
 from relay.base.text import plural, visible
 from relay.reach.context import Waiting, describe, read_waiting
+from relay.reach.owed import still_owed
 from relay.reach.session import Session
 from relay.reach.tool_session import ToolSession
 from relay.reach.tools import TOOLS, BadArguments, check_call
@@ -156,7 +157,9 @@ class ToolServer:
             ),
         )
         if not given["await_s"]:
-            return await self._sent(session, sent)
+            said = await self._sent(session, sent)
+            owed = still_owed(self.root, session.agent, options["re"]) if "re" in options else ""
+            return f"{said}\n{owed}".rstrip()
         found = await self._wait(ctx, session, lambda one: _ends(one, sent), given["await_s"])
         if not found:
             said = await self._sent(session, sent)

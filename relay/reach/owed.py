@@ -114,6 +114,21 @@ def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
     return [one for one in seen if one.message_id not in answered]
 
 
+def still_owed(root: str, agent: str, message_id: str) -> str:
+    """The line for an agent that wrote about a message and still owes an answer to it; or ""."""
+    import sqlite3
+
+    try:
+        rows = _rows(root, agent)
+    except (OSError, sqlite3.Error):
+        return ""
+    for one in (OwedAnswer(*row) for row in rows):
+        if one.message_id == message_id:
+            how = one.how(acting_as(agent))
+            return f"{one.sender} still waits for an answer to {one.kind} {message_id}: {how}"
+    return ""
+
+
 def report_state(root: str, session: Session, state: str) -> None:
     """Change a session's state, and report it to the relay; an idle one with what it owes.
 

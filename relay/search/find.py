@@ -143,6 +143,7 @@ def _conditions(db: sqlite3.Connection, query: Query, in_order: bool) -> Iterato
     for column, values in (
         ("sender", query.senders),
         ("correlation", query.threads),
+        ("re", query.answered),
         ("kind", query.kinds),
     ):
         if values:

@@ -20,7 +20,7 @@ from relay.base.errors import InvalidQuery
 from relay.base.names import uuid4_of
 from relay.search.index import Entry
 
-KEYS = ("from", "to", "thread", "kind", "channel", "is", "has", "after", "before")
+KEYS = ("from", "to", "thread", "re", "kind", "channel", "is", "has", "after", "before")
 STATES = ("unread", "dead", "owed")  # the ledger knows them
 _TOKEN = re.compile(
     r'\s*(?:(?P<key>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"(?=\s|$)|(?P<word>\S+)|(?=\s|$))'
@@ -41,6 +41,7 @@ class Query(NamedTuple):
     threads: tuple[str, ...] = ()  # their ids in the store
     named_threads: tuple[str, ...] = ()  # as they were given
     beside: tuple[str, ...] = ()  # relay ids of messages whose threads are meant as well
+    answered: tuple[str, ...] = ()  # relay ids that RE names
     kinds: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     states: tuple[str, ...] = ()  # of STATES
@@ -81,6 +82,7 @@ def parse(text: str, parse_time: ParseTime, kinds: tuple[str, ...]) -> Query:
         recipients=tuple(values["to"]),
         threads=tuple(map(uuid4_of, values["thread"])),
         named_threads=tuple(values["thread"]),
+        answered=tuple(values["re"]),
         kinds=tuple(values["kind"]),
         channels=tuple(name.removeprefix("#") for name in values["channel"]),
         states=tuple(values["is"]),
@@ -136,6 +138,7 @@ def matches(
         and (not query.senders or entry.sender in query.senders)
         and (not query.recipients or not {*recipients}.isdisjoint(query.recipients))
         and (not query.threads or entry.correlation in query.threads)
+        and (not query.answered or entry.re in query.answered)
         and (not query.kinds or entry.kind in query.kinds)
         and (not query.channels or channel in query.channels)
         and (in_state is None or entry.relay_id in in_state)

@@ -13,9 +13,11 @@ import pytest
 from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
+from relay.cli import run
 from relay.cli.trace import delivery_hops
 from relay.ledger import Ledger, WrittenDelivery
 from relay.ledger.deliveries import HeldDelivery
+from tests.box import Box
 from tests.ledger.support import facts
 from tests.procs import relay, relay_anew, rows_of
 
@@ -258,3 +260,44 @@ def test_times_are_local_under_a_line_for_each_day(
     ]
     hops = life.trace()["hops"]
     assert hops[0]["at"] == "2026-11-22T19:01:02.007000Z"
+
+
+COMMAND = "TO: bob\nKIND: command\n\ncount the rows"
+
+
+def steps(box: Box, message_id: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `relay trace` prints, without the times."""
+    assert run(["--home", str(box.root), "trace", message_id]) == 0
+    return [line[16:] for line in capsys.readouterr().out.splitlines()[2:]]
+
+
+def test_reminders_and_the_end_of_waiting_are_steps(
+    box: Box, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = box.send("alice", COMMAND)
+    box.take("bob", sent)
+    for _ in range(3):
+        box.after(1801)
+    found = [line for line in steps(box, sent, capsys) if "reminded" in line or "told" in line]
+    assert [line.partition(":")[0] for line in found] == [
+        "bob was reminded",
+        "alice was told",
+        "bob was reminded",
+        "alice was told",
+        "alice was told",
+    ]
+    assert "its answer is no longer awaited: it was reminded 2 times" in found[-1]
+
+
+def test_an_answer_in_the_wrong_form_is_seen(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commonest mistake of a model: a message with RE where an ack is owed."""
+    sent = box.send("alice", COMMAND)
+    wrong = box.send("bob", f"TO: alice\nRE: {sent}\n\nthe table has 17 rows")
+    text = f"bob sent a message about it: {wrong}: the table has 17 rows"
+    assert text in steps(box, sent, capsys)
+    box.stop()
+    assert run(["--home", str(box.root), "show", sent]) == 0
+    shown = capsys.readouterr().out
+    assert f"bob sent a message about it, {wrong}:\nthe table has 17 rows" in shown
+    assert run(["--home", str(box.root), "search", f"re:{sent[-8:]}", "--json"]) == 0
+    assert f'"id":"{wrong}"' in capsys.readouterr().out.replace(" ", "")

@@ -82,6 +82,26 @@ def test_an_answer_ends_what_is_owed(served: Path) -> None:
     asyncio.run(session())
 
 
+def test_who_sends_where_an_answer_is_owed_hears_it(
+    served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By MCP and at the command line: the message goes, and the command is still open."""
+    sent = relay("send", "--as", "alice", "bob", "count", "--kind", "command", home=served)
+    number = sent.stdout.strip()
+
+    async def session() -> None:
+        async with Client(server_of(served).server) as client:
+            await call(client, "inbox", wait_s=10)
+            said = await call(client, "send", to="alice", body="17 rows", re=number)
+            assert f"alice still waits for an answer to command {number}: `relay ack" in said
+
+    asyncio.run(session())
+    monkeypatch.delenv("RELAY_NO_WAIT")
+    words = ("send", "--as", "bob", "alice", "17 rows, really", "--re", number)
+    again = relay(*words, home=served)
+    assert f"relay: alice still waits for an answer to command {number}" in again.stderr
+
+
 def test_a_refused_message_is_an_error_in_one_line(served: Path) -> None:
     async def session() -> None:
         async with Client(server_of(served).server) as client:

@@ -55,7 +55,7 @@ def test_a_text_with_a_colon_is_a_text(text: str) -> None:
         ('"disk full', '"disk: the closing " is missing, or text follows it'),
         ('"disk"full', '"disk"full: the closing " is missing, or text follows it'),
         ('from:"a b', '"a: the closing " is missing, or text follows it'),
-        ('what:"a b"', "unknown key what:; the keys are from, to, thread, kind, channel, is,"),
+        ('what:"a b"', "unknown key what:; the keys are from, to, thread, re, kind, channel, is,"),
     ],
 )
 def test_mistakes(text: str, line: str) -> None:
