@@ -220,6 +220,8 @@ class Agent:
     def _compose(self, fields: OutgoingMessage) -> MessageFile:
         """Make the file of a message. Errors: MessageError; TypeError; NotFound (attachment)."""
         message = compose(fields)
+        if re := message.headers.get("RE"):
+            message.headers["RE"] = self._inbox.id_of(re)
         for reference in message.attachments:
             self._attachments.check(reference)
         self._outbox.check(message)

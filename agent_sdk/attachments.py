@@ -125,7 +125,8 @@ def _copy(stream: Stream, name: str, dir_fd: int) -> str:
 def _digest_of(reference: str) -> str:
     if not CHECKSUM.fullmatch(reference):
         raise MessageError(
-            f"invalid reference {reference!r}: expected sha256: and 64 hex digits",
+            f"invalid reference {reference!r}: expected sha256: and 64 hex digits; pass a file to "
+            "attach() first",
             header="ATTACHMENT",
         )
     return reference.removeprefix(SHA256_PREFIX)

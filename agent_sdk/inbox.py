@@ -9,7 +9,9 @@ directory is listed, so that no message is missed in between.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
 import time
 from collections.abc import Callable, Collection
@@ -20,7 +22,7 @@ from relay.base import fsio
 from relay.base.errors import MessageError, RelayError, UnsafePath
 from relay.base.home import READ, Dirs, Home
 from relay.base.message import Kind, MessageFile, parse_delivered
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, message_id_of, sha256_hex
 
 MAX_FILE_BYTES = 1 << 30  # far above the relay's own limit
 # A listing is used for one name in 64 before the next listing: taking one message of 100,000 must
@@ -30,6 +32,7 @@ NAMES_PER_LISTING = 64
 LISTING_LIFETIME = 16
 HEAD_BYTES = 16_384  # more than the header of any delivered message
 NORMAL = 2
+SHORT_ID = re.compile(r"[0-9a-f]{4,32}")  # as in tables
 REFUSALS = frozenset({Kind.NACK, Kind.ERROR})
 NOT_FOR_SOME = b" did not get "  # in a nack: some of the recipients are gone
 
@@ -92,6 +95,26 @@ class Inbox:
         """Return the file names of the waiting messages."""
         with self._home.dirs() as dirs:
             return set(self._list(dirs))
+
+    def id_of(self, text: str) -> str:
+        """Return a message's id, given as such or by the beginning of its part after the ``-``.
+
+        The beginning may name what the agent has, had or is sending. Errors: MessageError.
+        """
+        if not SHORT_ID.fullmatch(text):
+            return text  # an id, or refused with its header
+        found: set[str] = set()
+        with self._home.dirs() as dirs:
+            for place in ("inbox", f"inbox/{READ}", "outbox"):
+                with contextlib.suppress(FileNotFoundError):
+                    names = os.listdir(dirs.get("agents", self._agent, *place.split("/")))
+                    found |= set(filter(None, map(message_id_of, names)))
+        found = {one for one in found if one.partition("-")[2].startswith(text)}
+        if len(found) == 1:
+            return found.pop()
+        what = "names several messages" if found else "is not the id of a message"
+        rule = f"{text!r} {what} that {self._agent} has; give the whole id"
+        raise MessageError(rule, header="RE")
 
     def take_next(self, leave: Wanted | None = None) -> Received | None:
         """Take the first message by priority, then name, into ``.read``; None if there is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from functools import lru_cache
 
 NS_PER_S = 1_000_000_000
@@ -49,6 +50,16 @@ def iso_date(at_ns: int) -> str:
 @lru_cache(maxsize=16)  # the messages of a batch have the same second
 def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def ttl_note(sent_at: str | None, ttl: str | None) -> str:
+    """``its TTL ended 5 min ago`` of a delivered message that is read too late; else empty."""
+    try:
+        began, seconds = datetime.fromisoformat(sent_at or "").timestamp(), int(ttl or "")
+    except (ValueError, OverflowError):
+        return ""
+    late_s = int(time.time() - began) - seconds
+    return f"its TTL ended {elapsed(late_s * NS_PER_S)} ago" if late_s > 0 else ""
 
 
 def elapsed(duration_ns: int) -> str:

@@ -44,7 +44,7 @@ from relay.cli.common import (
 )
 from relay.cli.ids import short_ids
 from relay.cli.request import control_options, send_command
-from relay.cli.sessions import AgentState, agent_states
+from relay.cli.sessions import AgentState, agent_states, latest_calls
 from relay.cli.tables import colour_by_word, print_table, wide_option
 
 SILENT_S = 60  # shorter pauses are normal
@@ -111,6 +111,12 @@ class _Listed(NamedTuple):
     unread: int | None  # in its inbox
     alert: AgentAlert
     state: AgentState | None  # of its session
+    called_at: int  # Unix ns: when it last called a tool of the relay
+
+    @property
+    def seen_at(self) -> int | None:
+        """When it last wrote, read, or called a tool (Unix ns)."""
+        return max(self.row["last_seen_at"] or 0, self.called_at) or None
 
     def text(self, now_ns: int) -> str | None:
         """The state of its session, warnings, and its own note or the reason of its status."""
@@ -133,7 +139,7 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
             "FROM agents ORDER BY name"
         ).fetchall()
         alerts = find_alerts(home, db, now_ns)
-    in_inboxes, states = unread(home), agent_states(home, now_ns)
+    in_inboxes, states, called = unread(home), agent_states(home, now_ns), latest_calls(home)
     return [
         _Listed(
             row,
@@ -141,6 +147,7 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
             in_inboxes.get(row["name"]),
             alerts.get(row["name"], AgentAlert()),
             states.get(row["name"]),
+            called.get(row["name"], 0),
         )
         for row in rows
     ]
@@ -155,14 +162,14 @@ def _role_in(home: Home, name: str) -> str | None:
 
 
 def _facts(one: _Listed, now_ns: int) -> dict[str, object]:
-    row, role, unread, alert, state = one
+    row, role, unread, alert, state, _ = one
     return {
         "name": row["name"],
         "status": row["status"],
         "role": role,
         "pid": row["pid"],
         "registered_at": row["registered_at"],
-        "last_seen_at": row["last_seen_at"],
+        "last_seen_at": one.seen_at,
         "unread": unread,
         "dead": row["dead"],
         "note": row["note"],
@@ -186,7 +193,7 @@ def _cells(one: _Listed, now_ns: int) -> tuple[object, ...]:
         row["status"],
         None if is_active else ago(row["changed_at"], now_ns),
         role,
-        ago(row["last_seen_at"], now_ns),
+        ago(one.seen_at, now_ns),
         unread,
         row["dead"],
         sanitize(one.text(now_ns)),
@@ -423,7 +430,7 @@ def find_alerts(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Ag
     answer."""
     rows = db.execute("SELECT name, status, last_seen_at FROM agents").fetchall()
     waiting = _waiting(db)
-    tended = _supervised(db)
+    tended, called = _supervised(db), latest_calls(home)
     found: dict[str, AgentAlert] = {}
     for name, status, seen_at in rows:
         if status not in PRESENT:
@@ -431,7 +438,7 @@ def find_alerts(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Ag
         ended = None if name in tended else _ended_pid_of(home, name)
         silent: int | None = None
         if name in waiting and name != OPERATOR:  # a person may be away
-            since = max(waiting[name], seen_at or 0)
+            since = max(waiting[name], seen_at or 0, called.get(name, 0))
             silent = since if now_ns - since >= SILENT_S * NS_PER_S else None
         if ended is not None or silent is not None:
             found[name] = AgentAlert(ended, silent)

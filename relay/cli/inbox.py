@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.base.clock import elapsed, iso_time
+from relay.base.clock import elapsed, iso_time, ttl_note
 from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, MessageError, UnsafePath
 from relay.base.home import Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
@@ -200,7 +200,8 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
             )
             if value
         )
-        about += "".join(f"  {mark}" for mark in (marked or {}).values())
+        marks = [ttl_note(message.sent_at, headers.get("TTL")), *(marked or {}).values()]
+        about += "".join(f"  {mark}" for mark in marks if mark)
         click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
         for reference in message.attachments:
             click.echo(f"   attachment {sanitize(reference)}")

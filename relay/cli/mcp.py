@@ -53,7 +53,21 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
     def run(name: str, *args: str) -> str:
         return run_command(root, name, *args)
 
-    serve(root, agent, run, lambda message_id: outcome_of(root, message_id))
+    serve(
+        root,
+        agent,
+        run,
+        lambda message_id: outcome_of(root, message_id),
+        lambda text: id_of(root, text),
+    )
+
+
+def id_of(root: str, text: str) -> str:
+    """Return the id of the message that ``text`` names. Errors: InvalidName; NotFound."""
+    from relay.cli.ids import resolve_id
+
+    with Home(root) as home:
+        return resolve_id(home, text)
 
 
 def outcome_of(root: str, message_id: str) -> str:

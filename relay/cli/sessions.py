@@ -49,6 +49,17 @@ def agent_states(home: Home, now_ns: int) -> dict[str, AgentState]:
     return {name: rank[2] for name, rank in found.items()}
 
 
+def latest_calls(home: Home) -> dict[str, int]:
+    """When the running servers of tools were last called (Unix ns), by agent."""
+    from relay.reach.session import TOOLS, load_sessions
+
+    found: dict[str, int] = {}
+    for one in load_sessions(home.root, TOOLS):
+        if one.is_live:
+            found[one.agent] = max(one.seen_at, found.get(one.agent, 0))
+    return found
+
+
 def _clock(at_ns: int, now_ns: int) -> str:
     """The local time without seconds: ``12:03``, or with its day."""
     from relay.cli.tables import local_time

@@ -15,6 +15,7 @@ import contextlib
 import os
 import stat
 
+from relay.base.clock import ttl_note
 from relay.base.text import format_size, plural, visible
 from relay.reach.evidence import marker
 from relay.reach.session import Session, acting_as
@@ -166,6 +167,8 @@ def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) 
             facts.append(f"{name.lower()} {visible(headers[name])}")
     if about := headers.get("RE"):
         facts.append(f"answers {visible(about)}{_earlier(root, session, about)}")
+    if late := ttl_note(headers.get("SENT"), headers.get("TTL")):
+        facts.append(late)
     if "ATTACHMENT" in headers:
         facts.append(f"attachments: `relay show {one.id}`")
     if (offer := session.again.get(one.id, 0) + 1) > 1:

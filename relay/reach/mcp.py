@@ -25,9 +25,9 @@ from mcp.server.stdio import stdio_server
 
 from agent_sdk import Agent, Kind
 from agent_sdk.inbox import POLL_S, RELIST_S, open_waiter
-from relay.base.errors import RelayError, RelayWarning
+from relay.base.errors import Refused, RelayError, RelayWarning
 from relay.base.home import READ, Home, lock_holder
-from relay.base.names import MESSAGE_ID, MSG_SUFFIX
+from relay.base.names import MSG_SUFFIX
 from relay.base.text import plural, visible
 from relay.reach.context import Waiting, describe, read_waiting
 from relay.reach.owed import still_owed
@@ -38,6 +38,7 @@ from relay.reach.tools import TOOLS, BadArguments, check_call
 PROGRESS_S = 5.0
 SNIPPET = 200  # characters of a message found
 WAIT_S = 2.0  # for the relay to take a message over
+NO_ANSWER = "does not expect an acknowledgment"  # in the relay's nack
 MOST_NUMBER = 100  # characters of an id that an error repeats
 MAX_TEXT = 40_000  # characters of messages in one answer, unless a single one has more
 INSTRUCTIONS = (
@@ -55,7 +56,7 @@ class ToolServer:
 
     root: the relay home. name: the agent, where nothing else names it. command: runs a command of
     the relay with these arguments and returns its text, or raises RelayError. outcome: what became
-    of a message, in words.
+    of a message, in words. resolve: the id of the message that a short one names.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class ToolServer:
         name: str,
         command: Callable[..., str],
         outcome: Callable[[str], str],
+        resolve: Callable[[str], str],
     ) -> None:
         self.root = root
         self.session = ToolSession(root, name)
         self._command = command
         self._outcome = outcome
+        self._resolve = resolve
         self._has_wire = False  # ``_written`` is called when an answer was written
         self._one_command = anyio.CapacityLimiter(1)  # it writes to sys.stdout
         self._tools: dict[str, Callable[[Context, Fields], Any]] = {
@@ -145,6 +148,8 @@ class ToolServer:
         session = self.session.find()
         options: Fields = {one: given[one] for one in ("re", "thread", "ttl_s")}
         options = {one: value for one, value in options.items() if value is not None}
+        if "re" in options:
+            options["re"] = self._id("re", options["re"])
         sent = await self._post(
             session.agent,
             lambda me, wait_s: me.send(
@@ -185,8 +190,7 @@ class ToolServer:
         return "\n\n".join(parts)
 
     async def _answer(self, ctx: Context, given: Fields) -> str:
-        session, about, body = self.session.find(), given["id"], given["body"]
-        _check_id(about)
+        session, about, body = self.session.find(), self._id("id", given["id"]), given["body"]
         message = self._known(session.agent, about)
         headers = message.headers if message is not None else {}
         is_query = message is not None and message.kind == Kind.QUERY
@@ -200,10 +204,16 @@ class ToolServer:
                 return me.send(to, body, kind=kind, re=about, thread=thread, wait_s=wait_s)
             return me.ack(about, given["status"], body, wait_s=wait_s)
 
-        return await self._sent(session, await self._post(session.agent, post))
+        try:
+            return await self._sent(session, await self._post(session.agent, post))
+        except Refused as exc:
+            if NO_ANSWER not in str(exc) or "FROM" not in headers:
+                raise
+            text = f"{exc}; to answer it, send to {headers['FROM']} with re {about}"
+            raise Refused(text) from exc
 
     async def _trace(self, ctx: Context, given: Fields) -> str:
-        return await self._run("trace", "--", given["id"])
+        return await self._run("trace", "--", self._id("id", given["id"]))
 
     async def _agents(self, ctx: Context, given: Fields) -> str:
         lines = []
@@ -212,9 +222,8 @@ class ToolServer:
             owes = one.get("owed") or 0
             if given["owing"] and not owes:
                 continue
-            doing = one["status"] if one["status"] != "active" else one.get("state") or "active"
             lines.append(
-                f"{visible(one['name'])}: {doing}, unread {one['unread'] or 0}, owes {owes}"
+                f"{visible(one['name'])}: {_doing(one)}, unread {one['unread'] or 0}, owes {owes}"
             )
         return "\n".join(lines) or "no agents"
 
@@ -260,6 +269,12 @@ class ToolServer:
     def _is_served(self) -> bool:
         with Home(self.root) as home:
             return lock_holder(home) is not None
+
+    def _id(self, name: str, text: str) -> str:
+        """The id of the message that an argument names. Errors: BadArguments; RelayError."""
+        if len(text) > MOST_NUMBER:
+            raise BadArguments(f"{name}: expected the id of a message, got {ascii(text)[:60]}")
+        return self._resolve(text)
 
     def _known(self, agent: str, message_id: str) -> Waiting | None:
         """Read a message that the agent has, or had."""
@@ -395,9 +410,18 @@ def _number(ctx: Context) -> str:
     return str(ctx.request_id)
 
 
-def _check_id(text: str) -> None:
-    if not MESSAGE_ID.fullmatch(text):
-        raise BadArguments(f"id: expected the id of a message, got {ascii(text)[:60]}")
+def _doing(one: Fields) -> str:
+    """What is known of an agent, of a line of ``relay agents --json``: the evidence first."""
+    said = str(one["status"])
+    if (pid := one["process_ended"]) is not None:
+        said = f"process {pid} has exited"
+    elif said == "active" and one["state"] in ("ended", "unseen"):
+        said = f"its session is not seen since {one['session_seen_at']}"
+    elif said == "active":
+        said = one["state"] or said
+    if one["silent_s"]:
+        said += f", silent {one['silent_s']} s"
+    return said + (f", role {visible(one['role'])}" if one["role"] else "")
 
 
 def _ends(one: Waiting, sent: str) -> bool:
@@ -409,7 +433,13 @@ def _ends(one: Waiting, sent: str) -> bool:
     return one.body.lstrip().startswith("completed")
 
 
-def serve(root: str, name: str, command: Callable[..., str], outcome: Callable[[str], str]) -> None:
+def serve(
+    root: str,
+    name: str,
+    command: Callable[..., str],
+    outcome: Callable[[str], str],
+    resolve: Callable[[str], str],
+) -> None:
     """Serve the tools over stdio until the client closes it."""
     warnings.simplefilter("ignore", RelayWarning)  # answers say whether a relay runs
-    anyio.run(ToolServer(root, name, command, outcome).serve)
+    anyio.run(ToolServer(root, name, command, outcome, resolve).serve)

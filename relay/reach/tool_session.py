@@ -115,7 +115,7 @@ class ToolSession:
         pending = set().union(*self._unwritten.values())
         latest = time.time_ns() - UNWRITTEN_NS
         with self._change(self._own) as own:
-            own.step += 1
+            own.step, own.seen_at = own.step + 1, time.time_ns()
             held = {
                 one: own.offered.pop(one)
                 for one in pending & own.offered.keys()

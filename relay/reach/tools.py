@@ -111,7 +111,7 @@ TOOLS = {
             "re": Parameter("string", "id of the message this is about"),
             "thread": Parameter("string"),
             "priority": Parameter("integer", "0 is most urgent", 2, 0, 4),
-            "ttl_s": Parameter("number", "expires unread after", least=1),
+            "ttl_s": Parameter("number", "not delivered after; once delivered it stays", least=1),
             "await_s": _WAIT,
         },
     ),

@@ -44,6 +44,19 @@ def test_a_reply_may_open_another_thread_and_be_another_kind(
     assert (aside.kind, aside.thread) == (Kind.MESSAGE, "t-2")
 
 
+def test_short_ids_name_messages_of_the_mailbox(relay: HandRelay, alice: Agent, bob: Agent) -> None:
+    asked = alice.send("bob", "deploy", kind="command", wait_s=0)
+    relay.carry()
+    short = asked.partition("-")[2][:8]
+    take(bob)
+    bob.ack(short, "completed", to="alice")
+    bob.send("alice", "and more", re=short)
+    relay.carry()
+    assert [one.re for one in alice.messages(timeout_s=0)] == [asked, asked]
+    with pytest.raises(MessageError, match="'00ff' is not the id of a message that bob has"):
+        bob.send("alice", "x", re="00ff")
+
+
 def test_a_question_waits_for_its_response_and_leaves_the_rest(
     relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

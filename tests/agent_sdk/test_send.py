@@ -121,6 +121,7 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         ("bob", "x", {"headers": {"KIND": "query"}}, "has its own argument"),
         ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "has its own argument"),
         ("bob", "x", {"attachments": ["sha256:1"]}, "64 hex digits"),
+        ("bob", "x", {"attachments": ["/etc/hosts"]}, "attach() first"),
         (None, "x", {}, "to is None, expected str"),
         ("bob", 5, {}, "body is 5, expected str or bytes"),
         ("bob", "x", {"kind": None}, "kind is None, expected str"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
-from relay.cli.mcp import outcome_of, run_command
+from relay.cli.mcp import id_of, outcome_of, run_command
 from relay.reach.mcp import ToolServer
 from tests.procs import environment
 
@@ -26,6 +26,7 @@ def server_of(root: Path, name: str = "") -> ToolServer:
         name,
         lambda *words: run_command(text, *words),
         lambda one: outcome_of(text, one),
+        lambda one: id_of(text, one),
     )
 
 
