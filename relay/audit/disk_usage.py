@@ -1,6 +1,6 @@
 """Disk usage of a home, measured once, by the driver; jobs get values.
 
-HomeUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
+Bytes are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
 A day is that of the folder's name in the archives, of a segment's beginning in the journal, and
 of the file's mtime elsewhere.
 """

@@ -82,7 +82,7 @@ SETTINGS = {
     # Percentiles of more groups than this are made in order: hours and pairs of agents are more
     # than the 128 by default.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
-    # MessageSources of a join whose parts are smaller are looked up, and neither side put in order.
+    # A join whose parts are smaller looks one side up, and puts neither in order.
     "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
 }
 # Planning and compiling are most of a small run: plan once, interpret, and compute each table in

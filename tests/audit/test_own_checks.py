@@ -141,6 +141,7 @@ def test_list_shows_them_with_their_descriptions(home: HomeBuilder) -> None:
     put(home, "bare", f"{WARNING}SELECT 1")
     put(home, "drop", f"{WARNING}DROP TABLE x")
     lines = relay_audit("list", "--home", home.path).stdout.splitlines()
+    assert not [line for line in lines if "_" in line.partition(" ")[2]]  # words, no identifiers
     assert lines[len(JOBS) :] == [
         "own.bare      bare",
         "own.drop      cannot run: expected a SELECT, got DROP",

@@ -217,7 +217,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 JOB = AuditJob(
     name=NAME,
-    description="the same message with_noun, recorded, archived or delivered twice",
+    description="the same message recorded, archived, delivered or sent twice",
     tables={NAME: results.DUPLICATE},
     make=make,
     counts=counts,
