@@ -20,7 +20,7 @@ from relay.base.names import ORCHESTRATOR
 from relay.ledger import open_readonly
 
 REFUSED = "refused"  # outcome
-MOST_NAMED = 3  # open answers and slow deliveries in a digest
+MOST_NAMED = 3  # answers and slow deliveries in a digest
 
 
 class Counts(msgspec.Struct):
@@ -37,7 +37,7 @@ class Counts(msgspec.Struct):
 
 
 class Owed(msgspec.Struct):
-    """An answer that is owed."""
+    """An answer that is owed, or was until it was given up."""
 
     message_id: str
     agent: str  # who asked
@@ -84,6 +84,7 @@ class Digest(msgspec.Struct):
     slowest: list[Slow]
     ended: list[Reason]  # the most frequent first
     refused: list[Reason]
+    given_up: list[Owed]  # of the commands and queries since then, the latest first
 
 
 class _Period(NamedTuple):
@@ -129,6 +130,7 @@ def make_digest(ledger: str, since_ns: int, now_ns: int) -> Digest:
             slowest=[Slow(*row) for row in db.execute(_SLOWEST, period._asdict())],
             ended=_by_reason(ended.values()),
             refused=_by_reason(_refused(db, period)),
+            given_up=[Owed(*row) for row in db.execute(_GIVEN_UP, period._asdict())],
         )
 
 
@@ -138,9 +140,10 @@ SELECT agent_name, count(*) FROM messages
 WHERE id >= :first AND id < :end AND agent_name <> '{ORCHESTRATOR}'
 GROUP BY 1 ORDER BY 2 DESC, 1"""
 # Conditions word for word as in schema.sql: each has an index.
-_OPEN = """
+_OWED = """
 SELECT d.message_id, m.agent_name, d.recipient, m.message_type, m.discovered_at, d.due_at,
-       d.reminders
+       d.reminders"""
+_OPEN = f"""{_OWED}
 FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.obligation = 'open' ORDER BY m.discovered_at, m.id, d.recipient"""
 _HELD = "SELECT count(*) FROM deliveries WHERE state IN ('held', 'staged')"
@@ -153,6 +156,10 @@ _ANSWERS = f"""
 SELECT iif(d.obligation = 'answered' AND d.ack_status IS 'failed', 'failed', d.obligation), count(*)
 FROM ({_ASKED}) AS m CROSS JOIN deliveries AS d USING (message_id)
 WHERE d.obligation IS NOT NULL GROUP BY 1"""
+_GIVEN_UP = f"""{_OWED}
+FROM ({_ASKED}) AS a CROSS JOIN deliveries AS d USING (message_id)
+CROSS JOIN messages AS m USING (message_id)
+WHERE d.obligation = 'given_up' ORDER BY m.id DESC, d.recipient LIMIT {MOST_NAMED}"""
 # As `relay audit run latency` measures: not what waited for a reason outside the relay, nor whole
 # seconds, which a start has rebuilt from the journal.
 _SLOWEST = f"""

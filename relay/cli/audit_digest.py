@@ -127,6 +127,7 @@ def digest_lines(made: Digest) -> list[Line]:
     return [
         ("worked", _worked(made)),
         ("asked", _asked(made.counts)),
+        *_given_up(made),
         *_open(made),
         ("slowest", _slowest(made)),
         ("dead", _reasons(made.counts.ended, made.ended)),
@@ -160,6 +161,15 @@ def _asked(counts: Counts) -> str:
     }
     told = ", ".join(f"{count:,} {word}" for word, count in outcomes.items() if count)
     return f"{counts.asked:,} commands and queries{': ' if told else ''}{told}"
+
+
+def _given_up(made: Digest) -> list[Line]:
+    """Name the last ones that nobody answered: what became of them is in their traces."""
+    short = short_ids(one.message_id for one in made.given_up)
+    told = [f"{one.agent} > {one.recipient} {short[one.message_id]}" for one in made.given_up]
+    left = made.counts.given_up - len(told)
+    told += [f"{left:,} more"] if left else []
+    return [("given up", ", ".join(told))] if told else []
 
 
 def _open(made: Digest) -> list[Line]:

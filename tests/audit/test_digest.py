@@ -23,7 +23,7 @@ from tests.audit.ledger_rows import DAY, HOUR, MINUTE, MS, agent, delivery, inse
 NOW = START_NS + 2 * DAY
 SINCE = START_NS + DAY  # the day before begins with the first message
 TODAY = SINCE + HOUR + 123 * MS
-NOTHING = Digest(SINCE, NOW, Counts(), None, 0, {}, [], {}, 0, [], 0, 0, [], [], [])
+NOTHING = Digest(SINCE, NOW, Counts(), None, 0, {}, [], {}, 0, [], 0, 0, [], [], [], [])
 
 
 @pytest.fixture
@@ -107,6 +107,9 @@ def test_each_event_counts_in_its_own_time(home: HomeBuilder) -> None:
     assert made.open == [Owed("2-open", "alice", "bob", "command", TODAY, NOW - HOUR, 2)]
     # Without the second attempt, the time rebuilt in whole seconds, and the relay's own notice.
     assert [one.message_id for one in made.slowest] == ["2-told", "2-query", "2-nacked"]
+    assert made.given_up == []  # 1-early and 1-late are of the day before
+    day_before = make_digest(str(home.root / "ledger.db"), START_NS, NOW)
+    assert [one.message_id for one in day_before.given_up] == ["1-late", "1-early"]
     assert made.ended == [
         Reason("bob", "dead", "no acknowledgment", 1),
         Reason("gone", "bounced", "", 1),
@@ -150,7 +153,7 @@ def test_what_a_person_reads() -> None:
     made = Digest(
         since_at=SINCE,
         until_at=NOW,
-        counts=Counts(1234, 45, 40, 2, 3, 0, 5, 2),
+        counts=Counts(1234, 45, 36, 2, 3, 4, 5, 2),
         before=Counts(messages=900, asked=50, ended=1),
         agents=7,
         worked={"alice": 1000, "bob": 200, "carol": 30, "dan": 4, "operator": 0},
@@ -166,13 +169,18 @@ def test_what_a_person_reads() -> None:
         slowest=[Slow("1-0b0b0b0b11", "alice", "bob", 1234.5), Slow("1-a", "dan", "bob", 12.4)],
         ended=[Reason("bob", "dead", "no\nword  " * 20, 3), Reason("dan", "expired", "TTL", 2)],
         refused=[Reason(name, "refused", "too large", 1) for name in "abcd"],
+        given_up=[
+            Owed("1-0c0c0c0c11", "alice", "bob", "command", NOW - 2 * DAY, NOW - DAY, 3),
+            Owed("1-0d0d0d0d11", "alice", "dan", "query", NOW - 3 * DAY, NOW - DAY, 3),
+        ],
     )
     made.counts.refused = 4
     reason = "no word " * 20
     worked = "5 of 7 agents; sent: alice 1,000, bob 200, carol 30, 1 more; read only: operator"
     assert digest_lines(made) == [
         ("worked", worked),
-        ("asked", "45 commands and queries: 40 answered, 2 failed, 3 open"),
+        ("asked", "45 commands and queries: 36 answered, 2 failed, 3 open, 4 given up"),
+        ("given up", "alice > bob 0c0c0c0c, alice > dan 0d0d0d0d, 2 more"),
         ("open", "3 answers owed, 12 unread, 1 not delivered yet"),
         ("", "0a0a0a0a11 bob owes alice an answer for 3 d, overdue 2 h"),
         ("", "0a0a0a0a22 dan owes alice an answer for 5 min"),
