@@ -49,6 +49,7 @@ _VERBS = (
     ('nack{as} ID "why"', "you cannot or will not do it"),
     ("wait ID --for done --timeout 60s", "wait until your command has been done"),
     ("open --agent {name}", "the answers that you owe, and until when"),
+    ("channel join{as} CHANNEL", "get its messages, and send to '#CHANNEL'"),
     ("agents", "the agents and their status"),
 )
 

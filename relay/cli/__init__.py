@@ -125,7 +125,7 @@ COMMANDS = {
     "bell": ("relay.cli.wake", "Ring an agent when messages wait, until this command is ended."),
     "mcp": (
         "relay.cli.mcp",
-        "Serve an agent's tools over stdio: send, inbox, answer, trace, agents, search.",
+        "Serve an agent's tools over stdio: send, inbox, answer, channel, trace, agents, search.",
     ),
     "doctor": ("relay.cli.doctor", "Check the home for problems."),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),

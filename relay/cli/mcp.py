@@ -33,7 +33,7 @@ Examples:
 )
 @click.pass_context
 def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
-    """Serve an agent's tools over stdio: send, inbox, answer, trace, agents, search.
+    """Serve an agent's tools over stdio: send, inbox, answer, channel, trace, agents, search.
 
     An MCP client starts it. The agent is that of the session which hooks have bound for this
     client, else AGENT_RELAY_NAME of the environment, else --as. Needs the extra `mcp`.

@@ -181,8 +181,8 @@ def _route_channel(name: str, view: StoreView) -> Route | Bounce:
     channel = view.channel(name)
     if channel is None:
         return Bounce(
-            f"channel {name} does not exist: KIND join, TO: #{name} "
-            "creates a group, KIND subscribe a channel with topics"
+            f"channel {name} does not exist: `relay channel create {name}` creates it "
+            "(or a message of KIND join or subscribe to it)"
         )
     return Route(name, channel.channel_type, shown_channel=name)
 

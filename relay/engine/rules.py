@@ -287,7 +287,8 @@ def _check_channel(
     if channel.state is not ChannelState.ACTIVE and not answers:
         raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
     if not is_participant:
-        raise NotParticipant(f"{sender} is not a participant of channel {channel.name}")
+        remedy = f"join it first: `relay channel join {channel.name}`, or the tool channel"
+        raise NotParticipant(f"{sender} is not a participant of channel {channel.name}: {remedy}")
     if (
         channel.channel_type is ChannelType.BROADCAST
         and sender != channel.owner

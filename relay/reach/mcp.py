@@ -78,6 +78,7 @@ class ToolServer:
             "send": self._send,
             "inbox": self._inbox,
             "answer": self._answer,
+            "channel": self._channel,
             "trace": self._trace,
             "agents": self._agents,
             "search": self._search,
@@ -211,6 +212,10 @@ class ToolServer:
                 raise
             text = f"{exc}; to answer it, send to {headers['FROM']} with re {about}"
             raise Refused(text) from exc
+
+    async def _channel(self, ctx: Context, given: Fields) -> str:
+        verb, agent = "leave" if given["leave"] else "join", self.session.find().agent
+        return await self._run("channel", verb, "--as", agent, "--", given["name"])
 
     async def _trace(self, ctx: Context, given: Fields) -> str:
         return await self._run("trace", "--", self._id("id", given["id"]))

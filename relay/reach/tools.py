@@ -134,6 +134,13 @@ TOOLS = {
             "body": Parameter("string", default=""),
         },
     ),
+    "channel": Tool(
+        "Join a channel that exists, or leave it.",
+        {
+            "name": Parameter("string", is_required=True),
+            "leave": Parameter("boolean", default=False),
+        },
+    ),
     "trace": Tool("The steps of a message with times, and what is still owed.", {"id": _ID}),
     "agents": Tool(
         "Agents with their state, unread messages, and the number of answers they owe.",

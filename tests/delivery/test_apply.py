@@ -118,7 +118,7 @@ def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> 
 def test_what_the_engine_refuses_is_answered(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
     work = table.decide("TO: #ci\nTOPIC: t\n\nhi")
-    assert work.plan.refusal == "alice is not a participant of channel ci"
+    assert "alice is not a participant of channel ci: join it" in (work.plan.refusal or "")
     assert len(work.files) == 1
 
 

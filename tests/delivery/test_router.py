@@ -164,7 +164,7 @@ def test_a_channel_says_itself_who_gets_it(store: Engine, kind: ChannelType) -> 
 def test_a_channel_that_is_not_there_bounces_with_what_to_do(store: Engine) -> None:
     text = bounce(route(to("#team"), "alice", EVERYBODY, StoreView(store)))
     assert text.startswith("channel team does not exist:")
-    assert "KIND join, TO: #team" in text and "subscribe" in text
+    assert "`relay channel create team`" in text and "KIND join or subscribe" in text
 
 
 @pytest.mark.parametrize("name", ["dm/alice/bob", "dm/x"])

@@ -126,6 +126,27 @@ def test_tools_take_the_short_ids_that_are_printed(served: Path) -> None:
     assert about == [f"RE: {first}", f"RE: {second}"]
 
 
+def test_an_agent_joins_a_channel_and_leaves_it(served: Path) -> None:
+    relay("channel", "create", "builds", "--as", "alice", home=served)
+
+    async def session() -> None:
+        async with Client(server_of(served).server) as client:
+            text = await refusal(client, "send", to="#builds", body="red")
+            assert text.endswith("join it first: `relay channel join builds`, or the tool channel")
+            assert "bob is a member of builds" in await call(client, "channel", name="#builds")
+            assert "delivered to alice" in await call(client, "send", to="#builds", body="red")
+            await call(client, "channel", name="builds", leave=True)
+            assert "bob is not a participant" in await refusal(
+                client, "send", to="#builds", body="green"
+            )
+            text = await refusal(client, "channel", name="nochan")
+            assert "nochan" in text and "does not exist" in text
+            text = await refusal(client, "send", to="#nochan", body="red")
+            assert "`relay channel create nochan`" in text
+
+    asyncio.run(session())
+
+
 def test_who_answers_a_plain_message_hears_how_to(served: Path) -> None:
     number = relay("send", "--as", "alice", "bob", "hello", home=served).stdout.strip()
 
@@ -389,7 +410,7 @@ def test_an_answer_that_was_never_written_is_offered_again(
         (
             "lease",
             {},
-            "'lease' is not a tool; there are send, inbox, answer, trace, agents, search",
+            "'lease' is not a tool; there are send, inbox, answer, channel, trace, agents, search",
         ),
     ],
 )
