@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +36,7 @@ from relay.cli.common import (
 )
 from relay.cli.request import (
     Progress,
+    check_has_not_arrived,
     check_has_session,
     duration_s,
     open_agent,
@@ -339,6 +341,7 @@ def reply(
 @home_option
 @click.argument("message_id", metavar="ID")
 @click.option("--to", metavar="NAME", help="Another recipient.")
+@click.option("--again", is_flag=True, help="Even if a recipient has it already.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
 @json_option
 @click.pass_context
@@ -347,12 +350,14 @@ def resend(
     home: str | None,
     message_id: str,
     to: str | None,
+    again: bool,
     no_wait: bool,
     as_json: bool,
 ) -> int:
     """Send a message again, as a new one of the same sender: refused, failed, or lost.
 
     Its content and headers are those of the original; its id, and with --to its recipient, are new.
+    A message that its recipient has, or has read, is sent again only with --again.
     """
     from relay.cli.show import OWN_HEADERS, read_message
 
@@ -374,8 +379,9 @@ def resend(
         name: value for name, value in original.file.headers.items() if name not in OWN_HEADERS
     }
     recipient = to or original.file.to
-    text = f"relay: sending it again, from {original.sender} to {recipient}"
-    click.echo(sanitize(text), err=True)
+    if recipient == original.file.to and not again:
+        check_has_not_arrived(root, original.id)
+    _echo_progress(Progress(f"sending it again, from {original.sender} to {recipient}"))
     with open_agent(original.sender, root) as me:
         return _send(
             me,
@@ -409,15 +415,8 @@ def ack(
     as_json: bool,
 ) -> None:
     """Acknowledge a message; it counts as read, and leaves the inbox."""
-    from agent_sdk import Agent
-
     root = root_to_take_from(ctx, home)
-    require_mailbox(root, agent)
-    message_id = _resolve(root, message_id)
-    with Agent(agent, root, registers=False) as me:
-        sent = me.ack(message_id, status, text)
-    _mark_read(root, agent, message_id)
-    _print_sent({"id": sent, "re": message_id}, as_json)
+    _answer(root, agent, message_id, as_json, lambda me, known: me.ack(known, status, text))
 
 
 @click.command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
@@ -431,13 +430,19 @@ def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
 ) -> None:
     """Report that a message could not be handled, and why; it leaves the inbox."""
+    root = root_to_take_from(ctx, home)
+    _answer(root, agent, message_id, as_json, lambda me, known: me.nack(known, error))
+
+
+def _answer(
+    root: str, agent: str, given: str, as_json: bool, say: Callable[[Agent, str], str]
+) -> None:
     from agent_sdk import Agent
 
-    root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
-    message_id = _resolve(root, message_id)
+    message_id = _resolve(root, given)
     with Agent(agent, root, registers=False) as me:
-        sent = me.nack(message_id, error)
+        sent = say(me, message_id)
     _mark_read(root, agent, message_id)
     _print_sent({"id": sent, "re": message_id}, as_json)
 
@@ -464,10 +469,7 @@ def _resolve(root: str, message_id: str) -> str:
 
 def _show_answer(message: Received, as_json: bool) -> None:
     with printing_taken(message):
-        if as_json:
-            echo_message(message)
-        else:
-            echo_body(message)
+        echo_message(message) if as_json else echo_body(message)
 
 
 def printing_taken(message: Received) -> contextlib.AbstractContextManager[None]:

@@ -183,6 +183,38 @@ def check_has_session(root: str, to: str) -> None:
         raise RelayError(NO_SESSION.format(to))
 
 
+def check_has_not_arrived(root: str, message_id: str) -> None:
+    """Check that no recipient has a message or has read it. Errors: RelayError."""
+    from relay.base.errors import RelayError
+    from relay.base.home import LEDGER, Home
+    from relay.cli import outcomes
+    from relay.ledger import open_readonly
+
+    with Home(root) as home, contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        found = outcomes.read_deliveries(db, "message_id = ?", message_id)
+    texts = [text for one in found if (text := _arrival(one))]
+    if texts:
+        more = len(texts) - outcomes.MOST_NAMED
+        named = texts[: outcomes.MOST_NAMED] + [f"{more} more have it"] * (more > 0)
+        raise RelayError("; ".join(named), hint="with --again it is sent all the same")
+
+
+def _arrival(delivery: Mapping[str, Any]) -> str:
+    """When a recipient read a message, or got it; empty if it never did, failed, or gave it up."""
+    from relay.cli import outcomes
+    from relay.cli.tables import local_time
+
+    name, outcome = delivery["recipient"], outcomes.outcome_of(delivery)
+    is_over = delivery["obligation"] == "given_up"
+    if is_over or outcome in (outcomes.Outcome.FAILED, outcomes.Outcome.REMOVED):
+        return ""
+    if outcomes.has_reached(delivery, "read"):
+        return f"{name} read it at {local_time(delivery['read_at'] or delivery['acked_at'])}"
+    if outcomes.has_reached(delivery, "delivered"):
+        return f"{name} has it since {local_time(delivery['written_at'])}, unread"
+    return ""
+
+
 class Progress(NamedTuple):
     """The progress of a message."""
 

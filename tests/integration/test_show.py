@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_file_that_is_not_a_message_can_be_printed(running: Relay, home: Path)
 def test_agents_named_like_folders(sender: str, running: Relay, home: Path) -> None:
     sent = send(home, "bob", "hi", sender=sender)
     assert f"message from {sender} to bob" in shown(home, sent)
-    assert relay("resend", sent, home=home).returncode == 0
+    assert relay("resend", "--again", sent, home=home).returncode == 0
 
 
 def test_a_message_without_a_relay(home: Path) -> None:
@@ -118,6 +119,27 @@ def test_resend_is_a_new_message_of_the_same_sender(running: Relay, home: Path) 
     for line in ("FROM: alice", "KIND: command", "THREAD: t-1", "PRIORITY: 1", "deploy"):
         assert line in text
     assert done.stdout.strip() != refused and done.stdout.strip() in text
+
+
+@pytest.mark.home("alice", "bob", "carol")
+def test_resend_of_a_message_that_arrived_asks(running: Relay, home: Path) -> None:
+    sent = send(home, "bob", "once")
+    done = relay("resend", sent, home=home)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        r"relay: bob has it since [0-9:]+, unread; with --again it is sent all the same\n",
+        done.stderr,
+    )
+    with Agent("bob", home, registers=False) as bob:
+        assert bob.receive(5) is not None
+    assert relay("wait", sent, "--for", "read", home=home).returncode == 0
+    done = relay("resend", sent, home=home)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.match(r"relay: bob read it at [0-9:]+; with --again", done.stderr)
+    assert relay("resend", sent, "--to", "carol", home=home).returncode == 0
+    assert not inbox_of(home, "bob")
+    assert relay("resend", sent, "--again", home=home).returncode == 0
+    assert len(inbox_of(home, "bob")) == 1
 
 
 def test_resend_of_a_message_of_the_relay(running: Relay, home: Path) -> None:
