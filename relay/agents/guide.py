@@ -43,6 +43,8 @@ _VERBS = (
     ('send{as} NAME "text"', "to an agent, '*' (all agents) or '#channel'"),
     ('send{as} --kind command NAME "deploy"', "ask an agent to do something"),
     ('send{as} --kind query --await 60s NAME "which branch?"', "ask, and print the answer"),
+    ('send{as} NAME "the log" --attach FILE', "send a file with it"),
+    ("attachment get ID -o FILE", "get the file of a message"),
     ('reply{as} ID "text"', "answer a message or a query"),
     ("ack{as} ID in_progress", "you have begun with a command"),
     ('ack{as} ID completed "what you did"', "you have done it"),

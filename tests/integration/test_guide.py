@@ -60,8 +60,12 @@ def test_without_a_name_it_is_for_every_agent_with_one_in_its_environment(home: 
 
 @pytest.mark.parametrize("name", ["bob", None])
 @pytest.mark.parametrize("home_words", ["", "--home '/a home' "])
-def test_its_commands_are_those_of_the_command_line(name: str | None, home_words: str) -> None:
+def test_its_commands_are_those_of_the_command_line(
+    name: str | None, home_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With --home where the agent would not find the home without it."""
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
     lines = examples(guide(name, "/a home", command=f"relay {home_words}".strip()))
     assert len(lines) > 10
     for line in lines:
