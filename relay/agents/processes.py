@@ -156,6 +156,19 @@ def terminated_status(row: ProcessRow, reason: str) -> StatusChange:
     return StatusChange(row.name, AgentStatus.TERMINATED, reason)
 
 
+def terminate_unstarted(ledger: Ledger, home: Home, row: ProcessRow) -> StatusChange | None:
+    """The status change of an agent whose first process could not be started.
+
+    Mail for it would wait for ever. None for an agent that has ever done anything.
+    """
+    if ledger.processes.last_seen([row.name]):
+        return None
+    if row.name in home.agent_names():  # its mailbox was made, and is not noticed yet
+        with ledger.transaction():
+            ledger.agents.register(row.name, row.changed_at)
+    return terminated_status(row, f"it could not be started: {row.last_error}")
+
+
 class Child:
     """A supervised process in memory. Only the supervisor uses it."""
 

@@ -30,6 +30,7 @@ from relay.agents.processes import (
     new_row,
     restarted,
     started_text,
+    terminate_unstarted,
     terminated_status,
     time_after_end,
 )
@@ -271,7 +272,8 @@ class Supervisor:
         """Refuse a request: the requester gets the reason, and the spec is removed."""
         notice = answer_notice(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
-        self._enqueue_notice(None, notice._replace(process=row, forget=spec))
+        gone = terminate_unstarted(self._ledger, self._home, row) if row is not None else None
+        self._enqueue_notice(None, notice._replace(process=row, forget=spec, status_change=gone))
         self._log(
             f"Did not start {intent.name}: {reason}",
             action="spawn_failed",
@@ -348,8 +350,7 @@ class Supervisor:
             self._finish_release(child)
             return
         child.is_finished = True
-        row, now = child.row, self._clock.now_ns()
-        settings = self._settings
+        row, now, settings = child.row, self._clock.now_ns(), self._settings
         verdict = decide_restart(row, settings, now)
         again_s, is_lost = verdict.again_in_s, False
         text = error = f"{row.name} {describe_exit(row.exit_code)}"

@@ -68,6 +68,31 @@ def test_what_the_system_refuses_is_said_and_failed(box: ProcessBox) -> None:
     assert box.process().state == "starting"
 
 
+def test_mail_for_one_that_never_started_bounces(box: ProcessBox) -> None:
+    """It is no recipient of a broadcast; an agent that did something before keeps its mail."""
+    box.spawner.refuses = "there is no program sh"
+    box.spawn()
+    box.tick(2)
+    status = "SELECT status, reason FROM agents WHERE name = 'w'"
+    why = "it could not be started: there is no program sh"
+    assert box.sql(status) == [("terminated", why)]
+    sent = box.send("alice", "TO: w\n\nhi")
+    (nack,) = box.said("alice", sent)
+    assert f": {why}; start it again" in nack
+    box.send("alice", "TO: *\n\nall")
+    assert box.inbox("w") == {}
+
+    box.spawner.refuses = ""
+    box.spawn()
+    box.tick(2)
+    assert box.sql(status) == [("active", None)]
+
+    box.spawner.refuses = "there is no program sh"
+    box.send("alice", "TO: operator\n\nalive")
+    box.spawn("alice")
+    assert box.sql("SELECT status FROM agents WHERE name = 'alice'") == [("active",)]
+
+
 def test_a_directory_that_went_meanwhile_is_said(box: ProcessBox) -> None:
     (box.cwd / "gone").mkdir()
     box.drop("operator", f"KIND: spawn\nNAME: w\nCLI: sh\nCWD: {box.cwd}/gone\n\ngo")
