@@ -27,7 +27,8 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     """Remove data that has expired by the `retention` settings.
 
     That is: the archive, messages that agents have read, refused files, logs of agents that are
-    gone, unused attachments, old rows of audit_log. A running relay does this every hour.
+    gone, attachments that nothing names or that were never finished, old rows of audit_log. A
+    running relay does this every hour. NEXT says what goes next by its age, and when.
     """
     from relay.base.config import load
     from relay.daemon.housekeeper import run_retention
@@ -105,18 +106,20 @@ def _show(found: list[Pruned], as_json: bool) -> None:
                     "bytes": gone.n_bytes,
                     "oldest": when(gone.oldest_ns),
                     "newest": when(gone.newest_ns),
+                    "next_count": gone.next_number,
+                    "next_at": when(gone.next_ns),
                 }
             )
         return
-    print_table(
-        ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST"),
-        [
-            (
-                g.kind,
-                g.number,
-                g.n_bytes,
-                *(local_iso(when(at)) for at in (g.oldest_ns, g.newest_ns)),
-            )
-            for g in found
-        ],
+    # A run that removes things does not look for what goes later.
+    upcoming = any(gone.next_ns for gone in found)
+    header = ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST", *(("NEXT",) if upcoming else ()))
+    print_table(header, [_cells(gone)[: len(header)] for gone in found])
+
+
+def _cells(gone: Pruned) -> tuple[object, ...]:
+    oldest, newest, due = (
+        local_iso(when(at)) for at in (gone.oldest_ns, gone.newest_ns, gone.next_ns)
     )
+    coming = f"{gone.next_number} on {due}" if due else None
+    return (gone.kind, gone.number, gone.n_bytes, oldest, newest, coming)

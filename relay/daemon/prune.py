@@ -5,6 +5,7 @@
     read         agents/*/inbox/.read                       read_days, read_mib
     output       logs/{agent}.log* of agents no more        output_days
     attachments  that no message names                      attachments_days, attachments_mib
+    unfinished   attachments/…/.….tmp of interrupted sends  an hour after the last write
     audit        audit_log, security_events                 audit_days
 
 Settings: `retention` in config.json. The archive goes in whole days, oldest first, never the last
@@ -16,13 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from typing import NamedTuple
 
+import psutil
+
 from relay.base import fsio
-from relay.base.clock import iso_date
+from relay.base.clock import NS_PER_S, iso_date
 from relay.base.config import RetentionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER, READ, Home
@@ -35,7 +39,9 @@ from relay.ledger.archive_pack import DAY_NS, SUFFIX
 from relay.ledger.attachments import REMOVAL, SLICE
 
 SLICE_ROWS = 500  # some 2 ms of the loop
-KINDS = ("archive", "rejected", "read", "output", "attachments", "audit")
+KINDS = ("archive", "rejected", "read", "output", "attachments", "unfinished", "audit")
+UNFINISHED_NS = 3600 * NS_PER_S
+_UNFINISHED = re.compile(r"\..+\.tmp")  # as senders name what they have not renamed yet
 _MIB = 1 << 20
 
 
@@ -56,12 +62,27 @@ class Pruned(NamedTuple):
     n_bytes: int = 0
     oldest_ns: int | None = None
     newest_ns: int | None = None
+    next_number: int = 0  # of a dry run: those that go next because of their age
+    next_ns: int | None = None  # and when they go
 
     def plus(self, n_bytes: int, at_ns: int) -> Pruned:
         """One more."""
         oldest = at_ns if self.oldest_ns is None else min(self.oldest_ns, at_ns)
         newest = at_ns if self.newest_ns is None else max(self.newest_ns, at_ns)
-        return Pruned(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
+        return self._replace(
+            number=self.number + 1,
+            n_bytes=self.n_bytes + n_bytes,
+            oldest_ns=oldest,
+            newest_ns=newest,
+        )
+
+    def later(self, at_ns: int, days: int) -> Pruned:
+        """One more that goes later: when it has been ``days`` old for a whole day."""
+        due_ns = (at_ns // DAY_NS + days + 1) * DAY_NS
+        if self.next_ns is not None and due_ns > self.next_ns:
+            return self
+        same = self.next_number if due_ns == self.next_ns else 0
+        return self._replace(next_number=same + 1, next_ns=due_ns)
 
 
 class FileKind(NamedTuple):
@@ -101,11 +122,14 @@ def prune_files(
                     cost += REMOVAL
                     if dry_run or _remove(dirs.get(*file.folder), file.name):
                         total = total.plus(file.n_bytes, file.at_ns)
+                elif dry_run and kind.days and file.at_ns >= cutoff:
+                    total = total.later(file.at_ns, kind.days)
                 if cost >= SLICE:
                     yield None
                     cost = 0
         pruned.append(total)
     pruned.append((yield from _collect_attachments(home, settings, now_ns, dry_run=dry_run)))
+    pruned.append((yield from _collect_unfinished(home, now_ns, dry_run=dry_run)))
     if not dry_run:
         for day in archive_pack.days(home):
             if _is_past(settings.archive_days, _day_ns(day), now_ns):
@@ -282,6 +306,41 @@ def _collect_attachments(
     return pruned
 
 
+def _collect_unfinished(home: Home, now_ns: int, *, dry_run: bool) -> Generator[None, None, Pruned]:
+    pruned = Pruned("unfinished")
+    with home.dirs() as dirs:
+        for file in unfinished_attachments(home, now_ns):
+            if file is None:
+                yield
+            elif dry_run or _remove(dirs.get(*file.folder), file.name):
+                pruned = pruned.plus(file.n_bytes, file.at_ns)
+    return pruned
+
+
+def unfinished_attachments(home: Home, now_ns: int) -> Iterator[File | None]:
+    """Yield what interrupted senders left of attachments, and None after each slice.
+
+    One that was suspended as it wrote, with its machine or by ^Z, still has the file open.
+    """
+    in_use: set[str] | None = None
+    for number, file in enumerate(_attachment_files(home)):
+        if _UNFINISHED.fullmatch(file.name) and file.at_ns < now_ns - UNFINISHED_NS:
+            in_use = _open_paths() if in_use is None else in_use
+            if os.path.realpath(home.path(*file.folder, file.name)) not in in_use:
+                yield file
+        if number % SLICE == SLICE - 1:
+            yield None
+
+
+def _open_paths() -> set[str]:
+    """Paths of the files that processes of this user have open."""
+    paths: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            paths.update(file.path for file in process.open_files())
+    return paths
+
+
 def _is_current_version(path: str) -> bool:
     """False for a ledger that opening would migrate: the next start does that."""
     with contextlib.closing(open_readonly(path)) as db:
@@ -297,16 +356,24 @@ def _attachment_files(home: Home) -> Iterator[File]:
 
 
 def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:
-    """Rows of audit_log and security_events past their age; their size is unknown."""
+    """Rows of audit_log and security_events past their age, and those of the day after; their
+    size is unknown."""
     if not settings.audit_days:
         return Pruned("audit")
-    before = now_ns - settings.audit_days * DAY_NS
-    found = db.execute(
-        "SELECT count(*), min(at), max(at) FROM (SELECT at FROM audit_log WHERE at < ? "
-        "UNION ALL SELECT at FROM security_events WHERE at < ?)",
-        (before, before),
-    ).fetchone()
-    return Pruned("audit", found[0], 0, found[1], found[2])
+    kept_ns = settings.audit_days * DAY_NS
+    number, oldest, newest = db.execute(_LOGGED, (0, now_ns - kept_ns) * 2).fetchone()
+    first = db.execute(_LOGGED, (now_ns - kept_ns, _FOREVER) * 2).fetchone()[1]
+    gone = Pruned("audit", number, 0, oldest, newest)
+    if first is None:
+        return gone
+    later = db.execute(_LOGGED, (first, first + DAY_NS) * 2).fetchone()[0]
+    return gone._replace(next_number=later, next_ns=first + kept_ns)
+
+
+_FOREVER = 2**63 - 1
+_LOGGED = """
+SELECT count(*), min(at), max(at) FROM (SELECT at FROM audit_log WHERE at >= ? AND at < ?
+UNION ALL SELECT at FROM security_events WHERE at >= ? AND at < ?)"""
 
 
 def prune_rows(

@@ -225,6 +225,13 @@ def _check_references(target: Target) -> Iterator[Finding]:
     yield from listed(
         "attachments", found, unused, advice, Severity.NOTE, where="attachments unnamed"
     )
+    files = prune.unfinished_attachments(target.home, target.clock.now_ns())
+    left = ["/".join([*file.folder, file.name]) for file in files if file is not None]
+    found = "left by senders that were interrupted"
+    advice = "`relay prune` removes them"
+    yield from listed(
+        "attachments", found, left, advice, Severity.NOTE, where="attachments unfinished"
+    )
 
 
 def _stored(target: Target) -> dict[str, str]:

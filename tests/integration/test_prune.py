@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +236,52 @@ def test_a_dry_run_changes_nothing_and_says_what_the_run_then_does(box: Box) -> 
     assert files(box) == before and box.sql("SELECT * FROM audit_log") == rows
     assert run(box, **settings) == would
     assert {kind: gone.number for kind, gone in would.items()} == {
-        "archive": 2, "rejected": 0, "read": 2, "output": 1, "attachments": 0, "audit": len(rows),
+        "archive": 2, "rejected": 0, "read": 2, "output": 1, "attachments": 0, "unfinished": 0,
+        "audit": len(rows),
     }  # fmt: skip
     assert not [
         gone for gone in run(box, **settings).values() if gone.kind != "audit" and gone.number
     ]
+
+
+def test_a_dry_run_says_what_goes_next_and_when(box: Box) -> None:
+    archived(box, "a", "b")
+    day = iso_date(box.clock.now_ns())
+    box.clock.advance(DAY_S)
+    archived(box, "c")
+    would = run(box, dry_run=True, archive_days=90, audit_days=365)
+    assert (would["archive"].number, would["archive"].next_number) == (0, 2)
+    due_ns = would["archive"].next_ns
+    assert due_ns is not None and iso_date(due_ns - 91 * DAY_NS) == day
+    (logged,) = box.sql("SELECT min(at) FROM audit_log")
+    assert would["audit"].next_ns == logged[0] + 365 * DAY_NS and would["audit"].next_number > 2
+    assert would["read"].next_ns is None  # 0: for ever
+    just_before = due_ns - box.clock.now_ns() - 10**9
+    box.clock.advance(just_before / 1e9)
+    assert run(box, archive_days=90)["archive"].number == 0
+    box.clock.advance(2)
+    assert run(box, archive_days=90)["archive"].number == 2
+
+
+def test_what_interrupted_senders_left_of_attachments_goes_after_an_hour(box: Box) -> None:
+    kept = attached(box, b"whole")
+    dead, held, young = (
+        kept.with_name(f".{kept.name[:16]}.{name}.tmp") for name in ("dead", "held", "young")
+    )
+    for path in (dead, held, young):
+        path.write_bytes(b"half")
+    for path in (dead, held):
+        os.utime(path, ns=(0, box.clock.now_ns() - 3601 * 10**9))
+    os.utime(young, ns=(0, box.clock.now_ns() - 3500 * 10**9))
+    with held.open("ab"):  # its sender was suspended
+        would = run(box, dry_run=True)["unfinished"]
+        assert (would.number, would.n_bytes) == (1, 4) and dead.exists()
+        said = relay("doctor", home=box.root).stdout
+        assert f"interrupted: {dead.relative_to(box.root)}; " in said
+        assert run(box)["unfinished"] == would
+        assert sorted(kept.parent.iterdir()) == sorted([held, young, kept])
+    assert run(box)["unfinished"].number == 1
+    assert sorted(kept.parent.iterdir()) == sorted([young, kept])
 
 
 def test_zero_keeps_for_ever(box: Box) -> None:
@@ -426,6 +469,11 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
     assert list(rows) == list(prune.KINDS)
     assert rows["archive"]["count"] == 1 and rows["archive"]["oldest"].startswith("2020-01-01")
     assert folder.exists()
+    today = iso_date(time.time_ns())
+    (home / "archive" / today).mkdir()
+    (home / "archive" / today / "1-02.msg").write_text("TO: bob\n\nnew")
+    shown = relay("prune", "--dry-run", home=home).stdout.splitlines()
+    assert shown[0].split()[-1] == "NEXT" and re.match(r"archive +1 .* 1 on \w", shown[1])
     done = relay("prune", home=home)
     assert done.returncode == 0 and "archive      1" in done.stdout
     assert not folder.parent.exists()
