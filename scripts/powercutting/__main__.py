@@ -125,12 +125,16 @@ def show(tables: Sequence[Table]) -> None:
 
 def next_boot(folder: str) -> None:
     """In this process the machine has started again: the relay sees another boot id."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
     kernel.own_mounts()
     file = Path(folder, f"boot.{os.getpid()}")
     file.write_text(f"{uuid.uuid4()}\n")
     kernel.mount(str(file), Path(BOOT_ID), flags=kernel.MS_BIND)
+
+
+def _begin_judging(folder: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    next_boot(folder)
 
 
 def judge_chunk(chunk: Chunk) -> list[Result]:
@@ -271,7 +275,7 @@ def _judged(
         Chunk(recorded, name, label, cuts[at : at + size], keep) for at in range(0, len(cuts), size)
     ]
     context = multiprocessing.get_context("fork")
-    with context.Pool(PROCESSES, next_boot, [str(recorded.folder)]) as pool:
+    with context.Pool(PROCESSES, _begin_judging, [str(recorded.folder)]) as pool:
         for results in pool.imap_unordered(judge_chunk, chunks):
             yield from results
             table.progress()
