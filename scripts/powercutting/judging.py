@@ -6,7 +6,7 @@ acknowledged before the cut, and every recipient:
     lost          it is nowhere whole, and no reader had it
     doubled       it is there twice, whole, or an original of it was put aside as a duplicate
     falsely read  the ledger calls it read, or it stands in .read, and no reader had taken it
-    ledger        rows, inboxes and archive do not say the same
+    ledger        rows, inboxes and archive do not say the same, or what was read is back without text
     start         the relay does not start, does not come to rest, or does not stop
     doctor        what `relay doctor --deep` finds when it has stopped, its notes and ACCEPTED aside
 
@@ -244,7 +244,8 @@ class Look:
         if waits is not None and read == one.body:
             yield Fault("doubled", f"{name}: in the inbox and in .read; {state}")
         if waits is not None and waits != one.body:
-            yield Fault("lost", f"{name}: in the inbox, not whole; {state}")
+            kind = "ledger" if was_taken else "lost"
+            yield Fault(kind, f"{name}: in the inbox, not whole; {state}")
         elif not was_taken and read is not None:
             yield Fault("falsely read", f"{name}: in .read; {state}")
         elif not was_taken and waits is None:
