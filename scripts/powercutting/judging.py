@@ -6,7 +6,7 @@ acknowledged before the cut, and every recipient:
     lost          it is nowhere whole, and no reader had it
     doubled       it is there twice, whole, or an original of it was put aside as a duplicate
     falsely read  the ledger calls it read, or it stands in .read, and no reader had taken it
-    ledger        rows, inboxes and archive do not say the same, or what was read is back without text
+    ledger        rows, inboxes and archive differ, or what was read is back without its text
     start         the relay does not start, does not come to rest, or does not stop
     doctor        what `relay doctor --deep` finds when it has stopped, its notes and ACCEPTED aside
 
