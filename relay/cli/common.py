@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -37,6 +37,9 @@ from relay.base.names import (
 from relay.base.text import did_you_mean, json_line, visible
 from relay.base.text import plural as plural  # for the commands
 from relay.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from agent_sdk import Received
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to name
@@ -263,6 +266,33 @@ def printing(done: str) -> Iterator[None]:
     except OSError as exc:
         exc.add_note(done)
         raise
+
+
+def printing_taken(message: Received) -> AbstractContextManager[None]:
+    """Print a message that was taken: one that cannot be printed is found by its file."""
+    return printing(f"message {message.id} is read, and is in {message.path}")
+
+
+def echo_received(message: Received, **more: object) -> None:
+    """Print a message that was taken as JSON, with ``more``."""
+    echo_json(
+        {
+            "id": message.id,
+            "from": message.sender,
+            "to": message.to,
+            "kind": str(message.kind),
+            "headers": message.headers,
+            "body": message.body,
+            **more,
+        }
+    )
+
+
+def echo_body(message: Received) -> None:
+    """Print the body of a message that was taken."""
+    is_person = sys.stdout.isatty()  # a pipe gets the text as sent, escape sequences included
+    text = sanitize(message.body, lines=True) if is_person else message.body
+    click.echo((text or "").rstrip("\n"), color=True)
 
 
 def agent_not_found(home: Home, name: str) -> NotFound:

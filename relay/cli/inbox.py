@@ -17,16 +17,18 @@ from relay.base.names import MSG_SUFFIX
 from relay.cli.common import (
     as_option,
     complete_agents,
+    echo_body,
+    echo_received,
     home_option,
     json_option,
     open_home,
     print_rows,
+    printing_taken,
     root_of,
     root_to_take_from,
     sanitize,
 )
 from relay.cli.ids import short_ids
-from relay.cli.messages import echo_body, echo_message, printing_taken
 from relay.cli.request import open_agent, require_mailbox
 from relay.cli.tables import limit_option, wide_option
 from relay.reach.strays import undelivered_notes
@@ -185,7 +187,7 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
     marked = undelivered_notes(root, agent, [message.id])
     with printing_taken(message):
         if as_json:
-            echo_message(message, delivered=None if marked is None else not marked)
+            echo_received(message, delivered=None if marked is None else not marked)
             return
         headers = message.headers
         about = "".join(

@@ -24,12 +24,15 @@ from relay.cli.common import (
     as_option,
     complete_recipients,
     complete_threads,
+    echo_body,
     echo_json,
+    echo_received,
     home_option,
     json_option,
     name_home,
     not_running_text,
     printing,
+    printing_taken,
     root_of,
     root_to_take_from,
     sanitize,
@@ -469,34 +472,9 @@ def _resolve(root: str, message_id: str) -> str:
 
 def _show_answer(message: Received, as_json: bool) -> None:
     with printing_taken(message):
-        echo_message(message) if as_json else echo_body(message)
-
-
-def printing_taken(message: Received) -> contextlib.AbstractContextManager[None]:
-    """Print a message that was taken: one that cannot be printed is found by its file."""
-    return printing(f"message {message.id} is read, and is in {message.path}")
+        echo_received(message) if as_json else echo_body(message)
 
 
 def _progress(message: Received) -> None:
     said = sanitize(" ".join(message.body.split())) or "received"
     click.echo(f"relay: {message.sender}: {said}", err=True)
-
-
-def echo_message(message: Received, **more: object) -> None:
-    echo_json(
-        {
-            "id": message.id,
-            "from": message.sender,
-            "to": message.to,
-            "kind": str(message.kind),
-            "headers": message.headers,
-            "body": message.body,
-            **more,
-        }
-    )
-
-
-def echo_body(message: Received) -> None:
-    is_person = sys.stdout.isatty()  # a pipe gets the text as sent, escape sequences included
-    text = sanitize(message.body, lines=True) if is_person else message.body
-    click.echo((text or "").rstrip("\n"), color=True)

@@ -176,7 +176,7 @@ class Trial:
         return works
 
     def unread(self) -> int:
-        """How many test messages are still in the inbox."""
+        """The number of test messages that are still in the inbox."""
         inbox = os.path.join(self.home.root, "agents", self.agent, "inbox")
         return sum(os.path.exists(os.path.join(inbox, one + MSG_SUFFIX)) for one in self.sent)
 

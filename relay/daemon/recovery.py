@@ -20,8 +20,8 @@ See docs/states.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from relay.acomm.model import Message
 from relay.agents import status
@@ -48,7 +48,9 @@ from relay.engine.engine import Engine
 from relay.engine.events import FileRefused
 from relay.ledger import FileFacts, Ledger, MessageRow
 from relay.ledger.check import describe_skipped
+from relay.ledger.ledger import SKIPPED
 
+Fact = TypeVar("Fact")
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
@@ -80,7 +82,7 @@ def recover(
         for event in store.fresh_events:
             projection.apply(event)
         events.commit()
-        restored, skipped = _restore_rows(ledger, store, projection, events.journal.durable, now)
+        restored = _restore_rows(ledger, store, projection, events.journal.durable, now, log)
         restored += _restore_unfinished_rows(ledger, store, open_ones)
         _reconcile_obligations(ledger, store)
         _locate_refused_files(dirs, ledger, projection)
@@ -91,14 +93,6 @@ def recover(
             _restore_originals(files, ledger, store, projection, log)
         requeued = _resolve_rows(files, ledger, store, rows, now)
     events.confirm_boot()
-    for why in skipped[:SHOWN_IDS]:
-        log(
-            f"A fact of the journal is not in the ledger: {why}",
-            action="skip_fact",
-            level="error",
-        )
-    if skipped:
-        log(describe_skipped(len(skipped)), action="skip_fact", level="error")
     if files.faults:
         log(
             f"Could not check the files of {len(files.faults)} messages, a scan or the next "
@@ -122,39 +116,44 @@ def recover(
 
 
 def _restore_rows(
-    ledger: Ledger, store: Engine, projection: Projection, position: int, now: int
-) -> tuple[int, list[str]]:
-    """Insert rows from the events where the ledger lacks them.
-
-    Returns how many were missing, and a text about each fact that no row can hold.
-    """
+    ledger: Ledger, store: Engine, projection: Projection, position: int, now: int, log: LogCall
+) -> int:
+    """Insert rows from the events where the ledger lacks them; returns how many were missing."""
 
     def relay_id_of(number: int) -> str | None:
         message = store.messages.get(number)
         return message.relay_id if message else None
 
-    restored, project = 0, ledger.project
-    skipped = [*projection.skipped]
+    def project(write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
+        skipped.extend(ledger.project(write, facts, now))
+
+    restored, skipped = 0, [*projection.skipped]
     ids = list(projection.rows)
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
             missing = [projection.rows[one] for one in slice_ if one not in known]
-            skipped += project(ledger.add, missing)
+            project(ledger.add, missing)
             restored += len(missing)
         deliveries = ledger.deliveries
-        skipped += project(deliveries.restore, projection.deliveries(relay_id_of, now))
-        skipped += project(deliveries.restore_obligations, projection.obligations(relay_id_of))
-        skipped += project(lambda failures: ledger.fail(failures, now), projection.failures)
-        skipped += project(ledger.agents.add_references, projection.references)
-        skipped += project(ledger.offers.change, projection.offers)
-        skipped += project(ledger.offers.add_rings, projection.rings)
-        skipped += project(lambda refused: _reject(ledger, refused, now), projection.rejections)
+        project(deliveries.restore, projection.deliveries(relay_id_of, now))
+        project(deliveries.restore_obligations, projection.obligations(relay_id_of))
+        project(lambda failures: ledger.fail(failures, now), projection.failures)
+        project(ledger.agents.add_references, projection.references)
+        project(ledger.offers.change, projection.offers)
+        project(ledger.offers.add_rings, projection.rings)
+        project(lambda refused: _reject(ledger, refused, now), projection.rejections)
         _restore_statuses(ledger, store, projection.rows.values())
-        ledger.count_skipped(len(skipped), now)
+        if projection.skipped:
+            count = int(ledger.get_state(SKIPPED) or 0) + len(projection.skipped)
+            ledger.set_state(SKIPPED, str(count), now)
         ledger.set_position(position, now)
-    return restored, skipped
+    for why in skipped[:SHOWN_IDS]:
+        log(f"A fact of the journal is skipped: {why}", action="skip_fact", level="error")
+    if skipped:
+        log(describe_skipped(len(skipped)), action="skip_fact", level="error")
+    return restored
 
 
 def _reject(ledger: Ledger, refused: Iterable[FileRefused], now: int) -> None:

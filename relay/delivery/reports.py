@@ -206,9 +206,8 @@ class ReportReader:
         self._events.commit()
         ledger = self._ledger
         with ledger.transaction():
-            skipped = len(ledger.project(ledger.offers.change, changes))
-            skipped += len(ledger.project(ledger.offers.add_rings, rings))
-            ledger.count_skipped(skipped, now)
+            ledger.project(ledger.offers.change, changes, now)
+            ledger.project(ledger.offers.add_rings, rings, now)
             ledger.set_position(self._events.journal.durable, now)
 
     def _changes(self, agent: str, one: dict[str, Any]) -> list[OfferChange]:
@@ -276,7 +275,7 @@ def _number(given: dict[str, Any], name: str, most: int = 0) -> int:
 
 
 def _facts(entry: dict[str, Any]) -> int:
-    """How many rows an entry may change."""
+    """The number of rows that an entry may change."""
     return max(1, len(entry.get("ids", ())))
 
 

@@ -161,19 +161,21 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def project(
-        self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]
+        self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact], now_ns: int
     ) -> list[str]:
         """Write facts of the journal; returns a text about each one that no row can hold.
 
         The journal is the truth and cannot be changed: one fact that the ledger refuses must stop
-        neither a start nor a rebuild. Within the caller's transaction.
+        neither a start nor a rebuild. It is counted, for ``relay doctor``. Within the caller's
+        transaction.
         """
         try:
             self._write(write, facts)
         except (RowRefused, OverflowError, UnicodeEncodeError) as exc:
-            if len(facts) == 1:
-                return [f"{exc}: {str(facts[0])[:SHOWN_CHARS]}"]
-            return [refused for one in facts for refused in self.project(write, [one])]
+            if len(facts) > 1:
+                return [why for one in facts for why in self.project(write, [one], now_ns)]
+            self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + 1), now_ns)
+            return [f"{exc}: {str(facts[0])[:SHOWN_CHARS]}"]
         return []
 
     def _write(self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
@@ -188,11 +190,6 @@ class Ledger:
         finally:
             if self._db.in_transaction:
                 self._db.execute("RELEASE facts")
-
-    def count_skipped(self, facts: int, now_ns: int) -> None:
-        """Count facts of the journal that are not in the ledger, for ``relay doctor``."""
-        if facts:
-            self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + facts), now_ns)
 
     # -- messages ----------------------------------------------------------------------
 

@@ -416,7 +416,7 @@ def _number(ctx: Context) -> str:
 
 
 def _doing(one: Fields) -> str:
-    """What is known of an agent, of a line of ``relay agents --json``: the evidence first."""
+    """The state of an agent in words, of a line of ``relay agents --json``: the evidence first."""
     said = str(one["status"])
     if (pid := one["process_ended"]) is not None:
         said = f"process {pid} has exited"

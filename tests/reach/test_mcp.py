@@ -152,6 +152,7 @@ def test_who_answers_a_plain_message_hears_how_to(served: Path) -> None:
 
     async def session() -> None:
         async with Client(server_of(served).server) as client:
+            assert "hello" in await call(client, "inbox", wait_s=10)
             text = await refusal(client, "answer", id=number, status="completed", body="hi")
             assert text.endswith(f"; to answer it, send to alice with re {number}")
 
