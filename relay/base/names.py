@@ -36,20 +36,24 @@ EVERYONE_CHANNEL = "all"
 
 def is_agent_name(name: str) -> bool:
     """True for a name that an agent may have; ``operator`` is one, other reserved names are not."""
-    return bool(AGENT_NAME.fullmatch(name)) and (
-        name == OPERATOR or name.lower() not in RESERVED_NAMES
-    )
+    return bool(AGENT_NAME.fullmatch(name)) and not _is_reserved(name)
 
 
 def check_agent_name(name: str) -> str:
     """Return a valid name. Errors: InvalidName with the rule that is broken."""
     if not isinstance(name, str):  # for example from a script whose variable is not set
         raise InvalidName(f"expected an agent name as text, got {name!r}")
-    if name != OPERATOR and name.lower() in RESERVED_NAMES:
+    if _is_reserved(name):
         raise InvalidName(f"agent name {name!r} is reserved")
     if not AGENT_NAME.fullmatch(name):
         raise InvalidName(f"agent name {name!r} is not a valid name")
     return name
+
+
+def _is_reserved(name: str) -> bool:
+    """True for a reserved name in any case, and for one that looks like the operator's."""
+    plain = name.lower()
+    return name != OPERATOR and (plain in RESERVED_NAMES or plain.rstrip("_-") == OPERATOR)
 
 
 def lead_by_name(names: Set[str]) -> str | None:

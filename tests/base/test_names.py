@@ -49,6 +49,13 @@ def test_a_name_outside_the_rule(name: str) -> None:
     assert caught.value.exit_code == EXIT_USAGE
 
 
+@pytest.mark.parametrize("name", ["Operator", "OPERATOR", "operator_", "Operator--", "operator-_"])
+def test_nobody_else_looks_like_the_operator(name: str) -> None:
+    assert not is_agent_name(name)
+    with pytest.raises(InvalidName, match="is reserved"):
+        check_agent_name(name)
+
+
 @pytest.mark.shows("ready 4.2")
 @pytest.mark.parametrize("name", ["__orchestrator__", "system", "root", "admin", "dm", "all"])
 def test_a_reserved_name_in_any_case(name: str) -> None:

@@ -161,6 +161,8 @@ def test_M15_a_channel_as_the_address_says_all_there_is_to_say(sh: Shell, kind: 
         ("AGENT_RELAY_NAME= relay_send bob x", "AGENT_RELAY_NAME is not set"),
         ("AGENT_RELAY_NAME=../bob; relay_send bob x", "AGENT_RELAY_NAME ../bob"),
         ("AGENT_RELAY_NAME=Admin; relay_recv", "AGENT_RELAY_NAME Admin is reserved"),
+        ("AGENT_RELAY_NAME=Operator; relay_send bob x", "AGENT_RELAY_NAME Operator is reserved"),
+        ("AGENT_RELAY_NAME=operator_; relay_recv", "AGENT_RELAY_NAME operator_ is reserved"),
         (f"AGENT_RELAY_NAME={'a' * 64}; relay_recv", "AGENT_RELAY_NAME has 64 characters"),
     ],
 )
