@@ -182,8 +182,8 @@ _relay_begin() {
     [ ${#name} -le 63 ] || _relay_misuse "AGENT_RELAY_NAME has ${#name} characters, at most 63"
     case $(printf %s "$name" | tr '[:upper:]' '[:lower:]') in
     system | root | admin | dm | all) _relay_misuse "AGENT_RELAY_NAME $name is reserved" ;;
-    operator | operator[_-] | operator[_-]*[_-])
-        [ "$name" = operator ] || _relay_misuse "AGENT_RELAY_NAME $name is reserved" ;;
+    operator*[!_-]*) ;; # another name that begins so
+    operator*) [ "$name" = operator ] || _relay_misuse "AGENT_RELAY_NAME $name is reserved" ;;
     esac
     _relay_home "${1-}"
     outbox=$home/agents/$name/outbox
