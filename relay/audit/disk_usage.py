@@ -138,7 +138,7 @@ def _place(path: str, mtime_s: float, catalog: Catalog) -> tuple[str, date | Non
         return ARCHIVE_PART, _named(rest[0].removesuffix(SUFFIX))
     if top == "agents" and "inbox" in rest[1:2]:
         return INBOX_PART, _day(mtime_s)
-    if top == "attachments":
+    if top == "attachments" and not path.endswith(".tmp"):  # one that was never finished
         return ATTACHMENT_PART, _day(mtime_s)
     return OTHER_PART, None
 

@@ -85,17 +85,18 @@ def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
         home.ledger.deliveries.set_obligation("1-begun", "bob", "open", due)
         home.ledger.deliveries.set_obligation("1-silent", "bob", "open", due + 3600 * NS_PER_S)
         home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.deliveries.set_obligation("1-done", "bob", "answered", None)
+        home.ledger.deliveries.set_obligation("1-done", "bob", "answered", None, 2)
         home.ledger.deliveries.set_obligation("1-over", "bob", "given_up", None, 2)
     write_journal(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
     tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
-    assert checks == {"overdue": {"1-begun"}}
+    assert checks == {"overdue": {"1-begun"}, "given_up": {"1-over"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
-    assert classes == {"1-begun": "overdue", "1-silent": "owed"}
+    assert classes == {"1-begun": "overdue", "1-silent": "owed", "1-over": "given_up"}
     (pair,) = tables["acks"]
     assert (pair["acked"], pair["owed"], pair["overdue"]) == (1, 2, 1)
+    assert pair["late"] == 1  # acknowledged, after two reminders
 
 
 def test_without_a_journal_the_kind_says_what_is_owed(

@@ -138,20 +138,23 @@ def test_what_the_tiers_save(inputs: Inputs) -> None:
     ]
 
 
-def test_a_home_of_one_day_grows_as_on_that_day_and_an_empty_one_not(
+def test_of_a_home_without_a_whole_day_nothing_is_foreseen(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     empty = home.inputs(spark, tmp_path / "empty")
     nothing = tables(empty, sizes(PartUsage("ledger", None, 1, MIB)))
     (row,) = nothing["capacity_forecast"].collect()
-    assert (row["bytes_per_day"], row["full_in_days"], row["home_bytes"]) == (0.0, None, MIB)
+    assert (row["bytes_per_day"], row["full_in_days"], row["home_bytes"]) == (None, None, MIB)
     assert nothing["capacity"].collect() == [] == checks(capacity.JOB, nothing)
-    insert(home, "messages", [message("1-a", START_NS)])
-    one_day = tables(
-        home.inputs(spark, tmp_path / "run"), sizes(PartUsage("journal", day(0), 1, MIB))
-    )
-    (row,) = one_day["capacity_forecast"].collect()
-    assert row["bytes_per_day"] == MIB
+    insert(home, "messages", [message("1-a", START_NS - DAY)])
+    known = sizes(*[PartUsage("journal", day(n), 1, 10 * GIB) for n in range(2)])
+    young = tables(home.inputs(spark, tmp_path / "young"), known)
+    (row,) = young["capacity_forecast"].collect()
+    assert (row["bytes_per_day"], row["full_in_days"]) == (None, None)
+    assert checks(capacity.JOB, young) == []
+    insert(home, "messages", [message("1-b", START_NS - 2 * DAY)])
+    (row,) = tables(home.inputs(spark, tmp_path / "run"), known)["capacity_forecast"].collect()
+    assert (row["bytes_per_day"], row["full_in_days"]) == (10 * GIB, 10)
 
 
 def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
@@ -161,6 +164,7 @@ def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
     attached.parent.mkdir()
     attached.write_bytes(b"x" * 10_000)
     os.utime(attached, (0, 0))
+    attached.with_name(".aaaa.0a0a0a0a.tmp").write_bytes(b"x" * 10_000)  # never finished
     pack = box.path("archive", "2026-01-30.tar.zst")
     pack.write_bytes(b"x" * 5_000)
     box.path("archive", "of-mine").mkdir()

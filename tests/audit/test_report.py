@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from relay.audit.report import Previous, make_page
-from relay.audit.report.advice import sentence, told_clock
+from relay.audit.report.advice import by_whom, sentence, told_clock
 from relay.audit.summary import JobReport, Report
 from tests.audit.browser import NARROWEST, Page, browser
 from tests.audit.report_data import FINDING, HOSTILE, QUOTES, finding, full_run, write_table
@@ -40,7 +40,12 @@ def chromium() -> Iterator[Page]:
 
 def parsed(path: Path) -> ElementTree.Element:
     """The page as a tree: it is well-formed as XML is, which is stricter than HTML."""
-    text = path.read_text("utf-8")
+    return parsed_page(path.read_bytes())
+
+
+def parsed_page(page: bytes) -> ElementTree.Element:
+    """The same of a page that is in no file."""
+    text = page.decode()
     assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
     return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
 
@@ -277,7 +282,23 @@ def test_durations_and_bytes_are_as_people_read_them_and_the_offset_stays(tmp_pa
     assert "relay.acomm at 4096;" in text
 
 
+def test_what_somebody_waits_for_in_vain_comes_before_what_may_come(tmp_path: Path) -> None:
+    found = {"capacity.full_soon": "capacity", "security.unsigned": "security"}
+    found["acks.given_up"] = "acks"
+    for check, job in found.items():
+        rows = [finding(check, "warning", number, recipient=f"w{number}") for number in range(2)]
+        write_table(tmp_path / "findings", f"job={job}", rows, FINDING)
+    jobs = [JobReport(job, findings={check: 2}, warnings=2) for check, job in found.items()]
+    (head,) = parsed_page(make_page(report_of(*jobs), str(tmp_path))).iter("h1")
+    said = "".join(head.itertext())
+    assert said.startswith("First: 2 commands and queries given up unanswered: w0, w1. relay trace")
+
+
 def test_a_check_is_a_sentence() -> None:
+    assert sentence("acks.given_up", 1) == "1 command or query given up unanswered"
+    assert sentence("capacity.full_soon", 1) == "the disk will be full within 30 days"
+    many = [{"detail": [("recipient", name)]} for name in "dcba"]
+    assert by_whom("acks.given_up", many) == ": a, b, c, …"
     assert sentence("reconcile.undelivered", 2) == "2 deliveries held or staged, not yet written"
     assert sentence("integrity.day_changed", 2).startswith("2 days of files")
     row = {"agent": "fixer-2", "detail": [("by_ms", "7200000")]}

@@ -8,8 +8,9 @@ of the message and its channel decide.
 | class | means | found |
 |---|---|---|
 | owed | delivered, and not answered; its time has not come | |
-| late | the same, delivered more than once already | |
+| late | the same, reminded or delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
+| given_up | a command or query that nobody answered; recent | warning |
 | unrequested | acknowledged without expecting it; or an answer to nothing | warning |
 | offered_not_in_context | shown to a session an hour ago, and neither seen nor returned | warning |
 
@@ -48,7 +49,7 @@ from relay.base.names import ORCHESTRATOR
 NAME = "acks"
 OWED = "acks_owed"
 SHOWN = 20  # pairs that owe most
-CHECKS = ("overdue", "unrequested", "offered_not_in_context")
+CHECKS = ("given_up", "overdue", "unrequested", "offered_not_in_context")
 ASKING = ("Command", "Query")
 LOST, SHOWN_NS = "offered_not_in_context", 3600 * NS_PER_S
 ANSWERS = ("Acknowledgment", "Response")
@@ -75,8 +76,9 @@ def make(inputs: Inputs) -> Tables:
     kept = judged.where(F.col("class").isNotNull())
     offers = inputs.ledger("offers", "message_id", "recipient", "offer", "state", "offered_at")
     lost = not_in_context(offers, sent(inputs), inputs.observed_until_ns)
+    over = given_up(sent(inputs), inputs.recent_since_ns)
     owed = conform(kept, results.OWED).unionByName(unrequested(stored)).unionByName(lost)
-    return {NAME: by_pair(judged), OWED: owed}
+    return {NAME: by_pair(judged), OWED: owed.unionByName(over)}
 
 
 def requests_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
@@ -133,10 +135,12 @@ def judge(
     changed = F.coalesce(F.col("modified_at") >= F.col("written_at"), F.lit(False))
     is_unrequested = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
     known = F.col("number").isNotNull()
+    is_again = (F.col("attempt") > 1) | (F.col("reminders") > 0)
+    is_late = is_again | F.coalesce(F.col("acked_at") > due_at, F.lit(False))
     return joined.where(is_acked | owes).select(
         F.when(is_acked & is_unrequested & known, "unrequested")
         .when(~is_acked & (past_s > grace_ns / 10**9), "overdue")
-        .when(~is_acked & (F.col("attempt") > 1), "late")
+        .when(~is_acked & is_again, "late")
         .when(~is_acked, "owed")
         .alias("class"),
         "message_id",
@@ -150,6 +154,7 @@ def judge(
         F.when(~is_acked, past_s).alias("overdue_s"),
         "acked_at",
         "ack_status",
+        is_late.alias("is_late"),
     )
 
 
@@ -223,6 +228,25 @@ def not_in_context(offers: DataFrame, deliveries: DataFrame, until_ns: int) -> D
     return _conform(named.where(F.col("state") == "written"))
 
 
+def given_up(deliveries: DataFrame, since_ns: int) -> DataFrame:
+    """Find commands and queries that came to an agent and were never answered: results.OWED."""
+    since = F.coalesce("written_at", "discovered_at") >= instant(since_ns)
+    is_over = (F.col("obligation") == "given_up") & F.col("state").isin("written", "read", "dead")
+    over = deliveries.where(is_over & since & (F.col("recipient") != ORCHESTRATOR))
+    return _conform(
+        over.select(
+            F.lit("given_up").alias("class"),
+            "message_id",
+            F.col("sender").alias("agent"),
+            F.col("target").alias("route"),
+            "recipient",
+            "state",
+            "attempt",
+            "written_at",
+        )
+    )
+
+
 def _conform(named: DataFrame) -> DataFrame:
     """Complete rows with the columns that they lack: results.OWED."""
     rest = [field for field in results.OWED if field.name not in named.columns]
@@ -241,7 +265,7 @@ def by_pair(judged: DataFrame) -> DataFrame:
         F.count_if(is_acked).alias("acked"),
         F.count_if(is_acked & (F.col("ack_status") == "failed")).alias("failed"),
         F.count_if(~is_acked).alias("owed"),
-        F.count_if(F.col("class") == "late").alias("late"),
+        F.count_if((F.col("class") == "late") | (is_acked & F.col("is_late"))).alias("late"),
         F.count_if(F.col("class") == "overdue").alias("overdue"),
         F.percentile_approx(took_ms, [0.5, 0.9, 0.99]).alias("ms"),
         F.max(took_ms).alias("max_ms"),
@@ -251,14 +275,16 @@ def by_pair(judged: DataFrame) -> DataFrame:
 
 
 def counts(tables: Written) -> dict[str, int]:
-    """Acknowledged, owed, late, overdue, unrequested answers."""
+    """Acknowledged, owed, late, overdue, given up, unrequested answers."""
     totals = sums(tables[NAME], "acked", "failed", "owed", "late", "overdue")
-    is_unrequested = pc.field("class") == "unrequested"
-    return {**totals, "unrequested": tables[OWED].count_rows(filter=is_unrequested)}
+    others = ("given_up", "unrequested")
+    return totals | {
+        name: tables[OWED].count_rows(filter=pc.field("class") == name) for name in others
+    }
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Find overdue and unrequested acknowledgments: results.FINDING."""
+    """Find answers given up, overdue and unrequested: results.FINDING."""
     return make_findings(
         tables[OWED].where(F.col("class").isin(*CHECKS)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -283,7 +309,7 @@ def _is(name: str) -> Column:
 
 JOB = AuditJob(
     name=NAME,
-    description="acknowledgments owed, overdue, unrequested; time to each",
+    description="answers owed, overdue, given up, unrequested; time to each",
     tables={NAME: results.ACKS, OWED: results.OWED},
     make=make,
     counts=counts,

@@ -1,10 +1,10 @@
 """Growth of the home a day, the day when the disk is full, and the savings of the tiers.
 
-Growth is that of the last seven days, of the last one alone where there is no more; a day that
-has only begun counts where it is the only one. The ledger, `store/archive` and the journal (unless
-config.json bounds it) grow without end; archive, inboxes and attachments up to the limits of
-retention. The disk is full at the relay's floor, where it accepts nothing more. Writes of other
-programs are not foreseen.
+Growth is that of the last seven whole days, or of as many as there are: the first day of a home
+and today are none, so that nothing is foreseen of a home of some hours. The ledger,
+`store/archive` and the journal (unless config.json bounds it) grow without end; archive, inboxes
+and attachments up to the limits of retention. The disk is full at the relay's floor, where it
+accepts nothing more. Writes of other programs are not foreseen.
 
 | class | means | found |
 |---|---|---|
@@ -106,7 +106,9 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Home
         part, (F.col("grown") / F.col("n")).alias("bytes_per_day")
     )
     joined = now.join(rates, on="part", how="left").join(limits, on="part", how="left")
-    rate = F.coalesce("bytes_per_day", F.lit(0.0))
+    # Without a whole day nothing is known; parts that do not grow with the days have no rate.
+    joined = joined.crossJoin(grown.select("n"))
+    rate = F.when(F.col("n").isNotNull(), F.coalesce("bytes_per_day", F.lit(0.0)))
     by_age = F.col("limit_days") * rate
     return conform(
         joined.select(
@@ -121,17 +123,15 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Home
 
 
 def _window(days: DataFrame, sizes: HomeUsage) -> DataFrame:
-    """Choose the days that growth is reckoned by: begin, end and number, one row.
+    """Choose the days that growth is reckoned by: begin, end and number, one row; or none.
 
-    Days without anything count as days; the last, which has only begun, where it is the only one.
+    Days without anything count as days. The first one and the last are not whole.
     """
-    today = F.lit(sizes.until)
+    end = F.lit(sizes.until - timedelta(days=1))
     first = days.where(F.col("messages") > 0).agg(F.min("day").alias("first"))
-    end = F.when(F.col("first") < today, F.lit(sizes.until - timedelta(days=1))).otherwise(today)
-    begin = F.greatest("first", F.date_sub("end", GROWTH_DAYS - 1))
-    return first.withColumn("end", end).select(
-        begin.alias("begin"), "end", (F.datediff("end", begin) + 1).alias("n_days")
-    )
+    begin = F.greatest(F.date_add("first", 1), F.date_sub(end, GROWTH_DAYS - 1))
+    whole = first.select(begin.alias("begin"), end.alias("end")).where(F.col("begin") <= end)
+    return whole.withColumn("n_days", F.datediff("end", "begin") + 1)
 
 
 def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: HomeUsage) -> DataFrame:
@@ -165,7 +165,7 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: HomeUsa
         "warm_bytes": sizes.tiers.warm,
         "evicted_bytes": sizes.tiers.evicted,
     }
-    row = home.crossJoin(full).crossJoin(packed).fillna(0, ["home_bytes", "bytes_per_day"])
+    row = home.crossJoin(full).crossJoin(packed).fillna(0, ["home_bytes"])
     return conform(
         row.withColumns({name: F.lit(value) for name, value in known.items()}),
         results.CAPACITY_FORECAST,

@@ -41,6 +41,7 @@ _COLUMNS = (
     "acked_at",
     "obligation",
     "owed_until",
+    "reminders",
     "waited",
 )
 
@@ -79,6 +80,7 @@ def sent(inputs: Inputs) -> DataFrame:
             "acked_at",
             "obligation",
             "due_at",
+            "reminders",
         )
         return with_messages(deliveries, messages)
 

@@ -130,6 +130,10 @@ ADVICE = {
         "The recipient owes an acknowledgment. `relay open --overdue` lists them; ask it, or send "
         "again."
     ),
+    "acks.given_up": (
+        "The recipient was reminded and did not answer. `relay trace` shows whether it came into "
+        "its context, `relay agents` whether it still works; `relay resend` sends it again."
+    ),
     "acks.offered_not_in_context": (
         "It was shown to an agent's session, and nothing shows that it came into its context. "
         "The next hook of the session shows it again: `relay hooks status` says when one fired."
@@ -282,7 +286,7 @@ SENTENCES = {
     "reconcile.delivery_duplicate": ("delivery", "found twice"),
     "reconcile.delivery_missing": ("delivery", "missing"),
     "reconcile.delivery_orphan": ("delivery", "without a message"),
-    "reconcile.ledger_behind": ("ledger", "behind its journal"),
+    "reconcile.ledger_behind": ("", "the ledger is behind its journal"),
     "duplicates.numbered_twice": ("message", "accepted twice"),
     "duplicates.number_shared": ("number", "of two messages"),
     "duplicates.recorded_twice": ("message", "recorded twice in the journal"),
@@ -295,6 +299,7 @@ SENTENCES = {
     "ordering.future_id": ("agent", "with a clock ahead of the relay's"),
     "ordering.future_mtime": ("agent", "with files changed after their discovery"),
     "ordering.negative": ("message", "with times that run backwards"),
+    "acks.given_up": ("command or query", "given up unanswered"),
     "acks.overdue": ("acknowledgment", "overdue"),
     "acks.offered_not_in_context": ("message", "shown to an agent, but not seen in its context"),
     "acks.unrequested": ("acknowledgment", "that nobody asked for"),
@@ -331,9 +336,11 @@ SENTENCES = {
     "security.fault": ("agent", "with messages that the relay failed to process"),
     "security.file_disappeared": ("agent", "with files that were removed from the outbox"),
     "security.id_taken": ("agent", "with an id that was in use"),
-    "capacity.below_floor": ("disk", "too full: the relay accepts nothing"),
-    "capacity.full_soon": ("disk", "full soon"),
+    "capacity.below_floor": ("", "the disk is too full: the relay accepts nothing"),
+    "capacity.full_soon": ("", "the disk will be full within 30 days"),
 }
+PLURALS = {"command or query": "commands and queries", "day": "days"}
+MOST_NAMED = 3  # agents in a sentence
 CLOCKS_AHEAD = ("ordering.future_id", "ordering.future_mtime")
 
 
@@ -342,9 +349,21 @@ def sentence(check: str, count: int) -> str:
     job, _, name = check.partition(".")
     other = (f"{job.replace('_', ' ')} finding", name.replace("_", " "))
     noun, said = SENTENCES.get(check, other)
-    if count != 1 and noun.endswith("y"):
-        return f"{count:,} {noun[:-1]}ies {said}" if noun != "day" else f"{count:,} days {said}"
-    return f"{count:,} {noun}{'' if count == 1 else 's'} {said}"
+    if not noun:  # there is one
+        return said
+    if count == 1:
+        return f"1 {noun} {said}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {PLURALS.get(noun, plural)} {said}"
+
+
+def by_whom(check: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name the agents that did not answer: ``: bob, w2``; else ""."""
+    if check != "acks.given_up":
+        return ""
+    names = sorted({str(dict(row["detail"]).get("recipient", "")) for row in rows})
+    more = ", …" if len(names) > MOST_NAMED else ""
+    return f": {', '.join(map(shortened, names[:MOST_NAMED]))}{more}" if names else ""
 
 
 def told_clock(check: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -375,5 +394,5 @@ def command(check: str, message_id: object = None) -> str:
 # Commands of the advice that need the id of a message or the path of a file.
 NEEDS_ID = (
     *("relay trace", "relay acomm check", "relay acomm dump", "relay aof check", "relay aof dump"),
-    *("relay thread", "relay release", "relay key make", "relay key trust"),
+    *("relay thread", "relay resend", "relay release", "relay key make", "relay key trust"),
 )

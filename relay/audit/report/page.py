@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from relay.audit.jobs import JOBS
-from relay.audit.report.advice import advice, command, sentence, told_clock
+from relay.audit.report.advice import advice, by_whom, command, sentence, told_clock
 from relay.audit.report.charts import charts
 from relay.audit.report.tables import (
     NOTHING,
@@ -223,7 +223,7 @@ def _check(
         count,
         f"findings/job={job}/",
     )
-    said = told_clock(name, rows) or sentence(name, count)
+    said = told_clock(name, rows) or sentence(name, count) + by_whom(name, rows)
     look = command(name, rows[0]["message_id"] if rows else None)
     text = advice(name, has_message=has_message)
     return Check(name, severity, count, anchor, text, table, said, look, any(are_new))
@@ -391,13 +391,25 @@ def first_thing(report: Report, found: Sequence[Check]) -> tuple[str, str]:
     return "", ""
 
 
-# Damage and a full disk before all else: they grow while one looks at the rest.
-URGENT = ("capacity.below_floor", "integrity", "security", "reconcile", "capacity")
+# Damage and a full disk first: they grow while one looks at the rest. Then what somebody waits
+# for in vain; last what may come.
+URGENT = (
+    "capacity.below_floor",
+    "integrity",
+    "acks.given_up",
+    "dead_letters",
+    "security",
+    "reconcile",
+    "threads.unanswered",
+    "acks",
+    "",  # all others
+    "capacity",
+)
 
 
 def _rank(check: str) -> int:
-    known = [at for at, begin in enumerate(URGENT) if check.startswith(begin)]
-    return min(known, default=len(URGENT))
+    known = [at for at, begin in enumerate(URGENT) if begin and check.startswith(begin)]
+    return min(known, default=URGENT.index(""))
 
 
 def headline(report: Report) -> str:

@@ -138,8 +138,8 @@ ACKS = StructType(
         always("acked", NUMBER, "deliveries that were acknowledged"),
         always("failed", NUMBER, "of these, with the status failed"),
         always("owed", NUMBER, "delivered, and not acknowledged yet"),
-        always("late", NUMBER, "of these, delivered more than once already"),
-        always("overdue", NUMBER, "of these, past their time, without a further attempt"),
+        always("late", NUMBER, "of these and of those acknowledged: after a reminder, or its time"),
+        always("overdue", NUMBER, "of those owed: past their time, without a further attempt"),
         maybe("p50_ms", FLOAT, "written to acknowledged, half are at most this"),
         maybe("p90_ms", FLOAT, "written to acknowledged, 9 of 10 are at most this"),
         maybe("p99_ms", FLOAT, "written to acknowledged, 99 of 100 are at most this"),
@@ -149,7 +149,7 @@ ACKS = StructType(
 
 OWED = StructType(
     [
-        always("class", TEXT, "owed, late, overdue, unrequested, offered_not_in_context"),
+        always("class", TEXT, "owed, late, overdue, given_up, unrequested, offered_not_in_context"),
         _ID,
         _AGENT,
         _ROUTE,
@@ -418,7 +418,7 @@ CAPACITY_PART = StructType(
         always("part", TEXT, "ledger, journal, store, archive, inbox, attachment, other"),
         always("files", NUMBER, "now"),
         always("bytes", NUMBER, "on the disk, now"),
-        always("bytes_per_day", FLOAT, "over the last days, seven at most"),
+        maybe("bytes_per_day", FLOAT, "over seven whole days at most; NULL: there is none"),
         maybe("limit_bytes", NUMBER, "retention keeps it below; NULL: nothing does"),
     ]
 )
@@ -429,7 +429,7 @@ CAPACITY_FORECAST = StructType(
         always("free_bytes", NUMBER, "that the relay may still write"),
         always("floor_bytes", NUMBER, "the relay accepts nothing below it"),
         always("home_bytes", NUMBER, "of the home, on the disk"),
-        always("bytes_per_day", FLOAT, "of the home, over the last days, seven at most"),
+        maybe("bytes_per_day", FLOAT, "of the home, likewise"),
         maybe("full_in_days", NUMBER, "until the floor, if nothing is removed; NULL: ten years on"),
         maybe("full_in_days_kept", NUMBER, "the same, with what retention removes"),
         always("warm_raw_bytes", NUMBER, "of journal segments that are compressed, before"),
