@@ -44,7 +44,7 @@ from relay.base.errors import (
 )
 from relay.base.home import lock_holder
 from relay.base.message import Kind, MessageFile
-from relay.base.names import ORCHESTRATOR, check_agent_name
+from relay.base.names import ORCHESTRATOR, Attachment, check_agent_name
 
 ANSWERS = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)  # that may end a request
 NO_WAIT = "RELAY_NO_WAIT"
@@ -378,10 +378,11 @@ class Agent:
 
     # -- attachments -------------------------------------------------------------------------
 
-    def attach(self, source: bytes | str | os.PathLike[str]) -> str:
+    def attach(self, source: bytes | str | os.PathLike[str]) -> Attachment:
         """Add bytes, or the file at a path, to the attachment store. Returns ``sha256:…``.
 
-        Durable on return; existing content is not written again. A full disk is waited for.
+        It is a string that also has the ``name`` of the file, which is sent with it. Durable on
+        return; existing content is not written again. A full disk is waited for.
         Errors: RelayError for what is not a regular file, or changes meanwhile; OSError.
         """
         return self._attachments.add(source)

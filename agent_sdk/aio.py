@@ -48,7 +48,7 @@ from agent_sdk.requests import SavedState
 from relay.base.clock import Clock
 from relay.base.errors import Timeout
 from relay.base.message import Kind, MessageFile
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR, Attachment
 
 _Found = TypeVar("_Found")
 _Arguments = ParamSpec("_Arguments")
@@ -266,7 +266,7 @@ class Agent:
 
     # -- attachments -------------------------------------------------------------------------
 
-    async def attach(self, source: bytes | str | os.PathLike[str]) -> str:
+    async def attach(self, source: bytes | str | os.PathLike[str]) -> Attachment:
         """As ``agent_sdk.Agent.attach``."""
         return await self._in_thread(self._agent.attach, source)
 

@@ -14,8 +14,7 @@ from agent_sdk.disk import cleanup_on_error, retry_on_enospc
 from relay.base import fsio
 from relay.base.errors import IntegrityError, MessageError, NotFound, RelayError
 from relay.base.home import Dirs, Home
-from relay.base.message import CHECKSUM
-from relay.base.names import SHA256_PREFIX, sha256_hex
+from relay.base.names import CHECKSUM, SHA256_PREFIX, Attachment, file_name_of, sha256_hex
 
 FOLDER = "attachments"
 PIECE_BYTES = 1 << 20
@@ -31,8 +30,8 @@ class Attachments:
         self._home = home
         self._disk_full_retry_s = disk_full_retry_s
 
-    def add(self, source: bytes | str | os.PathLike[str]) -> str:
-        """Store bytes or a file's content and return its ``sha256:…``; durable on return.
+    def add(self, source: bytes | str | os.PathLike[str]) -> Attachment:
+        """Store bytes or a file's content and return its ``sha256:…`` and name; durable on return.
 
         Existing content is not written again. Errors: RelayError for what is not a regular
         file, or changes meanwhile; OSError.
@@ -44,7 +43,8 @@ class Attachments:
             # Existing content, too: its writer may not have synced yet.
             fsio.sync_file(dirs.get(FOLDER, digest[:2]))
             fsio.sync_file(dirs.get(FOLDER))
-        return SHA256_PREFIX + digest
+        name = "" if isinstance(source, bytes) else file_name_of(source)
+        return Attachment(SHA256_PREFIX + digest, name)
 
     def read(self, reference: str) -> bytes:
         """Read and verify the content of ``sha256:…``.

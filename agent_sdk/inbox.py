@@ -22,7 +22,15 @@ from relay.base import fsio
 from relay.base.errors import MessageError, RelayError, UnsafePath
 from relay.base.home import READ, Dirs, Home
 from relay.base.message import Kind, MessageFile, parse_delivered
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, message_id_of, sha256_hex
+from relay.base.names import (
+    MSG_SUFFIX,
+    ORCHESTRATOR,
+    SHA256_PREFIX,
+    Attachment,
+    attachments_of,
+    message_id_of,
+    sha256_hex,
+)
 
 MAX_FILE_BYTES = 1 << 30  # far above the relay's own limit
 # A listing is used for one name in 64 before the next listing: taking one message of 100,000 must
@@ -53,7 +61,8 @@ class Received(NamedTuple):
 
     ``headers`` has every header but TO, KIND and ATTACHMENT, by upper-case name. ``sent_at`` is
     when the relay discovered it, ISO 8601 in UTC. ``path`` is the present path of its file.
-    ``attempt`` is greater than 1 for a repeated delivery.
+    ``attempt`` is greater than 1 for a repeated delivery. ``attachments`` are references, each with
+    the ``name`` of the file; no two have the same name.
     """
 
     id: str
@@ -67,7 +76,7 @@ class Received(NamedTuple):
     re: str | None
     channel: str | None
     attempt: int
-    attachments: tuple[str, ...]
+    attachments: tuple[Attachment, ...]
     path: str
 
 
@@ -254,7 +263,7 @@ def _received(data: bytes, path: str, stem: str) -> Received:
         re=headers.get("RE"),
         channel=headers.get("CHANNEL"),
         attempt=int(attempt),
-        attachments=message.attachments,
+        attachments=attachments_of(headers, message.attachments),
         path=path,
     )
 

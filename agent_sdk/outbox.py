@@ -26,7 +26,14 @@ from relay.base.message import (
     parse,
     render,
 )
-from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, new_message_id, sha256_hex
+from relay.base.names import (
+    ATTACHMENT_NAMES,
+    MSG_SUFFIX,
+    SHA256_PREFIX,
+    Attachment,
+    new_message_id,
+    sha256_hex,
+)
 
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.05
@@ -42,7 +49,7 @@ class SendOptions(TypedDict, total=False):
     delivery: str | None  # at-most-once, at-least-once, exactly-once
     due_s: float | None  # when the answer is due; the default is the relay's
     headers: Mapping[str, str] | None  # other headers, passed on with the message
-    attachments: Sequence[str]  # references returned by attach()
+    attachments: Sequence[str]  # returned by attach(), or those of a received message
 
 
 class OutgoingMessage(SendOptions, total=False):
@@ -250,6 +257,7 @@ def _headers(options: OutgoingMessage) -> dict[str, str]:
         "TTL": options.get("ttl_s"),
         "DELIVERY": options.get("delivery"),
         "AWAIT": _duration(due_s) if due_s is not None else None,
+        ATTACHMENT_NAMES: _names(options.get("attachments", ())),
     }
     headers = {name: str(value) for name, value in given.items() if value is not None}
     for name, value in (options.get("headers") or {}).items():
@@ -260,6 +268,12 @@ def _headers(options: OutgoingMessage) -> dict[str, str]:
             raise MessageError("it is written by the relay only", header=upper)
         headers[upper] = value
     return headers
+
+
+def _names(attachments: Sequence[str]) -> str | None:
+    """Join the names of files; None if none has one."""
+    names = [one.name if isinstance(one, Attachment) else "" for one in attachments]
+    return "/".join(names) if any(names) else None
 
 
 def _duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from relay.base.errors import MessageError
 from relay.base.names import (
     AGENT_NAME,
+    CHECKSUM,
     EVERYONE,
     LEAD,
     MESSAGE_ID,
@@ -40,7 +41,6 @@ MAX_DELIVERED_HEADER_BYTES = 2 * MAX_HEADER_BYTES
 THREAD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 TOPIC = re.compile(r"[a-zA-Z0-9_-]+(?:\.[a-zA-Z0-9_*#-]+)*")
 MAX_TOPIC_BYTES = 256
-CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
 SIGNATURE_PREFIX = "ed25519:"
 HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 # C0 and C1 controls and Unicode line breaks: some reader takes each of them for a line break.

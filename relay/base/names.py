@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
+from typing import Self
 
 from relay.base.errors import InvalidName
 from relay.base.text import visible
@@ -21,6 +22,9 @@ LEAD = "lead"
 EVERYONE = "*"
 MSG_SUFFIX = ".msg"
 SHA256_PREFIX = "sha256:"  # of a checksum in a header
+CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
+ATTACHMENT_NAMES = "ATTACHMENT-NAMES"  # header: names of files, with / between them
+MAX_FILE_NAME_BYTES = 255
 
 # Names that no agent may register. `operator` is created by `relay init` for the person at the
 # keyboard; `all` and `dm` are names of channels.
@@ -82,6 +86,72 @@ def shown(file_name: str) -> str:
     """A file name as text; invalid UTF-8 and control characters are escaped."""
     text = file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return visible(text)
+
+
+class Attachment(str):
+    """A reference ``sha256:…`` to a file in the attachment store, with the name of the file.
+
+    ``name`` is empty for content that has none.
+    """
+
+    name: str
+
+    def __new__(cls, reference: str, name: str = "") -> Self:
+        """Make one of both."""
+        self = super().__new__(cls, reference)
+        self.name = name
+        return self
+
+    @property
+    def path(self) -> str:
+        """Its path below the home; empty for a reference that is not valid."""
+        digest = self.removeprefix(SHA256_PREFIX)
+        return f"attachments/{digest[:2]}/{digest}" if CHECKSUM.fullmatch(self) else ""
+
+
+def file_name_of(path: str | os.PathLike[str]) -> str:
+    """The name of a file as it is sent with its content; empty if it cannot be sent."""
+    name = shown(os.path.basename(os.fspath(path))).strip()
+    return name if _is_file_name(name) else ""
+
+
+def attachments_of(headers: Mapping[str, str], references: Sequence[str]) -> tuple[Attachment, ...]:
+    """The attachments of a message, each with a name that no other has and any folder can hold.
+
+    Without a valid one in ATTACHMENT-NAMES it is the first digits of the content's hash.
+    """
+    given = headers.get(ATTACHMENT_NAMES, "").split("/")
+    if len(given) != len(references):
+        given = [""] * len(references)
+    found: dict[str, Attachment] = {}
+    for reference, name in zip(references, map(str.strip, given), strict=True):
+        names = (name, reference.removeprefix(SHA256_PREFIX)[:8], "file")
+        unused = _unused(next(filter(_is_file_name, names)), found)
+        found[unused] = Attachment(reference, unused)
+    return tuple(found.values())
+
+
+def _is_file_name(name: str) -> bool:
+    return (
+        name not in ("", ".", "..")
+        and "/" not in name
+        and visible(name) == name
+        and len(name.encode()) <= MAX_FILE_NAME_BYTES
+    )
+
+
+def _unused(name: str, used: Mapping[str, object]) -> str:
+    """The name, with a number before its suffix if it is used."""
+    stem, suffix = os.path.splitext(name)
+    if len(suffix) > len(stem):
+        stem, suffix = name, ""
+    number, found = 1, name
+    while found in used:
+        number += 1
+        end = f" ({number}){suffix}"
+        room = MAX_FILE_NAME_BYTES - len(end.encode())
+        found = stem.encode()[:room].decode(errors="ignore") + end
+    return found
 
 
 def new_message_id(now_ns: int) -> str:

@@ -283,6 +283,7 @@ def echo_received(message: Received, **more: object) -> None:
             "kind": str(message.kind),
             "headers": message.headers,
             "body": message.body,
+            "attached": [{"name": one.name, "reference": one} for one in message.attachments],
             **more,
         }
     )

@@ -30,6 +30,7 @@ from relay.cli.common import (
 )
 from relay.cli.ids import short_ids
 from relay.cli.request import open_agent, require_mailbox
+from relay.cli.show import attachment_line, size_of
 from relay.cli.tables import limit_option, wide_option
 from relay.reach.strays import undelivered_notes
 
@@ -205,8 +206,9 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
         marks = [ttl_note(message.sent_at, headers.get("TTL")), *(marked or {}).values()]
         about += "".join(f"  {mark}" for mark in marks if mark)
         click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
-        for reference in message.attachments:
-            click.echo(f"   attachment {sanitize(reference)}")
+        with Home(root) as home:
+            for one in message.attachments:
+                click.echo(f"   {attachment_line(one.name, one, size_of(home, one))}")
         echo_body(message)
 
 

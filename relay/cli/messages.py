@@ -378,9 +378,7 @@ def resend(
             f"message {original.id} {why}: {original.path}",
             hint="expected an original in the archive",
         )
-    headers = {
-        name: value for name, value in original.file.headers.items() if name not in OWN_HEADERS
-    }
+    headers = {k: v for k, v in original.file.headers.items() if k not in OWN_HEADERS}
     recipient = to or original.file.to
     if recipient == original.file.to and not again:
         check_has_not_arrived(root, original.id)

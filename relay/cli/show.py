@@ -14,7 +14,13 @@ import click
 from relay.base.errors import LedgerError, MessageError, NotFound, RelayError
 from relay.base.home import LEDGER, READ, Home
 from relay.base.message import ANSWERS, MessageFile, parse, parse_delivered
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
+from relay.base.names import (
+    ATTACHMENT_NAMES,
+    MSG_SUFFIX,
+    ORCHESTRATOR,
+    Attachment,
+    attachments_of,
+)
 from relay.base.text import format_size
 from relay.cli import outcomes
 from relay.cli.common import as_option, echo_json, home_option, json_option, root_of, sanitize, when
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 # What a message sent again gets anew, or from arguments of its own.
 OWN_HEADERS = ("CHECKSUM", "SIGNATURE", "ID", "FROM", "SENT", "ATTEMPT", "CHANNEL", "ATTACHMENT")
+UNSHOWN_HEADERS = (*OWN_HEADERS, ATTACHMENT_NAMES)
 
 
 class StoredFile(NamedTuple):
@@ -147,6 +154,8 @@ def _facts(home: Home, one: StoredMessage) -> dict[str, Any]:
     deliveries = _deliveries(home, one.id)
     answers = {each["answer_id"]: each["recipient"] for each in deliveries if each["answer_id"]}
     now_ns, row = time.time_ns(), rows[0] if rows else None
+    attached = attachments_of(one.file.headers, one.file.attachments)
+    sizes = {each: size_of(home, each) for each in attached}
     kind = str(one.file.kind)
     return {
         "id": one.id,
@@ -158,8 +167,11 @@ def _facts(home: Home, one: StoredMessage) -> dict[str, Any]:
         "recipients": {
             each["recipient"]: outcomes.describe(each, kind, now_ns) for each in deliveries
         },
-        "headers": {k: v for k, v in one.file.headers.items() if k not in OWN_HEADERS},
-        "attachments": {ref: _size(home, ref) for ref in one.file.attachments},
+        "headers": {k: v for k, v in one.file.headers.items() if k not in UNSHOWN_HEADERS},
+        "attachments": sizes,
+        "attached": [
+            {"name": each.name, "reference": each, "bytes": sizes[each]} for each in attached
+        ],
         "body": one.file.body.decode(errors="replace"),
         "answers": [_answer(home, *each) for each in answers.items()],
         "about": [_about(each) for each in _messages_about(home, one.id)],
@@ -193,12 +205,17 @@ def _answer(home: Home, answer_id: str, sender: str) -> dict[str, Any]:
     return {"id": answer_id, "from": sender, "body": body}
 
 
-def _size(home: Home, reference: str) -> int | None:
+def size_of(home: Home, one: Attachment) -> int | None:
     """Return the bytes of an attachment; None if it is not there."""
-    digest = reference.rpartition(":")[2]
     with contextlib.suppress(OSError):
-        return os.stat(home.path("attachments", digest[:2], digest)).st_size
+        return os.stat(home.path(one.path)).st_size if one.path else None
     return None
+
+
+def attachment_line(name: str, reference: str, size: int | None) -> str:
+    """Say what an attachment is called, its size, and its reference."""
+    found = "missing" if size is None else format_size(size)
+    return sanitize(f"attachment {name}, {found} ({reference})") or ""
 
 
 def _echo(facts: dict[str, Any]) -> None:
@@ -210,8 +227,8 @@ def _echo(facts: dict[str, Any]) -> None:
     said = facts["recipients"].values() if len(facts["recipients"]) > 1 else [facts["outcome"]]
     for text in said:
         click.echo(colour_by_word(sanitize(text) or ""))
-    for reference, size in facts["attachments"].items():
-        _echo_line(f"attachment {reference}, {'missing' if size is None else format_size(size)}")
+    for each in facts["attached"]:
+        click.echo(attachment_line(each["name"], each["reference"], each["bytes"]))
     click.echo()
     _echo_text(facts["body"])
     for answer in facts["answers"]:

@@ -12,6 +12,7 @@ import pytest
 from agent_sdk import Agent, MessageError, RelayError
 from relay.base import fsio
 from relay.base.errors import IntegrityError, NotFound
+from relay.base.message import MessageFile, parse
 from tests.agent_sdk.support import HandRelay, says_the_disk_is_full
 
 DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece
@@ -116,3 +117,22 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
     with pytest.raises(IsADirectoryError):
         alice.attach(tmp_path / "folder")
     assert stored(relay) == []
+
+
+def sent_file(relay: HandRelay, sent: str) -> MessageFile:
+    return parse((relay.box("alice", "outbox") / f"{sent}.msg").read_bytes())
+
+
+def test_a_file_keeps_its_name_and_bytes_have_none(
+    relay: HandRelay, alice: Agent, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.txt").write_bytes(DATA)
+    plan, data = alice.attach(tmp_path / "plan.txt"), alice.attach(DATA)
+    assert plan == data == f"sha256:{DIGEST}"
+    assert (plan.name, data.name) == ("plan.txt", "")
+    sent = alice.send("bob", "see there", attachments=[plan, data], wait_s=0)
+    assert sent_file(relay, sent).headers["ATTACHMENT-NAMES"] == "plan.txt/"
+    sent = alice.send("bob", "see there", attachments=[data, str(plan)], wait_s=0)
+    assert "ATTACHMENT-NAMES" not in sent_file(relay, sent).headers
+    with pytest.raises(MessageError, match="its own argument"):
+        alice.send("bob", "x", attachments=[plan], headers={"Attachment-Names": "other"})

@@ -60,7 +60,9 @@ def test_the_name_of_a_file() -> None:
 
 def test_every_header_has_its_row() -> None:
     given, relays, fields, body = ([row[0] for row in table] for table in tables(DOCS, "Headers"))
-    assert sorted(given) == sorted(["TO", "KIND", "ATTACHMENT", *rules._RULES])
+    assert sorted(given) == sorted(
+        ["TO", "KIND", "ATTACHMENT", names.ATTACHMENT_NAMES, *rules._RULES]
+    )
     assert sorted(relays) == sorted(rules.RELAY_HEADERS)
     assert fields == list(rules.CONTROL_FIELDS)
     assert body == list(rules.BODY_FIELDS)

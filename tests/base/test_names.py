@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from relay.base.errors import EXIT_USAGE, InvalidName
 from relay.base.names import (
+    ATTACHMENT_NAMES,
     MESSAGE_ID,
     RESERVED_NAMES,
+    attachments_of,
     check_agent_name,
     derived_id,
     direct_channel_name,
+    file_name_of,
     is_agent_name,
     is_channel_name,
     message_id_of,
@@ -241,3 +244,53 @@ def test_a_uuid_4_stays_as_it_is(given: uuid.UUID) -> None:
 def test_what_only_looks_like_one_is_a_text(text: str) -> None:
     assert uuid4_of(text) != text
     assert uuid.UUID(uuid4_of(text)).version == 4
+
+
+HASH = "sha256:" + "6ca9" * 16
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("plan.txt/spec.bin", ["plan.txt", "spec.bin"]),
+        (" Übersicht.pdf / ✂️.txt", ["Übersicht.pdf", "✂️.txt"]),
+        ("a.tar.gz/a.tar.gz", ["a.tar.gz", "a.tar (2).gz"]),
+        (".env/.env", [".env", ".env (2)"]),
+        ("plan.txt", ["6ca96ca9", "6ca96ca9 (2)"]),  # two names were expected
+        ("../../etc/passwd", ["6ca96ca9", "6ca96ca9 (2)"]),
+        ("../x", ["6ca96ca9", "x"]),
+        ("./", ["6ca96ca9", "6ca96ca9 (2)"]),
+        ("a\u202etxt.exe/a\u200bb", ["6ca96ca9", "6ca96ca9 (2)"]),  # cannot be seen
+        ("a\x1b[2J/b", ["6ca96ca9", "b"]),
+        (f"{'é' * 128}/{'é' * 127}", ["6ca96ca9", "é" * 127]),  # 256 bytes, 254 bytes
+    ],
+)
+def test_the_names_of_attachments(header: str, names: list[str]) -> None:
+    found = attachments_of({ATTACHMENT_NAMES: header}, [HASH, HASH])
+    assert [one.name for one in found] == names
+    assert found == (HASH, HASH)
+
+
+def test_attachments_without_names_and_a_reference_that_is_none() -> None:
+    assert attachments_of({}, []) == ()
+    assert attachments_of({ATTACHMENT_NAMES: "a"}, []) == ()
+    (one,) = attachments_of({}, [HASH])
+    assert (one.name, one.path) == ("6ca96ca9", f"attachments/6c/{HASH[7:]}")
+    (other,) = attachments_of({}, ["../../../etc"])  # in a file that no relay has checked
+    assert (other.name, other.path) == ("file", "")
+
+
+@given(st.lists(st.sampled_from(["a.b", "a (2).b", "", "x" * 255, "y." + "z" * 253, "é" * 127])))
+def test_names_of_attachments_are_unique_and_fit_into_a_folder(given: list[str]) -> None:
+    found = attachments_of({ATTACHMENT_NAMES: "/".join(given)}, [HASH] * len(given))
+    names = [one.name for one in found]
+    assert len(set(names)) == len(given)
+    assert all(0 < len(name.encode()) <= 255 for name in names)
+
+
+def test_the_name_that_a_file_is_sent_under() -> None:
+    assert file_name_of("/tmp/plan.txt") == "plan.txt"
+    assert file_name_of("/tmp/ a b ") == "a b"
+    assert file_name_of(os.fsdecode(b"/tmp/\xff")) == "\\xff"
+    assert file_name_of("/tmp/a\nTO: carol") == "a\\nTO: carol"
+    assert file_name_of("/tmp/" + "\n" * 200) == ""  # 400 bytes when escaped

@@ -95,7 +95,7 @@ def test_a_message_with_its_attachment_and_answer_on_one_page(home: Path, tmp_pa
     page = relay("show", short(sent), home=home).stdout.splitlines()
     assert page[0] == sent and page[1].startswith("query from alice to bob, ")
     assert "thread r-1" in page and "delivered, not read yet" in page
-    assert any(line.startswith("attachment sha256:") and "22 bytes" in line for line in page)
+    assert any(line.startswith("attachment build.log, 22 bytes (sha256:") for line in page)
     assert relay("attachment", "get", short(sent), home=home).stdout == log.read_text()
     copy = tmp_path / "copy"
     assert relay("attachment", "get", sent, "-o", str(copy), home=home).returncode == 0

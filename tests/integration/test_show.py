@@ -38,7 +38,10 @@ def test_show_prints_headers_body_attachments_and_the_answer(
     assert about[0] == sent
     assert about[1].startswith("query from alice to bob, ")
     assert about[2:4] == ["thread t-1", "delivered, not read yet"]
-    assert [line.rpartition(", ")[2] for line in about[4:]] == ["2 KiB", "1 byte"]
+    assert [line.partition(" (sha256:")[0] for line in about[4:]] == [
+        "attachment a, 2 KiB",
+        "attachment b, 1 byte",
+    ]
     assert second == "which?\nnow\n"
     assert len(inbox_of(home, "bob")) == 1  # showing is not reading
 
@@ -175,7 +178,58 @@ def test_m14_taking_a_message_shows_what_comes_with_it(
     done = relay("inbox", "--take", "--as", "bob", home=home)
     head, attachment, body = done.stdout.splitlines()
     assert head == f"-- {sent}  message from alice  thread t-1  priority 1"
-    assert attachment.startswith("   attachment sha256:") and body == "see file"
+    assert attachment.startswith("   attachment a, 4 bytes (sha256:") and body == "see file"
+
+
+def test_files_keep_their_names_on_every_way(running: Relay, home: Path, tmp_path: Path) -> None:
+    """Sent, shown, taken, sent again by the CLI, forwarded by the SDK."""
+    (tmp_path / "plan.txt").write_text("two steps")
+    (tmp_path / "spec.bin").write_bytes(b"\x00" * 2048)
+    (tmp_path / "v2").mkdir()
+    (tmp_path / "v2" / "plan.txt").write_text("three steps")
+    names = ("plan.txt", "spec.bin", "v2/plan.txt")
+    files = [word for name in names for word in ("--attach", str(tmp_path / name))]
+    sent = send(home, "bob", "see files", *files)
+    raw = shown(home, "--raw", sent)
+    assert "\nATTACHMENT-NAMES: plan.txt/spec.bin/plan.txt\n" in raw
+    hashes = re.findall(r"^ATTACHMENT: (.*)", raw, flags=re.M)
+    named = [
+        f"attachment plan.txt, 9 bytes ({hashes[0]})",
+        f"attachment spec.bin, 2 KiB ({hashes[1]})",
+        f"attachment plan (2).txt, 11 bytes ({hashes[2]})",
+    ]
+    assert shown(home, sent).splitlines()[3:] == [*named, "", "see files"]
+    (facts,) = map(json.loads, shown(home, sent, "--json").splitlines())
+    assert facts["attached"][1] == {"name": "spec.bin", "reference": hashes[1], "bytes": 2048}
+    assert facts["headers"] == {}
+
+    until(lambda: inbox_of(home, "bob"))
+    taken = relay("inbox", "--take", "--as", "bob", home=home).stdout.splitlines()
+    assert taken[1:] == [*(f"   {line}" for line in named), "see files"]
+    with Agent("carol", home) as carol, Agent("dave", home) as dave:
+        again = relay("resend", sent, "--to", "carol", home=home).stdout.strip()
+        got = carol.receive(10)
+        assert got is not None and got.id == again
+        carol.send("dave", "as I got them", attachments=got.attachments[::-1])
+        seen = dave.receive(10)
+        assert seen is not None
+        assert [one.name for one in seen.attachments] == ["plan (2).txt", "spec.bin", "plan.txt"]
+        assert dave.open_attachment(seen.attachments[0]) == b"three steps"
+        nameless = dave.reply(seen, "thanks", attachments=[str(seen.attachments[0])])
+    assert "ATTACHMENT-NAMES" not in shown(home, "--raw", nameless)
+
+
+def test_names_that_are_none_are_not_refused(running: Relay, home: Path, tmp_path: Path) -> None:
+    """A file written by hand may name its attachments as it likes; the hash is a name, too."""
+    (tmp_path / "a").write_text("text")
+    put = relay("attachment", "put", str(tmp_path / "a"), home=home).stdout.strip()
+    for number, names in enumerate(("../../a", "..", "a/b", "\u202etxt.exe")):
+        text = f"TO: bob\nATTACHMENT: {put}\nATTACHMENT-NAMES: {names}\n\nhi"
+        sent = drop(home, "alice", text, f"100000000{number}-01.msg")
+        until(lambda: inbox_of(home, "bob"))
+        taken = relay("inbox", "--take", "--as", "bob", home=home).stdout
+        assert sent in taken
+        assert f"   attachment {put[7:15]}, 4 bytes ({put})\n" in taken
 
 
 def test_m35_an_inbox_is_limited_taken_whole_and_chosen_from(running: Relay, home: Path) -> None:
