@@ -24,15 +24,19 @@ from relay.acomm.model import DeliveryState, Message
 from relay.base import fsio
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import PENDING, READ, Dirs, Home
-from relay.base.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered
+from relay.base.message import (
+    DEFAULT_MAX_BODY_BYTES,
+    MessageFile,
+    max_file_bytes,
+    parse_delivered,
+)
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
-from relay.daemon.projection import Projection
 from relay.delivery import file_ops
 from relay.engine.engine import Engine
-from relay.ledger import DeliveryFacts
-from relay.ledger.deliveries import TAKEN
+from relay.ledger import Ledger
+from relay.ledger.deliveries import TAKEN, DeliveryRow
 
-_NOT_DELIVERED = (DeliveryState.SENT, DeliveryState.STAGED)
+ENDED = ("read", "acked", "dead", "expired", "bounced")
 
 
 class InboxRepair:
@@ -70,21 +74,16 @@ class InboxRepair:
                 self._store.deliveries.deliver(number, [recipient], attempt)
         return len(staged)
 
-    def compare(self, projection: Projection) -> int:
+    def compare(self, written: Iterable[tuple[int, str]]) -> int:
         """Compare recent deliveries with the inboxes after a power cut; returns how many are due
-        again."""
+        again. ``written``: number of the message, recipient."""
         again = 0
-        for (number, recipient), facts in sorted(projection.delivery_facts.items()):
+        for number, recipient in sorted(written):
             one = self._store.state.deliveries.get(number, {}).get(recipient)
             message = self._store.messages.get(number)
             if one is None or message is None or message.relay_id is None:
                 continue
-            if recipient == ORCHESTRATOR or one.state in _NOT_DELIVERED:
-                continue
-            if one.state is not DeliveryState.DELIVERED:
-                with contextlib.suppress(OSError, UnsafePath):  # it stays, and doctor names it
-                    self._take_again(message, recipient, facts)
-            elif (number, recipient) in projection.written:
+            if recipient != ORCHESTRATOR and one.state is DeliveryState.DELIVERED:
                 again += not self._restore(message, recipient, one.attempt)
         return again
 
@@ -104,20 +103,34 @@ class InboxRepair:
             return False
         return True
 
-    def _take_again(self, message: Message, recipient: str, facts: DeliveryFacts) -> None:
-        """Move or remove a file that stands in an inbox again after it was read.
+    def clear_ended(self, home: Home, ledger: Ledger) -> None:
+        """Take out of the inboxes, after a power cut, what was read, and what is damaged and ended.
 
-        Errors: OSError, UnsafePath.
+        ``ledger``: has all events of the journal.
         """
-        name = f"{message.relay_id}{MSG_SUFFIX}"
-        inbox = self._dirs.get("agents", recipient, "inbox")
-        if not fsio.exists(name, inbox):
+        for agent in list(home.agent_names()):
+            with contextlib.suppress(OSError, UnsafePath):  # it stays, and doctor names it
+                found = file_ops.inbox_files(self._dirs, agent)
+                for message_id, rows in ledger.deliveries.rows(found).items():
+                    if agent in rows:
+                        self._clear(agent, message_id, rows[agent])
+
+    def _clear(self, agent: str, message_id: str, row: DeliveryRow) -> None:
+        """Errors: OSError, UnsafePath."""
+        if row.state not in ENDED:
             return
-        is_whole = self._is_whole(message, recipient)
-        if is_whole and facts.state == "read" and facts.read_how == TAKEN:
-            read = self._dirs.ensure("agents", recipient, "inbox", READ)
+        name = message_id + MSG_SUFFIX
+        inbox = self._dirs.get("agents", agent, "inbox")
+        read = self._dirs.ensure("agents", agent, "inbox", READ)
+        is_whole = self._read(agent, name) is not None
+        if (
+            row.state == "read"
+            and row.read_how == TAKEN
+            and is_whole
+            and not fsio.exists(name, read)
+        ):
             fsio.rename(name, inbox, name, read)
-        elif not is_whole or facts.state == "read":
+        elif row.state == "read" or not is_whole:
             fsio.remove(name, inbox)
 
     def remove_strays(self, home: Home) -> int:
@@ -145,14 +158,17 @@ class InboxRepair:
 
     def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:
         """True when the delivered file is complete in the inbox, or in a folder of it."""
-        name = f"{message.relay_id}{MSG_SUFFIX}"
+        found = self._read(recipient, f"{message.relay_id}{MSG_SUFFIX}", *folder)
+        return found is not None and sha256_hex(found.content) == sha256_hex(message.content)
+
+    def _read(self, recipient: str, name: str, *folder: str) -> MessageFile | None:
+        """A delivered file; None if it is missing, damaged or unreadable: that is not delivered."""
         try:
             inbox = self._dirs.get("agents", recipient, "inbox", *folder)
             limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
             data, _ = fsio.read_regular(name, inbox, limit, shared=True)
-            found = parse_delivered(data, file=name)
+            return parse_delivered(data, file=name)
         except (OSError, UnsafePath, MessageError) as exc:
             if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
                 raise  # it would apply to every file: the session restarts
-            return False  # an unreadable file does not count as delivered
-        return sha256_hex(found.content) == sha256_hex(message.content)
+            return None

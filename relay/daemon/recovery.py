@@ -76,7 +76,7 @@ def recover(
         delivered = inboxes.finish_staged(open_ones)
         again = 0
         if power_cut:
-            again = inboxes.compare(projection)
+            again = inboxes.compare(projection.written)
             open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
         for event in store.fresh_events:
@@ -90,6 +90,7 @@ def recover(
         rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
+            inboxes.clear_ended(home, ledger)
             _restore_originals(files, ledger, store, projection, log)
         requeued = _resolve_rows(files, ledger, store, rows, now)
     events.confirm_boot()
@@ -336,8 +337,12 @@ def _restore_original(files: _Files, row: MessageRow, stored: Message, log: LogC
         return
     outbox = ("agents", row.agent_name, "outbox")
     place = outbox if in_outbox and row.status != "archived" else archive_folder(row)
-    if in_outbox and place != outbox and not files.in_archive(row):
-        fsio.move(name, files.dirs.get(*outbox), name, files.dirs.ensure(*place))
+    if in_outbox and place != outbox:
+        source, target = files.dirs.get(*outbox), files.dirs.ensure(*place)
+        if not files.in_archive(row):
+            fsio.move(name, source, name, target)
+        elif file_ops.has_both_names(name, source, target):
+            fsio.remove(name, source)
     with contextlib.suppress(FileNotFoundError):
         if read_original(files.dirs, row._replace(file_path="/".join([*place, name]))) is not None:
             return

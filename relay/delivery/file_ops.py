@@ -185,6 +185,13 @@ def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: boo
     return name
 
 
+def has_both_names(name: str, fd: int, other_fd: int) -> bool:
+    """True if a file has this name in both open directories: after a power cut, on file systems
+    that make a rename durable by half. Errors: OSError."""
+    here, there = (os.stat(name, dir_fd=one, follow_symlinks=False) for one in (fd, other_fd))
+    return os.path.samestat(here, there)
+
+
 def is_same_file(dirs: Dirs, found: OutboxFile) -> bool:
     """False if the file was replaced, has changed or is gone."""
     outbox = dirs.get("agents", found.agent, *found.place)

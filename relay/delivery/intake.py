@@ -33,6 +33,7 @@ from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
 from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, sha256_hex, shown
+from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
 from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
 from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, outbox_file_of
@@ -192,7 +193,11 @@ class Intake:
         agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
-            fd, status = fsio.open_regular(name, outbox, narrow=hint.renamed)
+            try:
+                fd, status = fsio.open_regular(name, outbox, narrow=hint.renamed)
+            except HardLink:
+                _finish_rename(dirs, agent, name, outbox)
+                fd, status = fsio.open_regular(name, outbox, narrow=hint.renamed)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
             kind = incident_kind(exc)
@@ -296,6 +301,14 @@ def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
         return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
     except FileNotFoundError:  # no such directory: nothing is pending there
         return False
+
+
+def _finish_rename(dirs: Dirs, agent: str, name: str, outbox: int) -> None:
+    """Remove the name in ``.pending`` of a file that a power cut left with both names."""
+    pending = dirs.get("agents", agent, "outbox", PENDING)
+    with contextlib.suppress(FileNotFoundError):
+        if file_ops.has_both_names(name, outbox, pending):
+            fsio.remove(name, pending)
 
 
 def untouched_since(status: os.stat_result, now_ns: int) -> int:

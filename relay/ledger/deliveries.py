@@ -91,9 +91,10 @@ class DeliveryRow(NamedTuple):
     attempt: int
     staged_at: int
     last_error: str | None
+    read_how: str | None
 
 
-_COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error"
+_COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error, read_how"
 _WRITTEN = (  # one statement for the rows of a batch
     "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
     "obligation, due_at) "

@@ -165,7 +165,8 @@ def translated_errors(path: str) -> Iterator[None]:
         code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
         if code in DAMAGE:
             raise SearchIndexDamaged(f"{path}: {exc}") from exc
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        # read-only: its creation was cut short, and a reader cannot roll that back
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY):
             raise SearchIndexBusy(f"{path}: {exc}") from exc
         raise SearchIndexError(f"{path}: {exc}") from exc
 

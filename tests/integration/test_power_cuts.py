@@ -11,6 +11,7 @@ import os
 import pytest
 
 from relay.base import fsio
+from relay.base.config import Config, StoreSettings
 from relay.delivery.record import LedgerWriter
 from tests.box import Box, MakeBox
 from tests.kills import Killed
@@ -139,6 +140,62 @@ def test_what_was_answered_and_lost_its_content_is_not_in_the_inbox(box: Box) ->
     box.path(INBOX, f"{sent}.msg").write_bytes(b"")
     next_boot(box)
     assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "acked"}
+
+
+def test_a_file_that_has_its_old_name_as_well_is_sent(box: Box) -> None:
+    """btrfs keeps both names of a rename that was synced by half, also before any relay ran."""
+    name = box.name()
+    box.kill()
+    pending = box.path("agents/alice/outbox/.pending", name)
+    pending.write_text("TO: bob\n\nhi")
+    pending.chmod(0o600)
+    os.link(pending, box.path("agents/alice/outbox", name))
+    box.open()
+    box.after(1)
+    assert box.bodies("bob") == ["hi"] and box.nacks("alice") == []
+    assert not pending.exists() and box.outbox("alice") == []
+
+
+def test_an_original_that_is_in_the_archive_and_in_the_outbox_is_one(box: Box) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    original = box.path(box.row(sent)["file_path"])
+    box.kill()
+    os.link(original, box.path("agents/alice/outbox", original.name))
+    next_boot(box)
+    assert box.outbox("alice") == [] and box.nacks("alice") == []
+    assert original.read_bytes().endswith(b"hi")
+
+
+def test_what_was_taken_and_is_in_the_inbox_as_well_is_taken(box: Box) -> None:
+    """A rename between two names of one file does nothing."""
+    sent = send(box, "TO: bob\n\nhi")
+    box.take("bob", sent)
+    box.after(0.1)
+    box.kill()
+    os.link(box.path(INBOX, ".read", f"{sent}.msg"), box.path(INBOX, f"{sent}.msg"))
+    next_boot(box)
+    assert list(inbox(box, "bob", sent)) == [".read"]
+
+
+def test_what_rolled_unread_and_was_read_later_is_not_in_the_inbox_again(
+    make_box: MakeBox,
+) -> None:
+    store = StoreSettings(roll_after_s=60, roll_messages=1)
+    box = make_box("alice", "bob", config=Config(store=store))
+    sent = send(box, "TO: bob\n\nhi")
+    for _ in range(3):
+        box.after(70, turns=8)
+    assert not box.store.state.messages
+    box.flusher.flush()
+    box.take("bob", sent)
+    box.after(0.1)
+    assert box.states(sent) == {"bob": "read"}
+    position = box.ledger.position()
+    box.kill()
+    undo_rename(box, f"{INBOX}/.read", INBOX, sent)
+    assert position
+    next_boot(box)
+    assert list(inbox(box, "bob", sent)) == [".read"] and box.states(sent) == {"bob": "read"}
 
 
 def test_what_is_removed_before_the_record_does_not_come_again(

@@ -139,7 +139,7 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
     assert ledger.deliveries.next_due() == NOW + 100
     assert ledger.deliveries.due(NOW + 99, 10) == []
     assert ledger.deliveries.due(NOW + 100, 10) == [
-        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written")
+        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None)
     ]
 
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "still", NOW + 300)])
@@ -184,8 +184,8 @@ def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     stage(ledger, two, "bob")
     assert ledger.deliveries.rows([one, three]) == {
         one: {
-            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None),
-            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None),
+            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None, None),
+            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None, None),
         }
     }
     assert ledger.deliveries.rows([]) == {}

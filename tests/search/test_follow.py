@@ -137,6 +137,27 @@ def test_one_that_is_being_created_is_busy_and_sound(box: Box, journal_mode: str
     Index(path).close()
 
 
+CUT_SHORT = """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("CREATE TABLE t (x)")
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN")
+db.executemany("INSERT INTO t VALUES (?)", [("x" * 4000,)] * 50)
+os._exit(1)
+"""
+
+
+def test_one_whose_creation_was_cut_short_is_busy_and_sound(tmp_path: Path) -> None:
+    """A reader cannot roll it back; the next writer does."""
+    path = str(tmp_path / "search.db")
+    subprocess.run([sys.executable, "-c", CUT_SHORT, path], check=False)
+    assert Path(path + "-journal").stat().st_size
+    with pytest.raises(SearchIndexBusy):
+        Index(path)
+    assert list(check(path)) == []
+
+
 def test_another_history_of_the_home_is_recognized(make_box: MakeBox) -> None:
     """An index of a journal that was replaced, by a backup of another time, has wrong messages."""
     box = make_box("alice", "bob")
