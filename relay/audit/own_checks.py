@@ -7,7 +7,8 @@
 
 Each ``NAME.sql`` of ``audit.d`` in the home, or of the folder of ``--checks``, is one SELECT, and
 becomes the job ``own.NAME``; each of its rows is a finding. A file that cannot be used is a job
-that cannot run, so that it is named, and no other job is affected. Only files of this user are
+that cannot run, so that it is named, and no other job is affected. A check is a program of its
+owner: Spark's SELECT can start others, and read any file. Only files of this user are
 read, and ``audit.d`` only of a home that others cannot enter.
 """
 

@@ -1,18 +1,22 @@
 """One run of audits: freeze the files, start Spark, do each job, write what they found.
 
-A job that cannot run does not keep the others from running, unless Spark itself has ended. See
+A job that cannot run does not keep the others from running, unless Spark itself has ended. Own
+checks come last, one at a time, and the next one gets a new Spark where one has ended it. See
 output.py for what is written, and when.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from datetime import UTC, datetime
 
 import msgspec
+from py4j.protocol import Py4JError
 from pyarrow.dataset import dataset
 from pyspark.sql import DataFrame, SparkSession
 
@@ -21,8 +25,17 @@ from relay.audit.inputs import Inputs
 from relay.audit.jobs import AuditJob, integrity
 from relay.audit.jobs.job import ASCENDING, ERROR, WARNING, count_by, first_rows
 from relay.audit.output import FINDINGS, OutFolder, out_folder
-from relay.audit.session import DEFAULT_MASTER, explained, has_ended, session, settings_for
+from relay.audit.session import (
+    DEFAULT_MASTER,
+    end_jvm,
+    explained,
+    has_ended,
+    restarted,
+    session,
+    settings_for,
+)
 from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
+from relay.audit.spark_errors import OUT_OF_MEMORY
 from relay.audit.summary import Examples, JobReport, Report, to_json
 from relay.audit.temp_folders import private_folder
 from relay.base.clock import NS_PER_S, Clock, iso_time
@@ -37,6 +50,8 @@ WRITING = "writing the report"
 SHOWN_FINDINGS = 20
 SHOWN_FIELDS = ("severity", "check", "message_id", "agent", "route", "path")
 AT_ONCE = 3  # jobs
+OWN_LIMIT_S = 600  # for an own check
+CANCEL_S = 10  # for a query to end; then its Spark is ended
 DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
 
 
@@ -93,19 +108,27 @@ def run_audit(
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
             listener.step_started(STARTING)
-            with session(request.master, conf=settings_for(snapshot.size)) as spark:
+            settings = settings_for(snapshot.size)
+            with session(request.master, conf=settings) as spark:
                 with explained():
                     read = [home, *_external_folders(snapshot)]
                     cluster.require_shared(spark.sparkContext, read, [folder, written.path])
-                inputs = Inputs(
-                    spark,
-                    snapshot,
-                    shared=len(wanted) > 1,
-                    earlier=request.compare,
-                    permissive=request.permissive,
-                    results=written.tables,
-                )
-                reports, examples = _run_jobs(spark, wanted, inputs, written, listener)
+
+                def inputs_of(spark: SparkSession) -> Inputs:
+                    return Inputs(
+                        spark,
+                        snapshot,
+                        shared=len(wanted) > 1,
+                        earlier=request.compare,
+                        permissive=request.permissive,
+                        results=written.tables,
+                    )
+
+                def renewed(old: Inputs) -> Inputs:
+                    return inputs_of(restarted(old.spark, request.master, settings))
+
+                inputs = inputs_of(spark)
+                reports, examples = _run_jobs(wanted, inputs, renewed, written, listener)
             report = _report(snapshot, request, reports)
             if request.out is not None:
                 listener.step_started(WRITING)
@@ -150,47 +173,72 @@ def _external_folders(snapshot: HomeSnapshot) -> list[str]:
 
 
 def _run_jobs(
-    spark: SparkSession,
     wanted: list[AuditJob],
     inputs: Inputs,
+    renewed: Callable[[Inputs], Inputs],
     out: OutFolder,
     listener: ProgressListener,
 ) -> tuple[dict[str, JobReport], dict[str, Examples]]:
     """Run the jobs, some at once: while one is planned, on one core, another is computed.
 
-    Verdicts are reported as they come, and returned in the order of ``wanted``.
+    Own checks are last, since they may read what the others wrote, and one at a time: what ends
+    Spark is then known. Verdicts are reported as they come, returned in the order of ``wanted``.
     """
     examples = {job.name: Examples() for job in wanted}
     reports: dict[str, JobReport] = {}
 
-    def run(job: AuditJob) -> JobReport:
+    def run(job: AuditJob, inputs: Inputs) -> JobReport:
         if has_ended():
             return JobReport(job.name, error="Spark has ended in another job")
         listener.job_started(job.name, len(wanted))
-        return _run_job(spark, job, inputs, out.tables, examples[job.name])
+        return _run_job(job, inputs, out.tables, examples[job.name])
 
-    cores = spark.sparkContext.defaultParallelism
+    def finish(report: JobReport) -> None:
+        reports[report.name] = report
+        listener.job_finished(report, examples[report.name])
+
+    cores = inputs.spark.sparkContext.defaultParallelism
     pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core runs one job
-    own = [job for job in wanted if job.source]  # last: they may read what the others wrote
     try:
-        for phase in ([job for job in wanted if not job.source], own):
-            for done in as_completed([pool.submit(run, job) for job in phase]):
-                report = done.result()
-                reports[report.name] = report
-                listener.job_finished(report, examples[report.name])
+        built_in = [job for job in wanted if not job.source]
+        for done in as_completed([pool.submit(run, job, inputs) for job in built_in]):
+            finish(done.result())
+        is_lost = has_ended()
+        for job in (job for job in wanted if job.source):
+            try:
+                inputs = renewed(inputs) if is_lost else inputs
+            except RelayError as exc:
+                finish(JobReport(job.name, error=str(exc), hint=exc.hint))
+                continue
+            report = _within_limit(pool.submit(run, job, inputs), job, inputs)
+            is_lost = has_ended() or OUT_OF_MEMORY in (report.error or "")
+            finish(report)
     finally:  # after an interrupt the caller ends Spark, and the jobs with it
         pool.shutdown(wait=False, cancel_futures=True)
     return {name: reports[name] for name in examples}, examples
 
 
-def _run_job(
-    spark: SparkSession, job: AuditJob, inputs: Inputs, out: str, examples: Examples
-) -> JobReport:
+def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> JobReport:
+    """Wait for an own check; cancel it after the limit, if need be by ending its Spark."""
+    if not wait([running], OWN_LIMIT_S).not_done:
+        return running.result()
+    with contextlib.suppress(Py4JError, OSError):
+        inputs.spark.sparkContext.cancelAllJobs()
+    if wait([running], CANCEL_S).not_done:
+        end_jvm()
+    report = running.result()
+    if report.error is not None:  # else it was done just then
+        report.error = f"{job.source}: it was cancelled after {OWN_LIMIT_S} s"
+        report.hint = "make it read less: name columns, and times in its WHERE"
+    return report
+
+
+def _run_job(job: AuditJob, inputs: Inputs, out: str, examples: Examples) -> JobReport:
     report = _empty_report(job)
     began = time.monotonic()
     try:
         with explained():
-            _compute(spark, job, inputs, out, report, examples)
+            _compute(inputs.spark, job, inputs, out, report, examples)
     except RelayError as exc:
         hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
         report = _empty_report(job)

@@ -201,6 +201,12 @@ def has_ended() -> bool:
     return process is not None and process.poll() is not None
 
 
+def restarted(old: SparkSession, master: str, conf: Mapping[str, str]) -> SparkSession:
+    """End a session that a query has broken; return a new one. Errors: as ``spark_session``."""
+    stop(old)
+    return spark_session(master, conf=conf)
+
+
 def stop(spark: SparkSession) -> None:
     """End the session and its JVM, whatever has become of them."""
     with contextlib.suppress(PySparkException, Py4JError, OSError):

@@ -17,6 +17,7 @@ from relay.base import errors
 from relay.base.errors import RelayError
 
 MEMORY_VARIABLE = "SPARK_DRIVER_MEMORY"
+OUT_OF_MEMORY = "Spark ran out of memory"
 DEFAULT_MEMORY = "1g"  # Spark's own
 MAX_LINE = 400  # characters; Spark puts whole plans behind its first line
 
@@ -65,7 +66,7 @@ def known_cause(text: str) -> RelayError | None:
         )
     if _OUT_OF_MEMORY.search(text):
         return RelayError(
-            f"Spark ran out of memory: {MEMORY_VARIABLE} is {memory()}",
+            f"{OUT_OF_MEMORY}: {MEMORY_VARIABLE} is {memory()}",
             hint=f"{MEMORY_VARIABLE}=8g gives it more; fewer jobs need less",
         )
     if _PORT.search(text):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +19,8 @@ from relay.base.errors import InvalidName, RelayError
 from relay.base.home import Home
 from tests.audit.home_builder import HomeBuilder
 from tests.audit.test_run import parquet, relay_audit
+from tests.audit.test_spark_errors import PATIENCE_S
+from tests.procs import environment
 
 WARNING = "-- severity: warning\n"
 LARGE = """\
@@ -181,3 +186,59 @@ def test_a_file_or_home_of_others_is_refused(
     assert reason(home, "own.mine") == f"the home belongs to user {os.getuid()}"
     (more / "mine.sql").rename(more / "other.sql")
     assert f"user {os.getuid()}" in reason(home, "own.other", more)
+
+
+# Each in a process of its own: what ends Spark would end that of all tests.
+LIMITED = """
+import sys
+from relay.audit import run
+from relay.cli import main
+run.OWN_LIMIT_S = int(sys.argv.pop(1))
+main(["audit", "run", "own", "--master", "local[1]", "--json", *sys.argv[1:]])
+"""
+
+
+def run_own(home: HomeBuilder, tmp_path: Path, limit_s: int) -> tuple[dict[str, Any], list[str]]:
+    """The jobs of a run, and the lines of stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit_s), "--home", home.path],
+        env=environment(SPARK_DRIVER_MEMORY="512m"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1, done.stderr
+    return json.loads(done.stdout)["jobs"], done.stderr.splitlines()
+
+
+def test_a_check_that_ends_spark_is_blamed_and_the_next_ones_run(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    words = "SELECT collect_list(repeat(CAST(id AS STRING), 20000)) AS w FROM range(2000000)"
+    put(home, "b_hungry", f"{WARNING}{words}")
+    for name in ("a_before", "c_behind", "d_behind"):
+        put(home, name, f"{WARNING}SELECT message_id FROM messages")
+    jobs, lines = run_own(home, tmp_path, 600)
+    (line,) = lines
+    assert line.startswith("own.b_hungry: could not run: ") and "Spark ran out of memory" in line
+    assert {name: job["warnings"] for name, job in jobs.items()} == {
+        "own.a_before": 1,
+        "own.b_hungry": 0,
+        "own.c_behind": 1,
+        "own.d_behind": 1,
+    }
+
+
+def test_a_check_that_takes_for_ever_is_cancelled(home: HomeBuilder, tmp_path: Path) -> None:
+    home.sent("1-a")
+    home.write_store()
+    long = "SELECT count(*) AS n FROM range(10000000000000) WHERE sqrt(id) % 3 = 1"
+    path = put(home, "a_long", f"{WARNING}{long}")
+    put(home, "b_behind", f"{WARNING}SELECT 1")
+    jobs, lines = run_own(home, tmp_path, 30)
+    said = f"own.a_long: could not run: {path}: it was cancelled after 30 s; make it read less: "
+    assert len(lines) == 1 and lines[0].startswith(said)
+    assert jobs["own.b_behind"]["warnings"] == 1
