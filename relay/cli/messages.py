@@ -42,6 +42,7 @@ from relay.cli.request import (
     check_has_not_arrived,
     check_has_session,
     duration_s,
+    mark_read,
     open_agent,
     request,
     require_mailbox,
@@ -336,7 +337,7 @@ def reply(
             attachments=[me.attach(path) for path in files],
             wait_s=0 if no_wait else None,
         )
-    _mark_read(root, agent, answered.id)
+    mark_read(root, agent, answered.id)
     return code
 
 
@@ -444,20 +445,8 @@ def _answer(
     message_id = _resolve(root, given)
     with Agent(agent, root, registers=False) as me:
         sent = say(me, message_id)
-    _mark_read(root, agent, message_id)
+    mark_read(root, agent, message_id)
     _print_sent({"id": sent, "re": message_id}, as_json)
-
-
-def _mark_read(root: str, agent: str, message_id: str) -> None:
-    """Move an answered message to ``.read``, if it is still in the inbox."""
-    from relay.base import fsio
-    from relay.base.home import READ, Home
-    from relay.base.names import MSG_SUFFIX
-
-    name = message_id + MSG_SUFFIX
-    with Home(root) as home, home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
-        inbox = dirs.get("agents", agent, "inbox")
-        fsio.rename(name, inbox, name, dirs.ensure("agents", agent, "inbox", READ))
 
 
 def _resolve(root: str, message_id: str) -> str:

@@ -155,6 +155,18 @@ def _has_mailbox(root: str, agent: str) -> bool:
     return True
 
 
+def mark_read(root: str, agent: str, message_id: str) -> None:
+    """Move an answered message to ``.read``, if it is still in the inbox."""
+    from relay.base import fsio
+    from relay.base.home import READ, Home
+    from relay.base.names import MSG_SUFFIX
+
+    name = message_id + MSG_SUFFIX
+    with Home(root) as home, home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
+        inbox = dirs.get("agents", agent, "inbox")
+        fsio.rename(name, inbox, name, dirs.ensure("agents", agent, "inbox", READ))
+
+
 def duration_s(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Parse ``30`` or ``30s``, ``1m``, ``2h``, ``500ms`` as seconds. Errors: BadParameter."""
     from relay.base.message import parse_duration_ms
