@@ -12,6 +12,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -140,6 +141,14 @@ FIELDS = {
     "content_pattern": ("pattern", "match", "regex"),
     "topic_pattern": ("pattern", "topic"),
 }
+# command -> the hint for a word too many
+UNEXPECTED = {
+    "inbox": "`relay inbox --as {}` shows the messages of one agent",
+    "unread": "`relay inbox --as {}` shows the messages of one agent",
+    "send": "put a text of several words in quotes",
+    "reply": "put a text of several words in quotes",
+}
+_EXTRA = re.compile(r"unexpected extra arguments? \((\S+).*\)")
 COMPLETE_VARIABLE = "_RELAY_COMPLETE"  # set by the script of `relay completion`
 
 
@@ -264,18 +273,23 @@ def _usage_error(exc: click.ClickException) -> tuple[str, str]:
 
     The hint is the word that was probably meant, or else the command's help.
     """
+    from relay.base.names import is_agent_name
     from relay.base.text import did_you_mean
 
     ctx: click.Context | None = getattr(exc, "ctx", None)
     if ctx is None:
         return _rephrase(exc.format_message()), ""
     see = f"see `{ctx.command_path} --help`"
+    if (extra := _EXTRA.search(exc.format_message())) and ctx.command.name in UNEXPECTED:
+        see = UNEXPECTED[ctx.command.name].format(extra[1])
     option, command = getattr(exc, "option_name", None), getattr(exc, "command_name", None)
     if isinstance(exc, click.NoSuchOption) and option:
         known = [name for one in ctx.command.get_params(ctx) for name in one.opts]
         return f"no such option '{option}'", did_you_mean(option, known) or see
     if command and isinstance(ctx.command, click.Group):
         known = ctx.command.list_commands(ctx)
+        if ctx.command.name == "agents" and is_agent_name(command):
+            see = f"`relay agents show {command}` shows an agent"
         return f"no such command '{command}'", did_you_mean(command, known) or see
     return _rephrase(exc.format_message()), see
 

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +51,8 @@ _AGE = re.compile(r"([0-9]{1,9})([smhd])")
 _AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NAMED = re.compile(r"`relay (?=[a-z])(?!acomm\b|aof\b|sh\b|help\b|[a-z ]+ --help)")
 
+ADVICE_S = 60  # between two lines about unread messages
+TEMP = "tmp"  # of the home: nothing is written there
 SCANNED = 300  # newest messages in which completion looks for channels and threads
 _NAMED_IN = re.compile(
     rb"^(?:TO: #|ACTION: channel[.]create\nCHANNEL: )(?P<channel>[\w/-]+)$"
@@ -243,8 +246,17 @@ def advise_unread(ctx: click.Context, words: Sequence[str]) -> None:
     is_wanted = ctx.invoked_subcommand not in READERS and "--json" not in words
     if root is None or not is_wanted or not sys.stderr.isatty() or not is_agent_name(name):
         return
-    if count := _count_unread(root, name):
+    if (count := _count_unread(root, name)) and _is_due(os.path.join(root, TEMP)):
         click.echo(name_home(f"{count} unread for {name}; see `relay inbox`", ctx), err=True)
+
+
+def _is_due(folder: str) -> bool:
+    """True once in ADVICE_S: the mtime of ``folder`` says when it was last."""
+    with contextlib.suppress(OSError):
+        if 0 <= time.time() - os.stat(folder).st_mtime < ADVICE_S:
+            return False
+        os.utime(folder)
+    return True
 
 
 def echo_json(value: object) -> None:

@@ -28,6 +28,7 @@ from relay.ledger import Ledger
 from tests.procs import PROJECT, environment
 
 MESSAGE_ID = "1700000000000000001-01"
+OTHER_SPELLING = "another spelling of Lead means the agent with the role lead"
 SCHEMA_1 = PROJECT / "tests" / "fixtures" / "ledger" / "schema-v1.sql"
 
 
@@ -58,6 +59,22 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
         ("send --kin x", "relay: no such option '--kin'; did you mean --kind?"),
         ("send --frob", "relay: no such option '--frob'; see `relay send --help`"),
         ("send", "relay: Missing argument 'TO'; see `relay send --help`"),
+        (
+            "send bob hello world",
+            "relay: Got unexpected extra argument (world); put a text of several words in quotes",
+        ),
+        (
+            "agents bob",
+            "relay: no such command 'bob'; `relay agents show bob` shows an agent",
+        ),
+        *(
+            (
+                f"{command} bob",
+                "relay: Got unexpected extra argument (bob);"
+                " `relay inbox --as bob` shows the messages of one agent",
+            )
+            for command in ("inbox", "unread")
+        ),
         (
             "channel show",
             "relay: Missing argument 'NAME'; see `relay channel show --help`",
@@ -315,8 +332,14 @@ def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["Lead"], "`TO: Lead` means the agent with the role lead; Lead gets it without one"),
-        (["LEAD"], "`TO: LEAD` means the agent with the role lead; LEAD gets it without one"),
+        (
+            ["Lead"],
+            f"`TO: Lead` means this agent; {OTHER_SPELLING}",
+        ),
+        (
+            ["LEAD"],
+            f"`TO: LEAD` means this agent; {OTHER_SPELLING}",
+        ),
         (["lead", "--role", "lead"], ""),
         (["Bob"], "there is also an agent bob; names are case-sensitive"),
         (["bob"], ""),

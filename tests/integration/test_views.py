@@ -331,7 +331,10 @@ def test_a_terminal_is_told_of_unread_messages(
     advice = "2 unread for bob; see `relay"
     assert advice not in shown("agents")  # they are not operator's
     monkeypatch.setenv("AGENT_RELAY_NAME", "bob")
+    os.utime(home / "tmp", (0, 0))
     assert shown("agents").splitlines()[-1].startswith(advice)
+    assert advice not in shown("agents")  # once a minute
+    os.utime(home / "tmp", (0, 0))
     assert advice not in shown("agents", "--json")
     assert advice not in shown("inbox")
     done = relay("agents", home=home)
