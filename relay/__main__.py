@@ -11,7 +11,13 @@ import sys
 
 def main() -> None:
     """Run a hook, a bell or a command, and exit with its exit code."""
-    words = sys.argv[1:]
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt:  # during the imports: a command handles its own
+        sys.exit(130)
+
+
+def _run(words: list[str]) -> None:
     if words[:1] == ["hook"]:
         import os
 

@@ -32,11 +32,12 @@ import errno
 import hashlib
 import os
 import resource
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from relay.base import fsio
-from relay.base.clock import iso_time
+from relay.base.clock import NS_PER_S
 from relay.base.discovery import CONFIG
 from relay.base.errors import AlreadyRunning, ForeignOwner, HomeMissing, UnsafePath
 from relay.base.names import OPERATOR, check_agent_name, is_agent_name
@@ -381,8 +382,9 @@ class UncleanStop(NamedTuple):
     last_sign_ns: int  # Unix time of the last that it is known to have written
 
     def __str__(self) -> str:
-        at = iso_time(self.last_sign_ns)[:19]
-        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {at}Z"
+        at = time.localtime(self.last_sign_ns // NS_PER_S)
+        said = time.strftime("%Y-%m-%d %H:%M:%S", at)
+        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {said}"
 
 
 def unclean_stop(home: Home) -> UncleanStop | None:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from relay.base import fsio, process_info
+from relay.base.clock import NS_PER_S
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
@@ -43,6 +44,7 @@ from relay.cli.trace import count_waiting
 START_TIMEOUT_S = 60
 POLL_S = 0.02
 MAX_NAMED = 5
+AT_ONCE_NS = 5 * NS_PER_S  # from the start of the process to that of its session
 MAX_CRASH_LOG_BYTES = 1 << 20  # a few hundred tracebacks
 STATUS_FIELDS = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
@@ -78,7 +80,7 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
     ignores it.
     """
     from relay.base import config
-    from relay.base.home import LEDGER, Home
+    from relay.base.home import lock_holder
     from relay.ledger import Ledger
 
     if here and given_home(ctx, home) is not None:
@@ -94,7 +96,10 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
         return
     click.echo(f"{'completed' if existed else 'created'} {root}")
     root_of(ctx, root if here else home)  # so that the hint names it where that is necessary
-    click.echo(name_home("start the relay with `relay up`"))
+    with Home(root) as made:
+        pid = lock_holder(made)
+    is_running = f"its relay is running, pid {pid}"
+    click.echo(name_home(is_running if pid else "start the relay with `relay up`"))
 
 
 @click.command(
@@ -138,7 +143,13 @@ def _start(root: str) -> int:
     finally:
         os.close(write_fd)
     with os.fdopen(read_fd, "rb") as answer:
-        if not select.select([answer], [], [], START_TIMEOUT_S)[0]:
+        try:
+            has_answer = bool(select.select([answer], [], [], START_TIMEOUT_S)[0])
+        except KeyboardInterrupt as exc:
+            text = f"the relay, pid {process.pid}, goes on starting; `relay down` ends it"
+            exc.add_note(text)
+            raise
+        if not has_answer:
             raise StartFailed(f"pid {process.pid} has not become ready within {START_TIMEOUT_S} s")
         said = answer.read().decode()
     if said.strip() == "ready":
@@ -208,7 +219,7 @@ def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
 def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """Show whether the relay is running and what it is working on.
 
-    Exit code 5 when it is not running or does not answer.
+    Exit code 5 when it is not running, does not answer, or takes no messages in.
     """
     with open_home(ctx, home) as opened:
         facts = _facts(opened)
@@ -218,7 +229,8 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     else:
         _show(facts, none)
     is_there = facts["running"] and facts["answers"] is not False
-    return 0 if is_there else EXIT_STATE
+    is_serving = is_there and not facts["trouble"] and facts["ready"] is not False
+    return 0 if is_serving else EXIT_STATE
 
 
 def _facts(home: Home) -> dict[str, Any]:
@@ -237,8 +249,8 @@ def _facts(home: Home) -> dict[str, Any]:
         "running": pid is not None,
         "pid": pid,
         "trouble": running_trouble(home) if pid is not None else "",
-        "rss_bytes": _memory(pid),
-        "started_at": int(state["started_at"]) if "started_at" in state else None,
+        **_process_facts(pid),
+        "session_at": int(state["started_at"]) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
         **counts,
         "unread": sum(unread(home).values()),
@@ -283,21 +295,35 @@ def _daemon_status(home: Home, pid: int | None) -> dict[str, Any]:
     """Ask the running relay; all values are None without an answer. ``answers`` is False for a
     relay that does not answer, None where there is nothing to ask."""
     answer = ask(home) if pid is not None else StatusReply(None)
-    said = answer.status or {}
+    said = dict(answer.status or {})
+    if pid is not None and not said.get("config_error"):
+        said["config_error"] = _config_error(home)
     answers = True if answer.status is not None else False if answer.is_silent else None
     return {name: said.get(name) for name in STATUS_FIELDS} | {"answers": answers}
 
 
-def _memory(pid: int | None) -> int | None:
-    """Return the daemon's resident memory in bytes, if known."""
-    if pid is None:
-        return None
+def _config_error(home: Home) -> str:
+    """What is wrong with config.json now; the relay looks at it when it is told to, or starts."""
+    from relay.base.config import load
+
+    try:
+        load(home)
+    except (RelayError, OSError) as exc:
+        return " ".join(str(exc).split())
+    return ""
+
+
+def _process_facts(pid: int | None) -> dict[str, int | None]:
+    """Return the daemon's resident memory in bytes, and when it was started, if known."""
     import psutil
 
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        process = psutil.Process(pid) if pid is not None else None
+        rss = int(process.memory_info().rss) if process else None
+        started = int(process.create_time() * NS_PER_S) if process else None
     except psutil.Error:
-        return None
+        rss = started = None
+    return {"rss_bytes": rss, "started_at": started}
 
 
 def _show(facts: dict[str, Any], none: str) -> None:
@@ -307,6 +333,9 @@ def _show(facts: dict[str, Any], none: str) -> None:
     elif facts["running"]:
         started, rss = facts["started_at"], facts["rss_bytes"]
         since = f", since {local_time(started)} ({ago(started, time.time_ns())})" if started else ""
+        begun = facts["session_at"]  # anew after a fault, and with other settings
+        if started and begun and begun - started > AT_ONCE_NS:
+            since += f", serving since {local_time(begun)}"
         memory = f", {format_size(rss)}" if rss else ""
         click.echo(f"the relay is running, pid {facts['pid']}{since}{memory}")
         if facts["trouble"]:

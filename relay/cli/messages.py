@@ -39,6 +39,7 @@ from relay.cli.common import (
 )
 from relay.cli.request import (
     Progress,
+    attaching,
     check_has_not_arrived,
     check_has_session,
     duration_s,
@@ -169,7 +170,8 @@ def send(
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
     with open_agent(agent, root) as me:
-        headers["attachments"] = [me.attach(path) for path in files]
+        with attaching(files):
+            headers["attachments"] = [me.attach(path) for path in files]
         if awaited_s is not None:
             answer = request(me, to, content, awaited_s, progress=_progress, **headers)
             _show_answer(answer, as_json)
@@ -326,6 +328,8 @@ def reply(
     answered = read_message(root, message_id)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
     with open_agent(agent, root) as me:
+        with attaching(files):
+            attached = [me.attach(path) for path in files]
         code = _send(
             me,
             answered.sender,
@@ -334,7 +338,7 @@ def reply(
             kind="response" if answered.file.kind == "query" else "message",
             re=answered.id,
             thread=answered.file.headers.get("THREAD"),
-            attachments=[me.attach(path) for path in files],
+            attachments=attached,
             wait_s=0 if no_wait else None,
         )
     mark_read(root, agent, answered.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -20,6 +20,8 @@ from relay.cli.common import (
     root_of,
     sanitize,
 )
+
+ATTACH_S = 2.0  # longer copies are announced
 
 if TYPE_CHECKING:
     import sqlite3
@@ -155,6 +157,27 @@ def _has_mailbox(root: str, agent: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def attaching(files: Sequence[str]) -> Iterator[None]:
+    """Say after 2 s what takes its time. SIGTERM leaves no unfinished copy, as ^C does."""
+    import signal
+    import sys
+    import threading
+
+    from relay.base.text import plural
+
+    text = f"relay: copying {plural(len(files), 'attachment')} into the home"
+    timer = threading.Timer(ATTACH_S, lambda: click.echo(text, err=True))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if files:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
 def mark_read(root: str, agent: str, message_id: str) -> None:
     """Move an answered message to ``.read``, if it is still in the inbox."""
     from relay.base import fsio
@@ -240,18 +263,28 @@ def watch(home: Home, message_id: str, step: str | None, timeout_s: float) -> Pr
 
     Without a step: until the relay has recorded what became of it.
     """
-    from relay.base.home import LEDGER
+    ends_at, pause_s = time.monotonic() + timeout_s, 0.001
+    while True:
+        progress = _look(home, message_id, step)
+        left_s = ends_at - time.monotonic()
+        if progress.is_there or progress.is_over or left_s <= 0:
+            return progress
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def _look(home: Home, message_id: str, step: str | None) -> Progress:
+    from relay.base.errors import LedgerMissing
+    from relay.base.home import LEDGER, lock_holder
     from relay.ledger import open_readonly
 
-    ends_at, pause_s = time.monotonic() + timeout_s, 0.001
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-        while True:
-            progress = _progress_of(db, message_id, step)
-            left_s = ends_at - time.monotonic()
-            if progress.is_there or progress.is_over or left_s <= 0:
-                return progress
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, 0.05)
+    try:
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            return _progress_of(db, message_id, step)
+    except LedgerMissing:
+        if lock_holder(home) is None:
+            raise
+        return Progress("it is sent; the ledger is gone, and the relay rebuilds it")
 
 
 def _progress_of(db: sqlite3.Connection, message_id: str, step: str | None) -> Progress:

@@ -30,11 +30,12 @@ from relay.base.home import (
     TROUBLE_CHARACTERS,
     Home,
     lock_holder,
+    running_trouble,
     write_trouble,
 )
 from relay.base.logs import Log, LogCall, make_log, where
 from relay.base.sd_notify import SystemdNotifier, Watchdog
-from relay.base.status_client import ask, silence
+from relay.base.status_client import StatusReply, ask, silence
 from relay.daemon.admin import Admin
 from relay.daemon.session import PATIENCE_S, Session
 from relay.daemon.status import SharedStatus
@@ -95,8 +96,13 @@ class Daemon:
         """The error for a lock held by another relay, with its pid and whether it answers."""
         pid = lock_holder(self._home)
         text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
-        if pid is None or not ask(self._home).is_silent:
-            return AlreadyRunning(text)
+        reply = StatusReply(None) if pid is None else ask(self._home)
+        if pid is None or not reply.is_silent:
+            status = reply.status or {}
+            why = "" if status.get("ready", True) else "; ".join(status.get("reasons", ()))
+            trouble = running_trouble(self._home)
+            why = f"not serving; retrying: {trouble}" if trouble else why
+            return AlreadyRunning(f"{text}: {why}" if why else text)
         what, remedy = silence(pid)
         return AlreadyRunning(f"{text}, and {what}", hint=remedy)
 

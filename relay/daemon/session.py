@@ -177,6 +177,7 @@ class Session:
         except BaseException:
             self.close()
             raise
+        self.status.is_serving = True
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def __enter__(self) -> Session:
@@ -208,7 +209,6 @@ class Session:
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """Run the loop until ``is_stopping``; then finish the current work."""
-        self.status.is_serving = True
         while not is_stopping():
             self.turn()
         self.status.is_serving = False

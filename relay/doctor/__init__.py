@@ -28,13 +28,14 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
 
     ``deep``: also read every attachment, every store archive and every packed day of the archive.
     """
-    config = Config()
+    config, is_running = Config(), lock_holder(home) is not None
     try:
         config = load(home)
     except (RelayError, OSError) as exc:
-        advice = "fix it: the relay does not start; the other checks still run"
+        start = "the relay fails at its next start" if is_running else "the relay does not start"
+        advice = f"fix it: {start}; the other checks still run"
         yield Finding("config", CONFIG, describe_error(exc), advice)
-    target = Target(home, config, Clock(), lock_holder(home) is not None, deep)
+    target = Target(home, config, Clock(), is_running, deep)
     checks: list[Callable[[Target], Iterator[Finding]]] = [
         system.check_process,
         system.check_limits,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -149,6 +150,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     ended = f"pid {pid}, did not stop by itself; its last sign of life"
     said = f"no relay is running: the last one, {ended}"
     assert first.startswith(said) and first.endswith(f"; start one with `relay --home {home} up`")
+    assert re.search(r"was at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; start one", first)  # local time
     left = rows_of("status", home=home, exit_code=5)[0]["left"]
     assert left["pid"] == pid
     at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S

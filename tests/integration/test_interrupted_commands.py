@@ -1,0 +1,135 @@
+"""What commands say when they are interrupted, and of a relay that runs and does not serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.base.home import Home, lock_holder
+from tests.procs import Relay, environment, inbox_of, relay, status_of, until
+
+pytestmark = pytest.mark.timeout(60)
+
+INTERRUPTED_IMPORT = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "relay.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from relay.__main__ import main
+main()
+"""
+
+
+INTERRUPTED_WAIT = """
+import select
+def interrupt(*_):
+    raise KeyboardInterrupt
+select.select = interrupt
+from relay.cli import main
+main()
+"""
+
+
+def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_interrupted_before_the_command_is_loaded() -> None:
+    done = python(INTERRUPTED_IMPORT, "status")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupted_start_says_that_it_goes_on(home: Path) -> None:
+    done = python(INTERRUPTED_WAIT, "--home", str(home), "up")
+    assert (done.returncode, done.stdout) == (130, "")
+    said = r"relay: the relay, pid (\d+), goes on starting; `.*down` ends it\n"
+    match = re.fullmatch(said, done.stderr)
+    assert match is not None, done.stderr
+    with Home(str(home)) as opened:
+        until(lambda: lock_holder(opened) == int(match[1]))
+    until(lambda: status_of(home).get("ready"))
+    assert relay("init", home=home).stdout.endswith(f"its relay is running, pid {match[1]}\n")
+    assert relay("down", home=home).returncode == 0
+
+
+def test_a_relay_that_does_not_serve(running: Relay, home: Path) -> None:
+    """`status` and `up` say why, and exit with 5."""
+    away = home.with_name("away")
+    home.rename(away)
+    until(lambda: "not serving" in relay("status", home=away).stdout)
+    status = relay("status", home=away)
+    assert status.returncode == 5
+    up = relay("up", home=away)
+    assert up.returncode == 5
+    assert f"its pid is {running.pid}: not serving; retrying: {home}" in up.stderr
+    away.rename(home)
+    until(lambda: status_of(home).get("ready"))
+    until(lambda: relay("status", home=home).returncode == 0)
+
+
+def test_a_broken_config_beside_a_running_relay(running: Relay, home: Path) -> None:
+    before = (home / "config.json").read_text()
+    (home / "config.json").write_text("{")
+    done = relay("status", home=home)
+    assert "config.json is invalid, still using the previous one: " in done.stdout
+    found = relay("doctor", home=home).stdout
+    assert "the relay fails at its next start" in found
+    (home / "config.json").write_text(before)
+    assert "config.json is invalid" not in relay("status", home=home).stdout
+
+
+def test_sent_while_the_ledger_is_gone(running: Relay, home: Path) -> None:
+    for path in home.glob("ledger.db*"):
+        path.unlink()
+    done = relay("send", "--as", "alice", "bob", "hi", home=home)
+    assert done.returncode == 0, done.stderr
+    until(lambda: len(inbox_of(home, "bob")) == 1)
+    until(lambda: relay("trace", done.stdout.strip(), home=home).returncode == 0)
+
+
+def test_status_names_the_start_of_the_process_and_of_its_session(
+    running: Relay, home: Path
+) -> None:
+    def facts() -> dict[str, str]:
+        return json.loads(relay("status", "--json", home=home).stdout)
+
+    before = facts()
+    (home / "config.json").write_text('{"store": {"checkpoint_ms": 60}}')
+    os.kill(running.pid, signal.SIGHUP)
+    until(lambda: facts()["session_at"] > before["session_at"])
+    assert facts()["started_at"] == before["started_at"] <= before["session_at"]
+
+
+def test_an_interrupted_attachment_leaves_no_copy(home: Path, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    with open(big, "wb") as file:
+        file.truncate(3 << 30)
+    words = ["--home", str(home), "send", "--as", "alice", "bob", "see", "--attach", str(big)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relay", *words],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "relay: copying 1 attachment into the home\n"
+    until(lambda: list((home / "attachments").rglob("*.tmp")))
+    process.terminate()
+    assert process.wait() == 143
+    process.stderr.close()
+    assert not list((home / "attachments").rglob("*.tmp"))
