@@ -13,7 +13,7 @@ import click
 from relay.base.clock import NS_PER_S, iso_time
 from relay.base.home import LEDGER, SEARCH, STORE, lock_holder
 from relay.base.text import plural
-from relay.cli.common import home_option, json_option, open_home
+from relay.cli.common import check_agents, home_option, json_option, open_home
 from relay.cli.history import (
     echo_message,
     outcomes_of,
@@ -89,6 +89,8 @@ def search(
     with open_home(ctx, home) as opened:
         found, note = _find(opened, parsed, limit)
         rows = _rows(opened, found)
+        if not rows:
+            check_agents(opened, *parsed.senders, *parsed.recipients)
     if note:
         click.echo(f"relay: {note}", err=True)
     if as_json or not rows:

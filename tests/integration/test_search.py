@@ -144,6 +144,13 @@ def test_the_keys_of_a_query(box: Box) -> None:
     assert bad.returncode == 2 and "invalid time 'yesterday'" in bad.stderr
 
 
+def test_a_name_that_nobody_has_is_said_where_nothing_is_found(box: Box) -> None:
+    done = relay("search", "from:bobb", home=box.root)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "there is no agent 'bobb'" in done.stderr and "did you mean bob?" in done.stderr
+    assert relay("search", "from:bob", home=box.root).returncode == 0
+
+
 def test_an_index_that_another_search_reads_is_not_in_its_way(box: Box) -> None:
     box.send("alice", "TO: bob\n\nnumber 1")
     assert search(box.root, "number") == ["number 1"]
