@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Unpack
 
@@ -393,6 +393,16 @@ class Agent:
         Errors: MessageError for an invalid reference; NotFound; IntegrityError.
         """
         return self._attachments.read(reference)
+
+    def save_attachments(
+        self, attachments: Sequence[Attachment], folder: str | os.PathLike[str]
+    ) -> list[str]:
+        """Write attachments of a message into a directory, under their names; returns the paths.
+
+        All or none; nothing is overwritten. Errors: RelayError for a file that exists already; as
+        ``open_attachment``; OSError.
+        """
+        return self._attachments.save(attachments, folder)
 
     # -- processes ---------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -273,6 +274,12 @@ class Agent:
     async def open_attachment(self, reference: str) -> bytes:
         """As ``agent_sdk.Agent.open_attachment``."""
         return await self._in_thread(self._agent.open_attachment, reference)
+
+    async def save_attachments(
+        self, attachments: Sequence[Attachment], folder: str | os.PathLike[str]
+    ) -> list[str]:
+        """As ``agent_sdk.Agent.save_attachments``."""
+        return await self._in_thread(self._agent.save_attachments, attachments, folder)
 
     # -- processes and channels --------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import stat
+from collections.abc import Sequence
 
 from agent_sdk.disk import cleanup_on_error, retry_on_enospc
 from relay.base import fsio
@@ -62,6 +63,33 @@ class Attachments:
         if found != digest:
             raise IntegrityError(self._home.path(FOLDER, digest[:2], digest), 0, digest, found)
         return data
+
+    def save(self, attachments: Sequence[Attachment], folder: str | os.PathLike[str]) -> list[str]:
+        """Write verified attachments into a directory, under their names; returns the paths.
+
+        All or none. Errors: RelayError for a file that exists already, or no directory; as
+        ``read``; OSError.
+        """
+        if not os.path.isdir(folder):
+            raise RelayError(f"{os.fspath(folder)!r} is not a directory: create it first")
+        paths = [
+            os.path.join(folder, one.name or one.removeprefix(SHA256_PREFIX)[:8])
+            for one in attachments
+        ]
+        written: list[str] = []
+        try:
+            for path, one in zip(paths, attachments, strict=True):
+                data = self.read(one)
+                with open(path, "xb") as file:
+                    written.append(path)
+                    file.write(data)
+        except BaseException as exc:
+            for path in written:
+                os.unlink(path)
+            if isinstance(exc, FileExistsError):
+                raise RelayError(f"{exc.filename} exists already: nothing was written") from exc
+            raise
+        return paths
 
     def check(self, reference: str) -> str:
         """Return the reference if the attachment exists. Errors: as ``read``."""

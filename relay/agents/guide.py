@@ -44,7 +44,7 @@ _VERBS = (
     ('send{as} --kind command NAME "deploy"', "ask an agent to do something"),
     ('send{as} --kind query --await 60s NAME "which branch?"', "ask, and print the answer"),
     ('send{as} NAME "the log" --attach FILE', "send a file with it"),
-    ("attachment get ID -o FILE", "get the file of a message"),
+    ("attachment get ID -o DIRECTORY/", "get the files of a message"),
     ('reply{as} ID "text"', "answer a message or a query"),
     ("ack{as} ID in_progress", "you have begun with a command"),
     ('ack{as} ID completed "what you did"', "you have done it"),
@@ -62,6 +62,8 @@ _SHELL = """
     relay_header FROM message.msg                   # also KIND, THREAD, RE
     relay_body message.msg
     relay_send NAME "text"                          # to an agent, '*' (all agents) or '#channel'
+    relay_send -a FILE NAME "the log"               # send a file with it
+    relay_attachment message.msg >FILE              # get the file of a message
     relay_send -k command NAME "deploy to staging"  # ask an agent to do something
     relay_reply message.msg "text"                  # answer a message or a query
     relay_ack message.msg in_progress               # you have begun with a command
@@ -78,11 +80,14 @@ _PYTHON = """
 
     with Agent({arguments}) as me:
         me.send("NAME", "text")         # to an agent, "*" (all agents) or "#channel"
+        me.send("NAME", "the log", attachments=[me.attach("FILE")])
         try:
             answer = me.query("NAME", "which branch?", timeout_s=60)
         except Refused as refused:      # by the relay, or by the agent; it says why
             print(refused)
         for message in me.messages():   # as they arrive
+            for file in message.attachments:
+                data = me.open_attachment(file)  # the bytes of file.name
             if message.kind == "query":
                 me.reply(message, "main")
             elif message.kind == "command":

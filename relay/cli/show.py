@@ -21,7 +21,7 @@ from relay.base.names import (
     Attachment,
     attachments_of,
 )
-from relay.base.text import format_size
+from relay.base.text import format_size, plural
 from relay.cli import outcomes
 from relay.cli.common import as_option, echo_json, home_option, json_option, root_of, sanitize, when
 from relay.cli.ids import PLACES, messages_in, read_file, resolve_id
@@ -273,34 +273,65 @@ def put(ctx: click.Context, home: str | None, agent: str, path: str) -> None:
     epilog="""\b
 Examples:
   relay attachment get 3f6777fc                 # of the message with this id, to stdout
+  relay attachment get 3f6777fc plan.txt -o plan.txt
+  relay attachment get 3f6777fc -o .            # all, under their names
   relay attachment get sha256:4ac1… -o report.txt""",
 )
 @home_option
 @as_option
 @click.argument("reference", metavar="ID|REFERENCE")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, writable=True), metavar="FILE")
+@click.argument("which", metavar="[NAME|NUMBER]", default="")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="FILE|DIRECTORY",
+    help="An existing FILE is replaced; in a DIRECTORY none is.",
+)
 @click.pass_context
 def get(
-    ctx: click.Context, home: str | None, agent: str, reference: str, output: str | None
+    ctx: click.Context, home: str | None, agent: str, reference: str, which: str, output: str | None
 ) -> None:
     """Print an attachment, or write it to a file; its checksum is verified.
 
-    By its reference, or by the id of the only message that it is attached to.
+    By the id of its message, with its name or number if there are several, or by its reference.
+    Into a directory all of them are written, or the one that is named.
     """
     root = root_of(ctx, home)
-    if not reference.startswith("sha256:"):
-        one = read_message(root, reference)
-        if len(one.file.attachments) != 1:
-            named = ", ".join(one.file.attachments) or "none"
-            raise NotFound(
-                f"expected one attachment of message {one.id}, got {named}",
-                hint="`relay attachment get REFERENCE` gets one of several",
-            )
-        reference = one.file.attachments[0]
+    folder = output if output and (output.endswith("/") or os.path.isdir(output)) else None
+    if reference.startswith("sha256:"):
+        if which or folder:
+            raise click.UsageError("a name or a directory needs the id of a message", ctx)
+        chosen: tuple[Attachment, ...] = (Attachment(reference),)
+    else:
+        chosen = _choose(read_message(root, reference), which, may_be_all=bool(folder))
     with open_agent(agent, root) as me:
-        data = me.open_attachment(reference)
+        if folder:
+            for path in me.save_attachments(chosen, folder):
+                _echo_line(path)
+            return
+        data = me.open_attachment(chosen[0])
     if output in (None, "-"):
         sys.stdout.buffer.write(data)
     else:
         with open(output, "wb") as file:
             file.write(data)
+
+
+def _choose(one: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attachment, ...]:
+    """The attachment that is named, the only one, or all. Errors: NotFound."""
+    found = attachments_of(one.file.headers, one.file.attachments)
+    if not found:
+        raise NotFound(f"message {one.id} has no attachment")
+    if not which and (may_be_all or len(found) == 1):
+        return found
+    by_word = {str(number): each for number, each in enumerate(found, 1)}
+    by_word |= {each.name: each for each in found}
+    if which in by_word:
+        return (by_word[which],)
+    named = ", ".join(f"{number} {each.name}" for number, each in enumerate(found, 1))
+    expected = f"expected the name or number of one, got {which!r}" if which else "which one?"
+    raise NotFound(
+        f"message {one.id} has {plural(len(found), 'attachment')}, {named}: {expected}",
+        hint=f"`relay attachment get {one.id} 1` gets the first, `-o DIRECTORY/` writes all",
+    )

@@ -136,3 +136,23 @@ def test_a_file_keeps_its_name_and_bytes_have_none(
     assert "ATTACHMENT-NAMES" not in sent_file(relay, sent).headers
     with pytest.raises(MessageError, match="its own argument"):
         alice.send("bob", "x", attachments=[plan], headers={"Attachment-Names": "other"})
+
+
+def test_saving_is_all_or_nothing(alice: Agent, relay: HandRelay, tmp_path: Path) -> None:
+    (tmp_path / "plan.txt").write_text("a plan")
+    plan, data = alice.attach(tmp_path / "plan.txt"), alice.attach(DATA)
+    folder = tmp_path / "got"
+    with pytest.raises(RelayError, match="is not a directory: create it first"):
+        alice.save_attachments([plan, data], folder)
+    folder.mkdir()
+    (folder / DIGEST[:8]).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RelayError, match=f"{DIGEST[:8]} exists already: nothing was written"):
+        alice.save_attachments([plan, data], folder)
+    assert os.listdir(folder) == [DIGEST[:8]] and not (tmp_path / "elsewhere").exists()
+    (folder / DIGEST[:8]).unlink()
+    (relay.root / data.path).write_bytes(b"spoiled")
+    with pytest.raises(IntegrityError):
+        alice.save_attachments([plan, data], folder)
+    assert os.listdir(folder) == []
+    assert alice.save_attachments([plan], folder) == [str(folder / "plan.txt")]
+    assert (folder / "plan.txt").read_text() == "a plan"

@@ -164,7 +164,7 @@ def test_attachments_are_put_and_got(running: Relay, home: Path, tmp_path: Path)
     assert relay("attachment", "get", one[20:28], home=home).stdout == "text"
     none = send(home, "bob", "see")
     done = relay("attachment", "get", none, home=home)
-    assert (done.returncode, "expected one attachment" in done.stderr) == (1, True)
+    assert (done.returncode, f"message {none} has no attachment" in done.stderr) == (1, True)
     missing = relay("attachment", "get", "sha256:" + "0" * 64, home=home)
     assert (missing.returncode, "there is no attachment sha256:0" in missing.stderr) == (1, True)
 
@@ -217,6 +217,44 @@ def test_files_keep_their_names_on_every_way(running: Relay, home: Path, tmp_pat
         assert dave.open_attachment(seen.attachments[0]) == b"three steps"
         nameless = dave.reply(seen, "thanks", attachments=[str(seen.attachments[0])])
     assert "ATTACHMENT-NAMES" not in shown(home, "--raw", nameless)
+
+
+def test_one_of_several_files_or_all(running: Relay, home: Path, tmp_path: Path) -> None:
+    for name, text in {"plan.txt": "a plan", "2": "a spec"}.items():
+        (tmp_path / name).write_text(text)
+    files = ("--attach", str(tmp_path / "plan.txt"), "--attach", str(tmp_path / "2"))
+    sent = send(home, "bob", "see files", *files)
+    short = sent[20:28]
+
+    def get(*words: str) -> tuple[int, str]:
+        done = relay("attachment", "get", *words, home=home)
+        return done.returncode, done.stdout + done.stderr
+
+    which = f"relay: message {sent} has 2 attachments, 1 plan.txt, 2 2: "
+    first = f"`relay --home {home} attachment get {sent} 1` gets the first"
+    remedy = f"; {first}, `-o DIRECTORY/` writes all\n"
+    assert get(short) == (1, f"{which}which one?{remedy}")
+    said = f"{which}expected the name or number of one, got 'spec'{remedy}"
+    assert get(short, "spec") == (1, said)
+    assert get(short, "plan.txt") == get(short, "1") == (0, "a plan")
+    assert get(short, "2") == (0, "a spec")
+    copy = str(tmp_path / "copy")
+    assert get(short, "1", "-o", copy) == get(short, "2", "-o", copy) == (0, "")
+    assert Path(copy).read_text() == "a spec"
+
+    folder = tmp_path / "got"
+    missing = f"relay: '{folder}/' is not a directory: create it first\n"
+    assert get(short, "-o", f"{folder}/") == (1, missing)
+    folder.mkdir()
+    assert get(short, "2", "-o", str(folder)) == (0, f"{folder}/2\n")
+    exists = f"relay: {folder}/2 exists already: nothing was written\n"
+    assert get(short, "-o", str(folder)) == (1, exists)
+    assert [path.name for path in folder.iterdir()] == ["2"]
+    (folder / "2").unlink()
+    assert get(short, "-o", str(folder)) == (0, f"{folder}/plan.txt\n{folder}/2\n")
+    assert (folder / "plan.txt").read_text() == "a plan"
+    code, said = get("sha256:" + "0" * 64, "-o", str(folder))
+    assert (code, "a directory needs the id of a message" in said) == (2, True)
 
 
 def test_names_that_are_none_are_not_refused(running: Relay, home: Path, tmp_path: Path) -> None:
