@@ -52,7 +52,7 @@ def test_repeats_replays_and_what_was_let_go(
         "1-gone": ("discarded", 1),
     }
     reasons = {row["reason_kind"]: row["letters"] for row in tables["dead_letters_reasons"]}
-    assert reasons["no acknowledgment within # s"] == 3
+    assert reasons["no acknowledgment within … s"] == 3
 
     later = FakeClock(time.time_ns() + 8 * 86_400 * NS_PER_S)
     checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "later", later)).checks

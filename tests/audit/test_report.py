@@ -15,7 +15,16 @@ from relay.audit.report import Previous, make_page
 from relay.audit.report.advice import by_whom, sentence, told_clock
 from relay.audit.summary import JobReport, Report
 from tests.audit.browser import NARROWEST, Page, browser
-from tests.audit.report_data import FINDING, HOSTILE, QUOTES, finding, full_run, write_table
+from tests.audit.report_data import (
+    AT,
+    FINDING,
+    HOSTILE,
+    QUOTES,
+    finding,
+    full_run,
+    latency_rows,
+    write_table,
+)
 
 WIDE = 1600
 
@@ -240,8 +249,6 @@ def test_m37_commands_are_whole_and_a_table_that_goes_on_has_a_shadow(
 
 
 def test_years_of_hours_become_days(tmp_path: Path) -> None:
-    from tests.audit.report_data import latency_rows
-
     write_table(tmp_path, "latency", latency_rows(hours=24 * 400))
     text = make_page(report_of(JobReport("latency", tables=["latency"])), str(tmp_path)).decode()
     assert "Each point is the worst of several hours." in text
@@ -274,11 +281,15 @@ def test_what_the_previous_run_had_not_is_marked_as_new(tmp_path: Path) -> None:
 
 def test_durations_and_bytes_are_as_people_read_them_and_the_offset_stays(tmp_path: Path) -> None:
     path = f"{'deep/' * 60}relay.acomm at 4096"
-    rows = [finding("integrity.damaged", "error", 0, file=path, age_s="7200", home_bytes="2048")]
+    rows = [
+        finding(
+            "integrity.damaged", "error", 0, file=path, age_s="7200", bytes_per_day="1.791954944E9"
+        )
+    ]
     write_table(tmp_path / "findings", "job=integrity", rows, FINDING)
     job = JobReport("integrity", findings={"integrity.damaged": 1}, errors=1)
     text = make_page(report_of(job), str(tmp_path)).decode()
-    assert "age s: 2 h" in text and "home bytes: 2 KiB" in text
+    assert "age s: 2 h" in text and "bytes per day: 1.7 GiB" in text
     assert "relay.acomm at 4096;" in text
 
 
@@ -292,6 +303,35 @@ def test_what_somebody_waits_for_in_vain_comes_before_what_may_come(tmp_path: Pa
     (head,) = parsed_page(make_page(report_of(*jobs), str(tmp_path))).iter("h1")
     said = "".join(head.itertext())
     assert said.startswith("First: 2 commands and queries given up unanswered: w0, w1. relay trace")
+
+
+def test_what_cannot_be_seen_is_an_escape_as_on_a_terminal(tmp_path: Path) -> None:
+    tag, reversed_, joined = "\U000e0041", "\u202e", "\u2060"
+    rows = [{"sender": f"a{tag}", "recipient": f"b{reversed_}", "messages": 1, "bytes": 1}]
+    write_table(tmp_path, "traffic", rows)
+    failed = JobReport("own.x", error=f"\x1b[2J{joined}", hint=f"see {joined}")
+    jobs = (JobReport("traffic", tables=["traffic"]), failed)
+    text = make_page(report_of(*jobs), str(tmp_path)).decode()
+    assert r"a\U000e0041 to b\u202e" in text and r"could not run: \x1b[2J\u2060" in text
+    assert r"see \u2060" in text and not {tag, reversed_, joined, "\x1b"} & set(text)
+
+
+def test_one_hour_is_a_sentence_and_no_line(tmp_path: Path) -> None:
+    hour = {"hour": AT, "messages": 3, "bytes": 900, "deliveries": 3, "dead": 0}
+    write_table(tmp_path, "traffic_hours", [hour])
+    write_table(tmp_path, "latency", latency_rows(hours=1))
+    tables = ["traffic_hours", "latency"]
+    page = make_page(report_of(JobReport("traffic", tables=tables)), str(tmp_path))
+    text = page.decode()
+    assert "<svg" not in text and "3 messages, 900 bytes." in text
+    assert "The slowest hour, " in text
+
+
+def test_underscores_of_a_link_are_seen(chromium: Page, page_of_a_full_run: Path) -> None:
+    chromium.open(page_of_a_full_run, WIDE)
+    style = "getComputedStyle(document.querySelector('.bars a'))"
+    offset = f"parseFloat({style}.textUnderlineOffset) / parseFloat({style}.fontSize)"
+    assert chromium.tells(offset) > 0.3  # below the underscore, which is a line itself
 
 
 def test_a_check_is_a_sentence() -> None:

@@ -85,7 +85,7 @@ def dead_letters(
             .alias("class"),
             "state",
             F.col("last_error").alias("reason"),
-            F.regexp_replace("last_error", "[0-9]+", "#").alias("reason_kind"),
+            F.regexp_replace("last_error", "[0-9]+", "…").alias("reason_kind"),
             "attempt",
             F.coalesce("times", F.lit(1)).alias("times"),
             "died_at",

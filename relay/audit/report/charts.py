@@ -75,9 +75,9 @@ def _latency(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
     stages: dict[str, list[Row]] = defaultdict(list)
     for row in sorted((row for row in rows if row["hour"]), key=lambda row: str(row["hour"])):
         stages[str(row["stage"])].append(row)
-    panels = []
+    panels: list[Panel] = []
     for stage, of in list(stages.items())[:MOST_PANELS]:
-        panels.append(_panel(shortened(stage), of, "hour", QUANTILES, duration_ms, is_log=True))
+        panels += _panel(shortened(stage), of, "hour", QUANTILES, duration_ms, is_log=True)
     known = [row for row in rows if row["p99_ms"] is not None]
     text = "No percentile is known."
     if known:
@@ -101,8 +101,8 @@ def _throughput(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
         count = with_noun(busiest["messages"] or 0, "message")
         text += f" The busiest hour, {cell(busiest['hour'])}: {count}."
     panels = [
-        _panel("Messages an hour", rows, "hour", ("messages",), lambda value: f"{value:,.0f}"),
-        _panel("Bytes an hour", rows, "hour", ("bytes",), format_size),
+        *_panel("Messages an hour", rows, "hour", ("messages",), lambda value: f"{value:,.0f}"),
+        *_panel("Bytes an hour", rows, "hour", ("bytes",), format_size),
     ]
     return Chart(slug, title, table, text, panels=panels)
 
@@ -138,8 +138,8 @@ def _dead_letters(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
 def _capacity(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
     rows = sorted(rows, key=lambda row: str(row["day"]))
     text = f"{format_size(rows[-1]['total_bytes'] or 0)} on {cell(rows[-1]['day'])}."
-    panel = _panel("Bytes a day", rows, "day", ("total_bytes",), format_size)
-    return Chart(slug, title, table, text, panels=[panel])
+    panels = _panel("Bytes a day", rows, "day", ("total_bytes",), format_size)
+    return Chart(slug, title, table, text, panels=panels)
 
 
 def _percent(value: Any, most: Any) -> float:
@@ -154,8 +154,13 @@ def _panel(
     shown: Callable[[float], str],
     *,
     is_log: bool = False,
-) -> Panel:
-    """Draw the columns over the rows' own order; a gap in time is not drawn."""
+) -> list[Panel]:
+    """Draw the columns over the rows' own order, a gap in time is not drawn; of one row, nothing.
+
+    One hour or day is no line: the chart's summary says it.
+    """
+    if len(rows) < 2:
+        return []
     width = -(-len(rows) // MOST_POINTS) or 1
     lists = []
     for column in columns:
@@ -173,13 +178,12 @@ def _panel(
         return math.log(value / low) / math.log(high / low) if high > low else 0.5
 
     lines = [_points([scaled(value) for value in of]) for of in lists]
-    begin, end = (cell(rows[0][moment]), cell(rows[-1][moment])) if rows else ("", "")
-    return Panel(title, lines, shown(high), shown(low) if is_log else "0", begin, end)
+    begin, end = cell(rows[0][moment]), cell(rows[-1][moment])
+    return [Panel(title, lines, shown(high), shown(low) if is_log else "0", begin, end)]
 
 
 def _points(shares: list[float]) -> str:
-    """Place shares of the height from left to right; one alone is a line across."""
-    shares = shares * 2 if len(shares) == 1 else shares
+    """Place shares of the height from left to right."""
     step = WIDTH / max(1, len(shares) - 1)
     return " ".join(f"{at * step:.0f},{HEIGHT * (1 - y):.0f}" for at, y in enumerate(shares))
 

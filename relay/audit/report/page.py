@@ -29,6 +29,7 @@ from relay.audit.report.tables import (
     unit_of,
 )
 from relay.audit.summary import JobReport, Report, format_count, with_noun
+from relay.base.text import visible
 
 MOST_FINDINGS = 20  # shown of a check
 MOST_ROWS = 40  # shown of a table
@@ -445,6 +446,7 @@ def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_packaged),
         autoescape=True,
+        finalize=_seen,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -454,9 +456,14 @@ def _environment() -> jinja2.Environment:
     return made
 
 
+def _seen(value: object) -> object:
+    """Escape what cannot be seen in any text of the page, as on a terminal."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _coded(text: str) -> Markup:
     """Turn parts between backquotes into code elements."""
-    parts = text.split("`")
+    parts = visible(text).split("`")
     coded = [
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
         for number, part in enumerate(parts)

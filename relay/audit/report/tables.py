@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from relay.audit.summary import is_byte_count
 from relay.base.text import format_size
 
 BATCH_ROWS = 32_768
@@ -89,15 +90,11 @@ MOST_TEXT = 160  # characters of a cell
 MOST_PAIRS = 600  # characters of the details together
 NOTHING = "–"
 # A column's unit, by the end of its name.
-UNITS = (("_ms", "ms"), ("_ns", "ns"), ("_s", "s"), ("bytes", "bytes"), ("_percent", "%"))
+UNITS = (("_ms", "ms"), ("_ns", "ns"), ("_s", "s"), ("_percent", "%"))
 _TO_MS = {"ms": 1.0, "ns": 1e-6, "s": 1e3}
 # unit, its milliseconds, and from where on the next is used
 _DURATIONS = (("ms", 1.0, 1e3), ("s", 1e3, 6e4), ("min", 6e4, 3.6e6), ("h", 3.6e6, 8.64e7))
 _OTHER = re.compile(r"[^A-Za-z0-9_.-]")
-# C0 and C1 controls, and what turns the direction of the text around it.
-_UNSEEN = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
 
 
 def cell(value: object, name: str = "") -> str:
@@ -133,12 +130,12 @@ def moment(value: datetime) -> str:
 
 
 def shortened(text: str, most: int = MOST_TEXT) -> str:
-    """Put the text on one line, without invisible characters, shortened in its middle.
+    """Put the text on one line, shortened in its middle; the page escapes what cannot be seen.
 
     The end stays: a path's file and offset stand there.
     """
-    seen = _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
-    return seen if len(seen) <= most else f"{seen[: most // 2]}…{seen[-(most // 2 - 1) :]}"
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most // 2]}…{line[-(most // 2 - 1) :]}"
 
 
 def _measured(value: object, name: str) -> str:
@@ -165,7 +162,9 @@ def duration_ms(value: float) -> str:
 
 
 def unit_of(column: str) -> str:
-    """Return the unit in a column's name, or ""."""
+    """Return the unit in a column's name, or ""; bytes may be in its middle: ``bytes_per_day``."""
+    if is_byte_count(column):
+        return "bytes"
     return next((unit for ending, unit in UNITS if column.endswith(ending)), "")
 
 

@@ -171,7 +171,7 @@ DEAD_LETTER = StructType(
         always("class", TEXT, "waiting, discarded or replayed: see docs/audit.md"),
         always("state", TEXT, "of the delivery in the ledger, now"),
         maybe("reason", TEXT, "why it was given up"),
-        maybe("reason_kind", TEXT, "the same, with # for its numbers"),
+        maybe("reason_kind", TEXT, "the same, with … for its numbers"),
         maybe("attempt", NUMBER, "the last that was made"),
         always("times", NUMBER, "how often it died, as far back as audit_log goes"),
         maybe("died_at", TIME, "the last time"),
@@ -183,7 +183,7 @@ DEAD_LETTER = StructType(
 DEAD_REASON = StructType(
     [
         maybe("day", TEXT, "2026-01-31"),
-        maybe("reason_kind", TEXT, "why, with # for numbers"),
+        maybe("reason_kind", TEXT, "why, with … for numbers"),
         always("recipient", TEXT, "agent"),
         always("letters", NUMBER, "that died for this reason"),
         always("waiting", NUMBER, "of these, neither replayed nor discarded"),
