@@ -16,6 +16,7 @@ from relay.base.clock import Clock
 from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
+from relay.base.text import format_size
 from relay.daemon.status import SharedStatus, pause_reason
 from relay.delivery.loop import Dispatcher
 from relay.ledger import Ledger
@@ -118,6 +119,6 @@ class DiskMonitor:
 def _notice(reading: DiskUsage) -> str:
     return (
         f"the disk of the relay's home is nearly full: {reading.sentence()}; "
-        f"below {reading.floor_bytes >> 20} MiB free the relay takes no messages in. "
-        "What to do: docs/runbook.md, The disk"
+        f"below {format_size(reading.floor_bytes)} free the relay takes no messages in. What to "
+        "do: free space on that disk; `relay prune --dry-run` shows what the relay can remove"
     )

@@ -31,6 +31,7 @@ from relay.base.config import Config
 from relay.base.disk import DiskState, DiskUsage
 from relay.base.home import LEDGER
 from relay.base.metrics import START, STOP, WAIT, Buckets, Metrics
+from relay.base.text import format_size
 from relay.base.watcher import Watcher
 from relay.delivery.loop import Dispatcher
 from relay.engine.engine import Engine
@@ -207,10 +208,10 @@ def pause_reason(disk: DiskUsage | None) -> str:
     """The reason to pause intake because of the disk, or an empty string."""
     if disk is None or disk.state is not DiskState.FLOOR:
         return ""
-    floor = disk.floor_bytes >> 20
+    free, floor = format_size(disk.free_bytes), format_size(disk.floor_bytes)
     return (
-        f"intake is paused: the disk has {disk.free_bytes >> 20} MiB free, "
-        f"the floor is {floor} MiB; files wait in their outboxes, and intake resumes by itself"
+        f"intake is paused: the disk has {free} free, the floor is {floor}; free some space: "
+        "files wait in their outboxes, and intake resumes by itself"
     )
 
 

@@ -164,7 +164,10 @@ def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> No
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
     looked.turn(99_990)
-    assert "intake is paused: the disk has 10 MiB free, the floor is 64 MiB" in looked.status.paused
+    assert (
+        "intake is paused: the disk has 10 MiB free, the floor is 64 MiB; free some"
+        in looked.status.paused
+    )
     waits = box.drop("alice", "TO: bob\n\nwaits")
     box.take("bob", before)
     looked.turn(99_990)
@@ -199,6 +202,7 @@ def test_operator_and_lead_are_notified_once_an_episode(looked: Looked) -> None:
     for name in ("operator", "alice"):
         (told,) = looked.notices(name)
         assert "nearly full: 91 % used, 9000 MiB free" in told
+        assert "`relay prune --dry-run` shows what" in told and "docs/" not in told
     assert looked.notices("bob") == []
     looked.turn(0)
     looked.turn(91_000)
