@@ -163,6 +163,7 @@ class Notifier:
 
 BATCH = 256  # answers in one turn
 MOST_QUOTED = 4096  # bytes of the message that a reminder repeats
+MOST_NAMED = 40  # characters of it that a line to its sender has
 CHECK_NS = 5 * NS_PER_S  # between two checks for processes that ended
 BEGUN = {"received": "acknowledged it as received", "in_progress": "began it"}
 
@@ -324,8 +325,14 @@ def unanswered_text(
         known = "it has not read it"
     return (
         f"{name} {'is idle and ' * is_idle}has not answered the {_word(message)} sent "
-        f"{_ago(message.created_at, now_ns)}: {known}"
+        f"{_ago(message.created_at, now_ns)} ({_begin(message)}): {known}"
     )
+
+
+def _begin(message: Message) -> str:
+    """Its first words in quotes, which tell it from other open ones."""
+    text = " ".join(message.content[:MOST_QUOTED].decode(errors="ignore").split())
+    return f'"{text[:MOST_NAMED]}…"' if len(text) > MOST_NAMED else f'"{text}"'
 
 
 def _ago(at_s: int, now_ns: int) -> str:

@@ -84,7 +84,8 @@ def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> N
         "> to staging\n"
     )
     assert told(box, "alice") == [
-        "bob has not answered the command sent 30 min ago: it has read it; it is reminded, 1 of 2"
+        'bob has not answered the command sent 30 min ago ("deploy to staging"): '
+        "it has read it; it is reminded, 1 of 2"
     ]
     assert duty(box, sent) == ("open", 1, None)
 
@@ -106,9 +107,11 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
         box.after(HALF_AN_HOUR)
     assert len(of_kind(box, "bob", "reminder")) == 2
     assert told(box, "alice")[1:] == [
-        "bob has not answered the command sent 60 min ago: it has not read it; "
+        'bob has not answered the command sent 60 min ago ("deploy to staging"): '
+        "it has not read it; "
         "it is reminded, 2 of 2, the last one",
-        "bob has not answered the command sent 90 min ago: it has not read it; "
+        'bob has not answered the command sent 90 min ago ("deploy to staging"): '
+        "it has not read it; "
         "its answer is no longer awaited: it was reminded 2 times",
     ]
     assert duty(box, sent) == ("given_up", 2, None)
@@ -237,7 +240,8 @@ def test_M08_who_is_gone_is_not_reminded(box: Box) -> None:
     box.after(2)
     box.after(HALF_AN_HOUR)
     assert told(box, "alice") == [
-        "bob has not answered the command sent 30 min ago: it has not read it; "
+        'bob has not answered the command sent 30 min ago ("deploy to staging"): '
+        "it has not read it; "
         "its answer is no longer awaited: bob is no longer an agent"
     ]
     assert duty(box, sent)[0] == "given_up"

@@ -56,7 +56,7 @@ def test_the_sender_hears_once_that_it_is_idle_and_has_not_answered(box: Box) ->
     asked = is_read(box)
     box.clock.advance(180)
     is_now(box, IDLE, asked)
-    text = "bob is idle and has not answered the command sent 3 min ago: it has read it"
+    text = 'bob is idle and has not answered the command sent 3 min ago ("deploy"): it has read it'
     assert told(box) == [f"notification {text}"]
     (notice,) = box.inbox("alice").values()
     assert notice.headers["RE"] == asked
@@ -81,7 +81,7 @@ def test_it_is_told_that_the_work_was_begun(box: Box) -> None:
     asked = is_read(box)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nin_progress")
     is_now(box, IDLE, asked)
-    assert told(box)[-1].endswith("sent 0 s ago: it began it 0 s ago")
+    assert told(box)[-1].endswith('sent 0 s ago ("deploy"): it began it 0 s ago')
 
 
 def test_a_report_that_a_crash_lost_is_made_up_for_at_the_start(box: Box) -> None:
