@@ -308,10 +308,20 @@ def echo_body(message: Received) -> None:
     click.echo((text or "").rstrip("\n"), color=True)
 
 
+def elsewhere(root: str, name: str) -> str:
+    """``bob is in ~/.agent-relay`` for an agent of the usual home that this one lacks."""
+    usual = default_home()
+    with contextlib.suppress(RelayError, OSError):
+        if root != usual and name != OPERATOR:
+            with Home(usual) as home:
+                return f"{name} is in {usual}" if name in home.agent_names() else ""
+    return ""
+
+
 def agent_not_found(home: Home, name: str) -> NotFound:
     """Make the error for an agent that does not exist, with the name that was probably meant."""
     usual = f"`relay agents` lists all agents, `relay register {name}` creates it"
-    hint = did_you_mean(name, home.agent_names()) or usual
+    hint = elsewhere(home.root, name) or did_you_mean(name, home.agent_names()) or usual
     return NotFound(f"there is no agent {name!a} in {home.root}", hint=hint)
 
 

@@ -27,6 +27,7 @@ from relay.cli.common import (
     echo_body,
     echo_json,
     echo_received,
+    elsewhere,
     home_option,
     json_option,
     name_home,
@@ -219,7 +220,8 @@ def _send(
         try:
             sent = me.send(to, body, on_sent=print_id, **options)
         except Refused as exc:
-            raise Refused(sanitize(str(exc)) or "") from exc  # it may quote another agent's text
+            text = sanitize(str(exc)) or ""  # it may quote another agent's text
+            raise Refused(text, hint=elsewhere(me.home, to)) from exc
         if notify_idle:
             body = idle_body(to, options.get("ttl_s"), sent)
             me.send(ORCHESTRATOR, body, kind="command", wait_s=options.get("wait_s"))

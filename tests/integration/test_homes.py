@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE
+from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_STATE, EXIT_USAGE
 from tests.base.test_discovery import link_work_tree, needs_git
 from tests.procs import PATIENCE_S, environment
 
@@ -114,6 +114,22 @@ def test_a_relay_that_runs_is_found_from_every_directory_below(person: Person) -
     assert "hello" in person.says("inbox", "--as", "bob", "--take")
     person.cwd = person.me
     assert person.run("status").returncode == EXIT_STATE  # outside of it: another home
+
+
+def test_a_refusal_names_the_home_that_has_the_agent(person: Person) -> None:
+    person.says("init")
+    person.says("register", "bob")
+    in_project(person, "init", "--here")
+    root = person.up()
+    person.more["RELAY_NO_WAIT"] = ""
+    done = person.run("send", "bob", "hi")
+    assert done.returncode == EXIT_REFUSED
+    usual = f"{person.me}/.agent-relay"
+    assert f"creates one in {root}" in done.stderr
+    assert done.stderr.endswith(f"; bob is in {usual}\n")
+    assert f"there is no agent 'bob' in {root}; bob is in {usual}\n" in (
+        person.run("inbox", "--as", "bob").stderr
+    )
 
 
 def test_init_here_again_completes_it(person: Person) -> None:
