@@ -9,7 +9,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
-from relay.base.clock import iso_date
+from relay.base.clock import NS_PER_S, elapsed, iso_date
 from relay.base.errors import LedgerError, UnsafePath
 from relay.base.finding import Finding, Severity
 from relay.base.home import LEDGER
@@ -21,6 +21,7 @@ from relay.ledger import archive_pack, open_readonly
 from relay.ledger.archive_pack import DAY_NS
 from relay.ledger.check import RESTORE
 
+CLOCK_NS = 60 * 60 * NS_PER_S  # less of a difference misleads nobody
 MAX_ROWS = 50_000  # the newest; takes some tenths of a second
 _ATTACHMENT_REFS = (
     "SELECT r.sha256, EXISTS (SELECT 1 FROM deliveries AS d WHERE d.message_id = r.message_id "
@@ -32,13 +33,27 @@ def check_rows(target: Target) -> Iterator[Finding]:
     """Check archived messages, inboxes, and missing, unused or (with ``deep``) damaged
     attachments."""
     with contextlib.suppress(LedgerError):  # reported by the checks of the stores
-        for check in (_check_archive, _check_inboxes, _check_references):
+        for check in (_check_clock, _check_archive, _check_inboxes, _check_references):
             yield from recheck(target, check)
     stored = _stored(target).values() if target.deep else ()
     wrong = [path for path in stored if not _is_whole(target, path)]
     found = "content does not match the checksum in the name"
     advice = "restore them from a backup, or ask the sender for a new copy"
     yield from listed("attachments", found, wrong, advice, Severity.ERROR)
+
+
+def _check_clock(target: Target) -> Iterator[Finding]:
+    """Check for messages of a later time than now."""
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
+        query = "SELECT max(discovered_at) FROM (SELECT * FROM messages ORDER BY id DESC LIMIT ?)"
+        (newest,) = db.execute(query, (MAX_ROWS,)).fetchone()
+    ahead_ns = (newest or 0) - target.clock.now_ns()
+    if ahead_ns > CLOCK_NS:
+        found = f"the clock was set back: the ledger has a message from {elapsed(ahead_ns)} ahead"
+        advice = (
+            "set it if it is wrong now; ages of earlier messages are wrong, and nothing is lost"
+        )
+        yield Finding("ledger", LEDGER, found, advice, Severity.WARNING)
 
 
 # -- the archive -------------------------------------------------------------------------------
