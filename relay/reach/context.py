@@ -16,6 +16,7 @@ import os
 import stat
 
 from relay.base.clock import ttl_note
+from relay.base.names import attachments_of
 from relay.base.text import format_size, plural, visible
 from relay.reach.evidence import marker
 from relay.reach.session import Session, acting_as
@@ -75,6 +76,7 @@ class Waiting:
     """A message in the inbox; ``body`` None: it is too large, or not a message."""
 
     def __init__(self, name: str, size: int, headers: dict[str, str], body: str | None) -> None:
+        self.references: list[str] = []  # of its attachments
         self.id = name[:-4]
         self.note = ""  # that the relay did not deliver it
         self.size = size
@@ -116,11 +118,15 @@ def read_waiting(path: str, name: str) -> Waiting | None:
     finally:
         os.close(fd)
     head, blank, body = data.partition(b"\n\n")
-    headers = {}
+    headers: dict[str, str] = {}
+    references = []
     for line in head.decode(errors="replace").split("\n"):
         field, _, value = line.partition(":")
         headers[field.upper()] = value.strip()
+        if field.upper() == "ATTACHMENT":
+            references.append(value.strip())
     found = Waiting(name, seen.st_size, headers, None)
+    found.references = references
     if found.is_message and blank and "TO" in headers and len(data) == seen.st_size:
         with contextlib.suppress(UnicodeDecodeError):
             found.body = body.decode()
@@ -144,14 +150,26 @@ def describe(root: str, session: Session, one: Waiting) -> str:
     if one.body is not None:
         text, size = _whole(root, session, one, by_tool=True)
         if size <= MAX_BODIES:
-            return text
+            return text + _files(root, one)
     facts = [visible(one.kind), format_size(one.size), *([one.note] if one.note else [])]
     inbox = os.path.join(root, "agents", session.agent, "inbox")
     name = f"{one.id}.msg"
     return (
         f"{marker(one.id)}{one.sender} ({', '.join(facts)}): read it in "
         f"{os.path.join(inbox, name)}, after your next call in {os.path.join(inbox, '.read', name)}"
+        f"{_files(root, one)}"
     )
+
+
+def _files(root: str, one: Waiting) -> str:
+    """A line for each attachment; what its sender calls it comes last."""
+    text = ""
+    for each in attachments_of(one.headers, one.references):
+        path, said = os.path.join(root, each.path), "is not there any more"
+        if each.path and os.path.exists(path):
+            said = f"in {path} ({format_size(os.path.getsize(path))})"
+        text += f"\nattachment {said}: {each.name}"
+    return text
 
 
 def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) -> tuple[str, int]:
@@ -169,7 +187,7 @@ def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) 
         facts.append(f"answers {visible(about)}{_earlier(root, session, about)}")
     if late := ttl_note(headers.get("SENT"), headers.get("TTL")):
         facts.append(late)
-    if "ATTACHMENT" in headers:
+    if one.references and not by_tool:
         facts.append(f"attachments: `relay show {one.id}`")
     if (offer := session.again.get(one.id, 0) + 1) > 1:
         facts.append(f"shown before, perhaps not seen: offer {offer}")

@@ -25,6 +25,7 @@ from mcp.server.stdio import stdio_server
 
 from agent_sdk import Agent, Kind
 from agent_sdk.inbox import POLL_S, RELIST_S, open_waiter
+from relay.base.config import load
 from relay.base.errors import Refused, RelayError, RelayWarning
 from relay.base.home import READ, Home, lock_holder
 from relay.base.names import MSG_SUFFIX
@@ -159,6 +160,7 @@ class ToolServer:
                 kind=given["kind"],
                 priority=given["priority"],
                 wait_s=wait_s,
+                attachments=[_attach(me, path) for path in given["files"]],
                 **options,
             ),
         )
@@ -408,6 +410,20 @@ def _error_of(line: str) -> Fields | None:
     is_short = isinstance(number, (int, str)) and len(str(number)) <= MOST_NUMBER
     error = {"code": code, "message": text}
     return {"jsonrpc": "2.0", "id": number if is_short else None, "error": error}
+
+
+def _attach(me: Agent, path: str) -> str:
+    """Add a file that is to be sent. Errors: BadArguments; RelayError."""
+    found = os.path.abspath(path)
+    with Home(me.home) as home:
+        most_mib = load(home).limits.max_attachment_mib
+    try:
+        if (size := os.stat(found).st_size) <= most_mib << 20:
+            return me.attach(found)
+        text = f"is {size >> 20} MiB, at most {most_mib} (limits.max_attachment_mib): send its path"
+    except (OSError, ValueError) as exc:
+        text = f"cannot be sent: {getattr(exc, 'strerror', exc)}; expected the path of a file"
+    raise BadArguments(f"files: {found} {text}")
 
 
 def _number(ctx: Context) -> str:

@@ -20,7 +20,7 @@ class BadArguments(ValueError):
 class Parameter(NamedTuple):
     """One parameter of a tool."""
 
-    type: str  # of JSON: string, integer, number, boolean
+    type: str  # of JSON: string, integer, number, boolean; array: of strings
     text: str = ""
     default: object = None
     least: int | None = None
@@ -31,6 +31,8 @@ class Parameter(NamedTuple):
     def schema(self) -> dict[str, object]:
         """Return its JSON schema."""
         found: dict[str, object] = {"type": self.type}
+        if self.type == "array":
+            found["items"] = {"type": "string"}
         if self.text:
             found["description"] = self.text
         if self.choices:
@@ -45,8 +47,16 @@ class Parameter(NamedTuple):
 
     def check(self, name: str, value: object) -> object:
         """Return the value. Errors: BadArguments."""
-        types = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+        types = {
+            "string": str,
+            "integer": int,
+            "number": (int, float),
+            "boolean": bool,
+            "array": list,
+        }
         is_fit = isinstance(value, types[self.type])  # type: ignore[arg-type]
+        if isinstance(value, list):
+            is_fit = is_fit and all(isinstance(one, str) for one in value)
         if not is_fit or (isinstance(value, bool) and self.type != "boolean"):
             raise BadArguments(f"{name}: expected {_A[self.type]}, got {_short(value)}")
         if self.choices and value not in self.choices:
@@ -64,6 +74,7 @@ _A = {
     "integer": "an integer",
     "number": "a number",
     "boolean": "true or false",
+    "array": "a list of strings",
 }
 _ID = Parameter("string", is_required=True)
 _WAIT = Parameter("number", least=0, most=MAX_WAIT_S)
@@ -112,12 +123,14 @@ TOOLS = {
             "thread": Parameter("string"),
             "priority": Parameter("integer", "0 is most urgent", 2, 0, 4),
             "ttl_s": Parameter("number", "not delivered after; once delivered it stays", least=1),
+            "files": Parameter("array", "paths of files to send with it", ()),
             "await_s": _WAIT,
         },
     ),
     "inbox": Tool(
         "Messages for you. Taken ones count as read once you make another call; until then they "
-        "are kept, and shown again if you never saw them. Bodies above 8 KiB come as a path.",
+        "are kept, and shown again if you never saw them. Bodies above 8 KiB, and files, come as "
+        "paths.",
         {
             "take": Parameter("boolean", "false only lists them", default=True),
             "limit": Parameter("integer", "", 10, 1, MAX_LISTED),
