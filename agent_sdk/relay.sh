@@ -29,7 +29,7 @@
 
 relay_send() (
     _relay_begin
-    header='' kind=message
+    header='' kind=message names=''
     usage="usage: relay_send [-k kind] [-t thread] [-r re] [-p priority] [-T topic] [-H 'NAME: value'] [-a file] TO [BODY|-]"
     case ${1-} in -h | --help) _relay_misuse "$usage" ;; esac
     OPTIND=1
@@ -48,6 +48,7 @@ relay_send() (
     done
     shift $((OPTIND - 1))
     [ $# -eq 1 ] || [ $# -eq 2 ] || _relay_misuse "$usage"
+    case $names in *[!/]*) _relay_add ATTACHMENT-NAMES "${names#/}" ;; esac
     _relay_check to "$1"
     to=$1
     header="TO: $to$newline$header"
@@ -160,8 +161,7 @@ relay_body() (
 _relay_settle() {
     [ -z "${ZSH_VERSION-}" ] || emulate sh
     set +e +f +u +x +C # the caller's habits are not these functions'
-    LC_ALL=C           # bytes, and names in byte order
-    export LC_ALL
+    export LC_ALL=C    # bytes, and names in byte order
     newline='
 '
     IFS=" $(printf '\t')$newline"
@@ -186,8 +186,7 @@ _relay_begin() {
     operator*) [ "$name" = operator ] || _relay_misuse "AGENT_RELAY_NAME $name is reserved" ;;
     esac
     _relay_home "${1-}"
-    outbox=$home/agents/$name/outbox
-    inbox=$home/agents/$name/inbox
+    outbox=$home/agents/$name/outbox inbox=$home/agents/$name/inbox
     _relay_register 2>/dev/null || : # evidence for people: nothing depends on it
 }
 
@@ -323,7 +322,7 @@ _relay_add() {
     *"$newline"* | *"$return_key"*) _relay_misuse "the value of $1 has a line break in it" ;;
     esac
     case $1$newline$header in
-    ATTACHMENT*) ;;
+    "ATTACHMENT$newline"*) names=$names/${3-} ;; # of the file, if it has one
     *"$newline$1: "*) _relay_misuse "$1 is given twice" ;;
     esac
     header=$header$1:\ $2$newline
@@ -365,9 +364,7 @@ _relay_place() {
     id=$(_relay_new_id)
     temp=$outbox/.pending/$id.msg
     trap 'rm -f -- "$temp"' EXIT
-    trap 'exit 129' HUP
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
+    trap 'exit 129' HUP; trap 'exit 130' INT; trap 'exit 143' TERM
     _relay_retry _relay_try
     _relay_sync "$outbox" || printf 'relay: %s is sent, but not synced\n' "$id" >&2
     [ -f "$home/config.json" ] ||
@@ -419,7 +416,7 @@ _relay_attach() { # FILE: into the store of attachments, and a header for it
     temp=${stored%/*}/.$$.tmp
     trap 'rm -f -- "$temp"' EXIT
     _relay_retry _relay_store
-    _relay_add ATTACHMENT "sha256:${sum%% *}"
+    _relay_add ATTACHMENT "sha256:${sum%% *}" "$(printf %s "${1##*/}" | tr '[:cntrl:]' _)"
 }
 
 _relay_stored() { printf '%s/attachments/%.2s/%s' "$home" "$1" "$1"; }

@@ -414,7 +414,9 @@ def test_an_attachment_goes_into_the_store_and_comes_out_of_it(sh: Shell) -> Non
     data = bytes(range(256)) * 30
     (sh.folder / "a file").write_bytes(data)
     sent = sh.ok('relay_send -a "a file" -a "a file" -a /dev/fd/3 bob "see there" 3<"$RELAY_SH"')
-    first, again, script = parse(sh.sent(sent)).attachments
+    message = parse(sh.sent(sent))
+    first, again, script = message.attachments
+    assert message.headers["ATTACHMENT-NAMES"] == "a file/a file/3"
     assert first == again == f"sha256:{sha256_hex(data)}"
     with Agent("bob", sh.relay.root) as bob:
         assert bob.open_attachment(first) == data
@@ -435,6 +437,18 @@ def test_an_attachment_goes_into_the_store_and_comes_out_of_it(sh: Shell) -> Non
         done = sh.run(script)
         assert (done.returncode, done.stdout) == (1, b"")
         assert says in done.stderr.decode() and done.stderr.count(b"\n") == 1
+
+
+def test_files_have_names_and_references_have_none(sh: Shell) -> None:
+    (sh.folder / "a\nTO: b").write_text("text")
+    reference = f"sha256:{sha256_hex(b'text')}"
+    line = f"-H 'ATTACHMENT: {reference}'"
+    sent = sh.ok(f'relay_send {line} -a "$1" bob hi', "a\nTO: b")
+    assert parse(sh.sent(sent)).headers["ATTACHMENT-NAMES"] == "/a_TO: b"
+    sent = sh.ok(f"relay_send {line} bob hi")
+    assert "ATTACHMENT-NAMES" not in parse(sh.sent(sent)).headers
+    sent = sh.ok(f"relay_send {line} -H 'ATTACHMENT-NAMES: plan.txt' bob hi")
+    assert parse(sh.sent(sent)).headers["ATTACHMENT-NAMES"] == "plan.txt"
 
 
 def test_an_attachment_that_is_wanted_again_is_young_again(sh: Shell) -> None:
