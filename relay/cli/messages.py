@@ -198,7 +198,6 @@ def _send(
     from agent_sdk.requests import idle_body
     from relay.base.errors import Refused, RelayWarning
     from relay.base.home import Home, lock_holder
-    from relay.reach.owed import still_owed
 
     unprinted: list[OSError] = []
 
@@ -237,9 +236,17 @@ def _send(
         if step:
             return _wait(home, sent, step, left_s)
         _echo_progress(watch(home, sent, None, left_s))
-    if options.get("re") and (owed := still_owed(me.home, me.name, options["re"])):
-        click.echo(f"relay: {owed}", err=True)
+    _echo_owed(me, options.get("re"))
     return EXIT_OK
+
+
+def _echo_owed(me: Agent, message_id: str | None) -> None:
+    """Say so if an answer to this message is still owed after one about it was sent."""
+    if message_id:
+        from relay.reach.owed import still_owed
+
+        if owed := still_owed(me.home, me.name, message_id):
+            click.echo(f"relay: {owed}", err=True)
 
 
 def _print_sent(facts: dict[str, str], as_json: bool) -> None:

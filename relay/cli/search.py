@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from relay.base.clock import NS_PER_S, iso_time
+from relay.base.errors import NotFound
 from relay.base.home import LEDGER, SEARCH, STORE, lock_holder
 from relay.base.text import plural
 from relay.cli.common import check_agents, home_option, json_option, open_home
@@ -90,7 +91,7 @@ def search(
         found, note = _find(opened, parsed, limit)
         rows = _rows(opened, found)
         if not rows:
-            check_agents(opened, *parsed.senders, *parsed.recipients)
+            note = note or _unknown_agent(opened, *parsed.senders, *parsed.recipients)
     if note:
         click.echo(f"relay: {note}", err=True)
     if as_json or not rows:
@@ -103,6 +104,15 @@ def search(
         echo_message(row, ids, _matching_lines(parsed, row["content"], columns))
     if found.has_more:
         click.echo(f"{limit} shown, there are more; --limit shows more", err=True)
+
+
+def _unknown_agent(home: Home, *names: str) -> str:
+    """The line about the first of these that is not an agent; it may have been one."""
+    try:
+        check_agents(home, *names)
+    except NotFound as exc:
+        return f"{exc}; {exc.hint}"
+    return ""
 
 
 def _find(home: Home, query: Query, limit: int) -> tuple[Found, str]:

@@ -172,7 +172,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         lambda ledger: ledger.get_state("epoch"),
         lambda ledger: ledger.agents.rows(),
         lambda ledger: ledger.agents.public_keys(),
-        lambda ledger: ledger.agents.last_references(),
+        lambda ledger: ledger.agents.references("", 10),
         lambda ledger: ledger.processes.rows(),
         lambda ledger: ledger.processes.supervised(),
         lambda ledger: ledger.processes.open_operations(),

