@@ -291,17 +291,6 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 
-def test_a_clock_that_was_set_back(box: Box) -> None:
-    assert found(box) == []
-    with sqlite3.connect(box.path(LEDGER)) as db:
-        db.execute("UPDATE messages SET discovered_at = discovered_at + ?", (2 * 86_400 * 10**9,))
-    db.close()
-    finding = one(box)
-    assert finding.severity is Severity.WARNING
-    ahead = "the clock was set back: the ledger has a message from 47 h ahead"
-    assert finding.found.replace("2 d", "47 h") == ahead
-
-
 def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     box.path("config.json").write_text('{"ledger": {"wal_alert_mib": 1}}')
     box.open()

@@ -1,13 +1,16 @@
-"""`relay doctor` on a home that is too large to be looked at whole: it says how much it saw."""
+"""`relay doctor` on a home that is too large to be looked at whole, or newer than the clock."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 
 import pytest
 from click.testing import CliRunner
 
 from relay.base.config import Config, DiskSettings
+from relay.base.home import LEDGER
 from relay.cli import cli
 from relay.doctor import Severity, examine, files, stores
 from tests.box import Box
@@ -49,6 +52,14 @@ def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
     ((total,),) = box.sql("SELECT count(*) FROM messages")
     assert f"ledger: checked 1 of {total} rows of messages" in doctor(box)[0]
     assert doctor(box)[-1] == "OK, as far as checked"
+
+
+def test_a_clock_that_was_set_back(box: Box) -> None:
+    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
+        db.execute("UPDATE messages SET discovered_at = discovered_at + ?", (50 * 3600 * 10**9,))
+    (finding,) = examine(box.home)
+    assert finding.severity is Severity.WARNING
+    assert finding.found.startswith("the clock was set back: the ledger has a message from ")
 
 
 def doctor(box: Box) -> list[str]:
