@@ -67,7 +67,7 @@ class Reason(msgspec.Struct):
 
 
 class Digest(msgspec.Struct):
-    """What agents did since a time, and what is open. Times are Unix nanoseconds."""
+    """The work of agents since a time, and the open answers. Times are Unix nanoseconds."""
 
     since_at: int
     until_at: int

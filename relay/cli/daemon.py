@@ -303,7 +303,7 @@ def _daemon_status(home: Home, pid: int | None) -> dict[str, Any]:
 
 
 def _config_error(home: Home) -> str:
-    """What is wrong with config.json now; the relay looks at it when it is told to, or starts."""
+    """The error in config.json now; the relay looks at it when it is told to, or starts."""
     from relay.base.config import load
 
     try:

@@ -152,8 +152,7 @@ def send(
     exit code 5; after 30 s the message waits in the outbox, exit code 4.
 
     With --notify-idle, an ack of the relay comes into the sender's inbox when the agent is idle and
-    has read the message, or a nack if that does not happen within its TTL, by default 24 hours.
-    The agent needs a session whose hooks report to the relay.
+    has read the message, or a nack after its TTL, by default 24 hours. Its session needs hooks.
     """
     if sum((awaited_s is not None, step is not None, committed, no_wait)) > 1:
         named = "--await, --until, --committed and --no-wait"

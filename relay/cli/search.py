@@ -122,6 +122,7 @@ def _find(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     from relay.base.errors import RelayError
     from relay.daemon.opening import store_key
     from relay.daemon.search_filler import KINDS, source_of, why_no_index
+    from relay.doctor.report import describe_error
     from relay.engine.query import compile_pattern
     from relay.search.find import find, ledger_ids
     from relay.search.index import SearchIndexDamaged, remove_index
@@ -148,7 +149,7 @@ def _find(home: Home, query: Query, limit: int) -> tuple[Found, str]:
                 remove_index(home.path(SEARCH))  # refused while a relay has it open
             why = f"the search index is damaged: {exc}"
         except (RelayError, OSError) as exc:
-            why = f"no search index: {exc}"
+            why = f"no search index: {describe_error(exc)}"
     in_state = None
     if query.states:
         from relay.ledger import open_readonly

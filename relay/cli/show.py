@@ -180,7 +180,7 @@ def _facts(home: Home, one: StoredMessage) -> dict[str, Any]:
 
 
 def _messages_about(home: Home, message_id: str) -> list[Entry]:
-    """Messages of agents that name this one in RE, and are no acks; none if they are not known."""
+    """Messages of agents that name this one in RE, acks left out; empty if they are not known."""
     from relay.cli.search import messages_about
 
     with contextlib.suppress(RelayError, OSError):

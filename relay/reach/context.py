@@ -91,7 +91,7 @@ class Waiting:
         """Name it without its body."""
         size = format_size(self.size)
         if not self.is_message:
-            return f"In the inbox is a file that is no message: {visible(self.id)} ({size})."
+            return f"In the inbox is a file that is not a message: {visible(self.id)} ({size})."
         facts = f"{size}, {self.note}" if self.note else size
         return f"Waits: {self.id} from {self.sender} ({facts}); `relay show {self.id}` prints it."
 

@@ -42,6 +42,9 @@ def test_m11_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) ->
     assert done.returncode == 3, done.stdout + done.stderr
     said = f"limits: {home} is on a read-only file system: no messages are accepted"
     assert said in done.stdout
+    found = read_only(home, sys.executable, "-m", "relay.cli", "--home", str(home), "search", "x")
+    assert "searched the store itself: no search index:" in found.stderr
+    assert "Read-only file system" in found.stderr and "[Errno" not in found.stderr
     assert relay("doctor", home=home).stdout == "OK\n"
 
 

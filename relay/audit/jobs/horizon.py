@@ -1,4 +1,4 @@
-"""What is old enough to be judged, and how far the ledger follows the journal.
+"""The time up to which messages are judged, and how far the ledger follows the journal.
 
 The ledger has its position in the journal: everything before it is in the ledger. A relay moves
 it on with every batch, within a second. What is behind it for longer than the grace is missing from
@@ -29,10 +29,10 @@ _POSITION = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
 
 
 class Horizon(NamedTuple):
-    """What is before ``since`` is judged; what is after ``until`` cannot have been.
+    """Messages before ``since`` are judged; times after ``until`` have not come yet.
 
     A time of the ledger's is trusted up to the snapshot and the grace, half a minute at least: a
-    clock may be set back by some seconds. A later one is no sign that a message is young.
+    clock may be set back by some seconds. A later one does not show that a message is young.
     """
 
     since: Column

@@ -157,7 +157,7 @@ def _panel(
 ) -> list[Panel]:
     """Draw the columns over the rows' own order, a gap in time is not drawn; of one row, nothing.
 
-    One hour or day is no line: the chart's summary says it.
+    One hour or day is not drawn: the chart's summary says it.
     """
     if len(rows) < 2:
         return []
