@@ -51,7 +51,7 @@ def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
                 await call(client, "agents")
             (answer,) = read(served)
             steps = ""
-            while "seen in the context of bob: action, mcp trace" not in steps:
+            while "seen in the context of bob: action, mcp " not in steps:  # the first call after it
                 steps = await call(client, "trace", id=answer)
             assert "shown to bob: session mcp:" in steps
             assert "alice: active, unread 0, owes 0" in await call(client, "agents")
