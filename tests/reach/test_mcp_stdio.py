@@ -50,8 +50,8 @@ def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
             while unread(served):  # the server may not have noted yet that its answer was written
                 await call(client, "agents")
             (answer,) = read(served)
-            steps = ""
-            while "seen in the context of bob: action, mcp " not in steps:  # the first call after it
+            steps = ""  # the evidence is the first call after it
+            while "seen in the context of bob: action, mcp " not in steps:
                 steps = await call(client, "trace", id=answer)
             assert "shown to bob: session mcp:" in steps
             assert "alice: active, unread 0, owes 0" in await call(client, "agents")
