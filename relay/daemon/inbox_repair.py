@@ -109,9 +109,11 @@ class InboxRepair:
         ``ledger``: has all events of the journal.
         """
         for agent in list(home.agent_names()):
-            with contextlib.suppress(OSError, UnsafePath):  # it stays, and doctor names it
+            found = set[str]()
+            with contextlib.suppress(OSError, UnsafePath):
                 found = file_ops.inbox_files(self._dirs, agent)
-                for message_id, rows in ledger.deliveries.rows(found).items():
+            for message_id, rows in ledger.deliveries.rows(found).items():
+                with contextlib.suppress(OSError, UnsafePath):  # it stays: it may be whole
                     if agent in rows:
                         self._clear(agent, message_id, rows[agent])
 
@@ -122,13 +124,9 @@ class InboxRepair:
         name = message_id + MSG_SUFFIX
         inbox = self._dirs.get("agents", agent, "inbox")
         read = self._dirs.ensure("agents", agent, "inbox", READ)
-        is_whole = self._read(agent, name) is not None
-        if (
-            row.state == "read"
-            and row.read_how == TAKEN
-            and is_whole
-            and not fsio.exists(name, read)
-        ):
+        is_whole = self._parse(agent, name) is not None
+        was_taken = row.state == "read" and row.read_how == TAKEN
+        if was_taken and is_whole and not fsio.exists(name, read):
             fsio.rename(name, inbox, name, read)
         elif row.state == "read" or not is_whole:
             fsio.remove(name, inbox)
@@ -158,17 +156,20 @@ class InboxRepair:
 
     def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:
         """True when the delivered file is complete in the inbox, or in a folder of it."""
-        found = self._read(recipient, f"{message.relay_id}{MSG_SUFFIX}", *folder)
-        return found is not None and sha256_hex(found.content) == sha256_hex(message.content)
-
-    def _read(self, recipient: str, name: str, *folder: str) -> MessageFile | None:
-        """A delivered file; None if it is missing, damaged or unreadable: that is not delivered."""
         try:
-            inbox = self._dirs.get("agents", recipient, "inbox", *folder)
-            limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
-            data, _ = fsio.read_regular(name, inbox, limit, shared=True)
-            return parse_delivered(data, file=name)
-        except (OSError, UnsafePath, MessageError) as exc:
+            found = self._parse(recipient, f"{message.relay_id}{MSG_SUFFIX}", *folder)
+        except (OSError, UnsafePath) as exc:
             if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
                 raise  # it would apply to every file: the session restarts
+            return False  # an unreadable file does not count as delivered
+        return found is not None and sha256_hex(found.content) == sha256_hex(message.content)
+
+    def _parse(self, recipient: str, name: str, *folder: str) -> MessageFile | None:
+        """A delivered file; None if it is damaged. Errors: OSError, UnsafePath."""
+        inbox = self._dirs.get("agents", recipient, "inbox", *folder)
+        limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+        data, _ = fsio.read_regular(name, inbox, limit, shared=True)
+        try:
+            return parse_delivered(data, file=name)
+        except MessageError:
             return None

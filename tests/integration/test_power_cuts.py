@@ -6,7 +6,9 @@ journal is durable. Another boot id tells the relay that it happened.
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Any
 
 import pytest
 
@@ -140,6 +142,25 @@ def test_what_was_answered_and_lost_its_content_is_not_in_the_inbox(box: Box) ->
     box.path(INBOX, f"{sent}.msg").write_bytes(b"")
     next_boot(box)
     assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "acked"}
+
+
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = send(box, "TO: bob\nKIND: command\n\ndo")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\nSTATUS: completed\n\ndone")
+    whole, read = inbox(box, "bob", sent), fsio.read_regular
+    box.kill()
+
+    def faulty(name: str, *rest: Any, **options: Any) -> Any:
+        if name == f"{sent}.msg":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(name, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "read_regular", faulty)
+        next_boot(box)
+    assert whole and inbox(box, "bob", sent) == whole
 
 
 def test_a_file_that_has_its_old_name_as_well_is_sent(box: Box) -> None:
