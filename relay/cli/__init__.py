@@ -63,6 +63,10 @@ COMMANDS = {
         "relay.cli.messages",
         "Send a message again, as a new one of the same sender: refused, failed, or lost.",
     ),
+    "cancel": (
+        "relay.cli.messages",
+        "Take a message back from every recipient that has not read it; says who has.",
+    ),
     "attachment": (
         "relay.cli.show",
         "Get the files sent with messages, and add files to be sent.",

@@ -43,12 +43,14 @@ from relay.cli.request import (
     attaching,
     check_has_not_arrived,
     check_has_session,
+    control_options,
     duration_s,
     mark_read,
     open_agent,
     request,
     require_mailbox,
     require_relay,
+    send_command,
     watch,
 )
 
@@ -407,6 +409,18 @@ def resend(
             attachments=original.file.attachments,
             wait_s=0 if no_wait else None,
         )
+
+
+@click.command(epilog="\b\nExample:\n  relay cancel 3f6777fc")
+@control_options
+@click.argument("message_id", metavar="ID")
+def cancel(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
+    """Take a message back from every recipient that has not read it; says who has.
+
+    For its sender, the operator and the lead. Nobody owes an answer to what was taken back.
+    """
+    known = _resolve(root_of(ctx, caller["home"]), message_id)
+    send_command(ctx, "message.cancel", {"ID": known}, **caller)
 
 
 @click.command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")

@@ -6,7 +6,7 @@
     removed      gone from it, not seen in .read     handled      by the relay itself
     in progress  reported by the recipient           completed    reported by the recipient
     failed       reported by the recipient; why      refused      by the relay; why
-    bounced      the recipient no longer exists      expired      its TTL passed
+    bounced      the recipient no longer exists      expired      its TTL passed, or cancelled
     dead         given up without an answer
 
 Pure: rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.

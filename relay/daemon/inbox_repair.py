@@ -6,6 +6,7 @@ A power cut may undo renames that were not synced, and leave files without their
 | delivery | file | done |
 |---|---|---|
 | staged, or delivered lately | whole in inbox/.pending | renamed into the inbox |
+| delivered, unread | whole in inbox/.pending, SIGKILL in a cancellation | the same |
 | the same | missing everywhere, or damaged | due again, as the next attempt |
 | read, taken | whole in the inbox | moved to inbox/.read again |
 | read, removed | in the inbox | removed again |
@@ -32,6 +33,7 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
 from relay.delivery import file_ops
+from relay.delivery.reads import was_taken
 from relay.engine.engine import Engine
 from relay.ledger import Ledger
 from relay.ledger.deliveries import TAKEN, DeliveryRow
@@ -151,8 +153,25 @@ class InboxRepair:
         if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0
+        if one is not None and one.queued and self._was_set_aside(agent, name, one.attempt):
+            file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
+            return 0
         fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
         return 1
+
+    def _was_set_aside(self, agent: str, name: str, attempt: int) -> bool:
+        """True for an unread file that a command was to take back, which was not committed.
+
+        The file of a further attempt has another ATTEMPT.
+        """
+        found = self._parse(agent, name, PENDING)
+        inbox = self._dirs.get("agents", agent, "inbox")
+        known = found is not None and found.headers.get("ATTEMPT") == str(max(attempt, 1))
+        return (
+            known
+            and not fsio.exists(name, inbox)
+            and not was_taken(self._dirs, agent, name.removesuffix(MSG_SUFFIX))
+        )
 
     def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:
         """True when the delivered file is complete in the inbox, or in a folder of it."""

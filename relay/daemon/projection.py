@@ -191,7 +191,7 @@ class Projection:
         for recipient in event.recipients:
             number = event.message_id
             self._update_delivery(
-                number, recipient, state, event.at, event.attempt, said=event.said
+                number, recipient, state, event.at, event.attempt, said=event.said, why=event.why
             )
             obligation = self.obligation_facts.get((number, recipient))
             if (

@@ -1,4 +1,4 @@
-"""Commands to the orchestrator: channels, dead letters, the journal, agents and keys.
+"""Commands to the orchestrator: messages, channels, dead letters, the journal, agents and keys.
 
 Each ACTION is done completely, or refused with nothing changed and one line with the reason;
 repeating it changes nothing. Permissions: an agent for itself; the owner of a channel for that
@@ -37,6 +37,7 @@ from relay.base.names import (
     message_id_of,
 )
 from relay.base.text import plural
+from relay.delivery.cancel import CANCEL, find_message, recorded_cancellation
 from relay.delivery.filters import filter_of, where
 from relay.delivery.values import (
     PUBLIC_KEY,
@@ -47,6 +48,7 @@ from relay.delivery.values import (
     Pack,
     Prune,
 )
+from relay.delivery.view import StoreView
 from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
@@ -127,10 +129,12 @@ def execute(fields: dict[str, str], sender: str, lead: str | None, store: Engine
     return action.do(ControlCommand(name, given, sender, lead), store)
 
 
-def recorded_effects(fields: dict[str, str], sender: str) -> Effects:
+def recorded_effects(fields: dict[str, str], sender: str, view: StoreView) -> Effects:
     """The effects on the ledger of a command that was executed before a crash."""
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
+    if name == CANCEL:
+        return recorded_cancellation(given.get("ID", ""), sender, view)
     if name == REGISTER_KEY:
         return _register_key(ControlCommand(name, given, sender, lead=sender)).effects
     return Effects(status_change=parse_status_command(name, given, sender))
@@ -333,7 +337,13 @@ def _retention(text: str) -> Retention:
     return Retention(RetentionKind(RETENTION_WORDS.index(word)), int(amount or 0))
 
 
-# -- dead letters ----------------------------------------------------------------------------
+# -- messages and dead letters ---------------------------------------------------------------
+
+
+def _cancel(command: ControlCommand, store: Engine) -> ControlReply:
+    """The message that is to be cancelled; the caller takes it back."""
+    asked = find_message(command.fields["ID"], command.sender, store, command.is_privileged)
+    return ControlReply(None, effects=Effects(cancellation=asked))
 
 
 def _replay(command: ControlCommand, store: Engine) -> str:
@@ -395,12 +405,11 @@ def _order(command: ControlCommand, store: Engine) -> ControlReply:
 def _register_key(command: ControlCommand, store: Engine | None = None) -> ControlReply:
     """Register a key for an agent."""
     _require_privileged(command)
-    name, key = command.fields["NAME"], command.fields["KEY"]
+    name, word = command.fields["NAME"], command.fields["KEY"].lower()
     _check_agent("NAME", name)
-    word = key.lower()
     if word != NO_KEY and not PUBLIC_KEY.fullmatch(word):
         raise Refused(
-            f"KEY {key[:80]!r} is not a valid public key: expected 64 hex digits, or {NO_KEY}"
+            f"KEY {word[:80]!r} is not a valid public key: expected 64 hex digits, or {NO_KEY}"
         )
     registered = KeyRegistration(name, "" if word == NO_KEY else word)
     path, detail = f"agents/{name}/meta.json", f"{command.sender} says: {registered}"
@@ -420,8 +429,7 @@ def _set_agent_status(command: ControlCommand, store: Engine) -> ControlReply:
         raise Refused(f"{OPERATOR} is the person at the keyboard and cannot be retired")
     change = parse_status_command(command.action, command.fields, command.sender)
     assert change is not None
-    text = f"{change.name} is {change.status}"
-    return ControlReply(True, text, Effects(status_change=change))
+    return ControlReply(True, f"{change.name} is {change.status}", Effects(status_change=change))
 
 
 def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
@@ -471,6 +479,7 @@ MOST_DIGITS = 15
 _FIELDS = {SEAL: (), PRUNE: KEEPS}
 _PATTERN = ("CHANNEL", "PATTERN")
 ACTIONS = {
+    CANCEL: Action(_cancel, ("ID",)),
     "channel.create": Action(_create, ("CHANNEL", "TYPE"), ("OWNER",), has_settings=True),
     "channel.join": Action(_join, takes=("AGENT",)),
     "channel.leave": Action(_leave, takes=("AGENT",)),

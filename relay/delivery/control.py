@@ -17,6 +17,7 @@ from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields,
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.base.text import plural
 from relay.delivery import actions, saved_state
+from relay.delivery.cancel import Canceller
 from relay.delivery.filters import filter_of, where
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import ControlReply, Effects, Subject
@@ -39,12 +40,14 @@ class Orchestrator:
         statuses: AgentStatusTracker,
         states: StateStore,
         spawn: SpawnSettings,
+        canceller: Canceller,
     ) -> None:
         self._store = store
         self._roster = roster
         self._statuses = statuses
         self._states = states
         self._spawn = spawn
+        self._canceller = canceller
 
     def carry_out(self, message: MessageFile, subject: Subject) -> ControlReply:
         """Carry out a message. Errors: DiskFull, which is transient."""
@@ -62,6 +65,8 @@ class Orchestrator:
             note = message.content.decode()[:MAX_NOTE]
             return ControlReply(None, effects=Effects(status_note=note))
         reply = handle(message, sender, self._store, lead)
+        if reply.effects.cancellation is not None:
+            return self._canceller.cancel(reply.effects.cancellation)
         idle = reply.effects.idle
         if idle is not None and (why := self._no_session(idle.name)):
             return ControlReply(False, why)

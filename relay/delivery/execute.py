@@ -27,6 +27,7 @@ from relay.base.metrics import Metrics
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, StoreWriter
+from relay.delivery.cancel import Canceller, is_cancel
 from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import DiskFull
 from relay.delivery.record import LedgerWriter
@@ -83,6 +84,7 @@ class PlanExecutor:
         store: Engine,
         events: EventLog,
         store_writer: StoreWriter,
+        canceller: Canceller,
         ledger_writer: LedgerWriter,
         metrics: Metrics,
         batch_deliveries: int,
@@ -94,6 +96,7 @@ class PlanExecutor:
         self._view = StoreView(store)
         self._events = events
         self._store_writer = store_writer
+        self._canceller = canceller
         self._ledger_writer = ledger_writer
         self._metrics = metrics
         self._batch_deliveries = batch_deliveries
@@ -113,6 +116,11 @@ class PlanExecutor:
         batch: list[Applied] = []
         deliveries = 0
         for plan in plans:
+            # what is cancelled may be in this batch: its files are to be in the inboxes, or nowhere
+            if batch and (deliveries >= self._batch_deliveries or is_cancel(plan.command)):
+                self._execute_batch(dirs, batch, result)
+                self._metrics.begin("route")
+                batch, deliveries = [], 0
             try:
                 one = self._store_writer.apply(plan)
             except (*TRANSIENT_ERRORS, CommError) as exc:
@@ -126,10 +134,6 @@ class PlanExecutor:
             deliveries += one.deliveries
             if one.effects.job is not None:
                 result.jobs.append((plan.subject, one.effects.job))
-            if deliveries >= self._batch_deliveries:
-                self._execute_batch(dirs, batch, result)
-                self._metrics.begin("route")
-                batch, deliveries = [], 0
         if batch:
             self._execute_batch(dirs, batch, result)
         return result
@@ -146,6 +150,7 @@ class PlanExecutor:
         begin("commit")
         self._commit(done, staged_at)
         begin("deliver")
+        self._canceller.remove(dirs)
         done, written = self._deliver(dirs, done, staged_at)
         self._unstage_missed(dirs, done)
         begin("complete")
@@ -235,7 +240,7 @@ class PlanExecutor:
         if one.state is DeliveryState.DEAD:
             self._store.retries.dead_letter(one.number, [one.recipient], one.reason)
         else:
-            self._store.deliveries.move(one.number, [one.recipient], one.state)
+            self._store.deliveries.move(one.number, [one.recipient], one.state, why=one.reason)
 
     def _remind(self, one: Reminder) -> None:
         if one.due_ms:

@@ -127,18 +127,34 @@ def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False)
     except (OSError, UnsafePath) as exc:
         if again and isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
             raise
-        return f"inbox cannot be opened: {_reason(exc)}"
+        return f"inbox cannot be opened: {reason_of(exc)}"
     try:
         fsio.rename(name, pending, name, inbox)
     except FileNotFoundError as exc:
-        return "" if again else f"inbox cannot be written: {_reason(exc)}"
+        return "" if again else f"inbox cannot be written: {reason_of(exc)}"
     except OSError as exc:
-        return f"inbox cannot be written: {_reason(exc)}"
+        return f"inbox cannot be written: {reason_of(exc)}"
     return ""
 
 
-def _reason(exc: OSError | UnsafePath) -> str:
+def reason_of(exc: OSError | UnsafePath) -> str:
+    """The system's words for it, without the path."""
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+
+
+def set_aside(dirs: Dirs, message_id: str, recipient: str) -> bool:
+    """Rename an unread file from the inbox into ``inbox/.pending``; False if it has left the inbox.
+
+    Errors: OSError, UnsafePath.
+    """
+    name = message_id + MSG_SUFFIX
+    inbox = dirs.get("agents", recipient, "inbox")
+    pending = dirs.ensure("agents", recipient, "inbox", PENDING)
+    try:
+        fsio.rename(name, inbox, name, pending)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def archive(

@@ -21,6 +21,7 @@ from relay.base.metrics import Metrics
 from relay.base.names import LEAD
 from relay.base.watcher import WatchEvents
 from relay.delivery.apply import StoreWriter, refuse_fault
+from relay.delivery.cancel import Canceller
 from relay.delivery.control import Orchestrator
 from relay.delivery.downtime import Deadlines
 from relay.delivery.event_source import EventSource
@@ -105,11 +106,14 @@ class Dispatcher:
         self._ledger_writer = LedgerWriter(
             ledger, lambda: events.journal.durable, config.retry.first_s, clock, log
         )
-        orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn)
+        self._reads = ReadDetector(self._home, ledger, store, events, self.metrics, clock, log)
+        canceller = Canceller(self._home, ledger, store, self._reads)
+        orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn, canceller)
         self._executor = PlanExecutor(
             store=store,
             events=events,
             store_writer=StoreWriter(store, orchestrator, clock, log),
+            canceller=canceller,
             ledger_writer=self._ledger_writer,
             metrics=self.metrics,
             batch_deliveries=config.limits.batch_deliveries,
@@ -141,7 +145,7 @@ class Dispatcher:
             ledger=ledger,
             view=self._view,
             detection=config.detection,
-            reads=ReadDetector(self._home, ledger, store, self._events, self.metrics, clock, log),
+            reads=self._reads,
             reports=self._reports,
             deadlines=self._deadlines,
             intake=self._intake,

@@ -70,14 +70,23 @@ class ReadDetector:
         self._read: dict[tuple[str, str], ReadDelivery] = {}  # not yet in the ledger,
         self._vanished: dict[tuple[str, str], int] = {}  # nor these: their next attempt,
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
+        self._taken_back: set[tuple[str, str]] = set()  # by the relay: nobody read them
 
     def on_removed(self, files: Iterable[tuple[str, str]]) -> None:
         """Process files that the watcher saw leave: (agent, file name)."""
         with self._home.dirs() as dirs:
             for agent, name in files:
                 message_id = message_id_of(name)
-                if message_id is not None:
+                if message_id is None:
+                    continue
+                if (agent, message_id) in self._taken_back:
+                    self._taken_back.remove((agent, message_id))
+                else:
                     self._check(dirs, agent, message_id)
+
+    def expect_removal(self, agent: str, message_id: str) -> None:
+        """Expect that a file leaves this inbox unread: the relay takes it back."""
+        self._taken_back.add((agent, message_id))
 
     def _check(self, dirs: Dirs, agent: str, message_id: str) -> None:
         with suppress(OSError, UnsafePath):  # not now: judged with what is missing

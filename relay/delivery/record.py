@@ -218,7 +218,7 @@ class LedgerWriter:
         if plan.effects.may_repeat:  # held since a crash, by recovery
             for recipient, reason in plan.changes.bounced.items():
                 deliveries.give_up(plan.message_id, recipient, "bounced", reason)
-        for ended in plan.changes.ended:
+        for ended in (*plan.changes.ended, *one.effects.cancelled):
             state = ended.state.label.lower()
             deliveries.give_up(ended.message_id, ended.recipient, state, ended.reason)
 

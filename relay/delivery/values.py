@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -332,6 +332,26 @@ class IdleRequest(NamedTuple):
         )
 
 
+class Cancellation(NamedTuple):
+    """A message that is to be taken back from those that have not read it."""
+
+    number: int  # in the store
+    message_id: str
+    sender: str  # of the command
+
+    @property
+    def reason(self) -> str:
+        """The reason that the ended deliveries get."""
+        return f"cancelled by {self.sender}"
+
+    def ended(self, recipients: Iterable[str]) -> tuple[EndedDelivery, ...]:
+        """The deliveries that it ended."""
+        state, why = DeliveryState.EXPIRED, self.reason
+        return tuple(
+            EndedDelivery(self.number, self.message_id, name, state, 0, why) for name in recipients
+        )
+
+
 class Prune(msgspec.Struct, frozen=True, gc=False):
     """A job: prune now according to `retention` in config.json."""
 
@@ -358,6 +378,8 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     closed_intents: tuple[int, ...] = ()
     job: Job | None = None
     idle: IdleRequest | None = None
+    cancellation: Cancellation | None = None
+    cancelled: tuple[EndedDelivery, ...] = ()  # by it
 
 
 NO_EFFECTS = Effects()

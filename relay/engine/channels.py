@@ -12,6 +12,7 @@ from relay.acomm.model import (
     ChannelSettings,
     ChannelState,
     ChannelType,
+    DeliveryState,
     Message,
     MessageFilter,
     Participant,
@@ -323,6 +324,7 @@ class Channels:
             and message.message_type not in rules.ANSWERS
             and participant not in self._state.deliveries.get(number, {})
             and not self._core.is_expired(message)
+            and not self._is_cancelled(number)
             and is_wanted(message)
         ]
         if not earlier:
@@ -330,6 +332,11 @@ class Channels:
         numbers = tuple(message.id for message in earlier)
         self._core.apply(events.DeliveriesAdded(participant, numbers, self._core.now_s()))
         self._copies += [(number, participant) for number in numbers]
+
+    def _is_cancelled(self, number: int) -> bool:
+        """True for a message whose sender took it back from a recipient."""
+        known = self._state.deliveries.get(number, {}).values()
+        return any(one.state is DeliveryState.EXPIRED for one in known)
 
     def pop_sticky(self) -> list[tuple[int, str]]:
         """Remove and return (message id, recipient) of sticky copies the owner has to deliver."""

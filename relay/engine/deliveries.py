@@ -194,11 +194,13 @@ class Deliveries:
         attempt: int = 0,
         said: str = "",
         answer: tuple[str, str] = ("", ""),
+        why: str = "",
     ) -> tuple[str, ...]:
         """Move the deliveries of these recipients to a state; returns whose moved.
 
         ``said``: the status of an acknowledgment; ``answer``: its relay id and the first line of
-        its text, kept for the record, also of a later acknowledgment.
+        its text, kept for the record, also of a later acknowledgment; ``why``: the reason of an
+        end, for the record.
         Repeating a call changes nothing, and no delivery moves back: an acknowledged one stays
         acknowledged. A delivery that was given up can still be acknowledged.
         """
@@ -215,7 +217,7 @@ class Deliveries:
             now = self._core.now_s()
             self._core.apply(
                 events.DeliveriesMoved(
-                    message_id, moved, state, now, due_ms, attempt, said, *answer
+                    message_id, moved, state, now, due_ms, attempt, said, *answer, why
                 )
             )
         return moved

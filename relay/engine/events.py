@@ -137,6 +137,7 @@ class DeliveriesMoved(_Event, frozen=True):
     said: str = ""  # the status that an acknowledgment gives
     answer_id: str = ""  # of an acknowledgment: the relay's id of it
     answer_text: str = ""  # and the first line of what it says
+    why: str = ""  # the reason of an end
 
 
 class DeliveriesStaged(_Event, frozen=True):

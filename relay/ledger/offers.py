@@ -80,6 +80,12 @@ class OfferTable:
                     continue
             self._db.execute(_ADD, values)
 
+    def is_open(self, message_id: str, recipient: str) -> bool:
+        """True while a session is being shown the message: it is not known yet if it was seen."""
+        values = {"message_id": message_id, "recipient": recipient}
+        query = f"SELECT 1 FROM offers WHERE {_OF_DELIVERY} AND state = 'offered'"
+        return self._db.execute(query, values).fetchone() is not None
+
     def add_rings(self, rings: Iterable[Ring]) -> None:
         """Record rings."""
         self._db.executemany("INSERT OR IGNORE INTO rings VALUES (?, ?, ?, ?, ?, ?)", rings)

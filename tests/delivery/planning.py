@@ -37,7 +37,9 @@ class Table:
         self.store: Engine = relay_engine()
         self.lead: str | None = None
         clock, roster = FakeClock(AT_NS), SimpleNamespace(trusted_lead=str, agents=AGENTS)
-        orchestrator: Any = Orchestrator(self.store, *[cast(Any, roster)] * 3, SpawnSettings())
+        orchestrator: Any = Orchestrator(
+            self.store, *[cast(Any, roster)] * 3, SpawnSettings(), cast(Any, None)
+        )
         self.writer = StoreWriter(self.store, orchestrator, clock, lambda *_, **__: None)
         self.number = 0
 

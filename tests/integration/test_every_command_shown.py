@@ -91,6 +91,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "open": ([], ["--json"]),
     "unread": ([], ["--json"], ["--agent", EVIL]),
     "failed": ([], ["--json"], ["--agent", EVIL], ["--since", EVIL]),
+    "cancel": ([EVIL],),
     "dead list": ([], ["--json"]),
     "dead show": (["{dead}"], ["{dead}", "--json"], [EVIL]),
     "dead replay": ([EVIL],),

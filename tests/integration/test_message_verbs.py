@@ -186,3 +186,20 @@ def test_a_thread_has_bodies_and_a_search_the_lines_that_match(home: Path) -> No
     assert thread[1:] == ["    first", "    the real\\x1b content", "    last", ""]
     found = relay("search", "--regex", "real.*content|last", home=home).stdout.splitlines()
     assert found[1:] == ["    the real\\x1b content", "    last", ""]
+
+
+@pytest.mark.usefixtures("running")
+def test_cancel_takes_an_unread_message_back(home: Path) -> None:
+    sent = send(home, "bob", "deploy", "--kind", "command")
+    done = relay("cancel", short(sent), "--as", "alice", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"message {sent} is cancelled: bob did not read it\n"
+    assert not (home / "agents/bob/inbox" / f"{sent}.msg").exists()
+    (fact,) = rows_of("show", sent, home=home)
+    assert fact["recipients"] == {"bob": "expired for bob: cancelled by alice"}
+    trace = relay("trace", sent, home=home).stdout
+    assert "cancelled by alice" in trace
+    again = relay("cancel", sent, "--as", "alice", home=home)
+    assert again.returncode == 6
+    assert f"message {sent} is not cancelled: its delivery to bob had ended" in again.stderr
+    assert rows_of("open", home=home) == []

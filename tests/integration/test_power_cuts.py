@@ -63,15 +63,16 @@ def test_a_delivered_file_that_is_back_in_pending_is_delivered(box: Box) -> None
     assert box.states(sent) == {"bob": "written"}
 
 
-def test_without_another_boot_it_was_put_there_by_somebody_and_read(box: Box) -> None:
-    """SIGKILL undoes no rename: the file left the inbox while no relay ran."""
+def test_without_another_boot_it_is_put_back_as_well(box: Box) -> None:
+    """So a cancellation leaves it that was not committed: nobody has read it."""
     sent = send(box, "TO: bob\n\nhi")
+    whole = inbox(box, "bob", sent)["."]
     box.kill()
     undo_rename(box, INBOX, f"{INBOX}/.pending", sent)
     box.open()
     box.after(2)
     box.after(2)
-    assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "read"}
+    assert inbox(box, "bob", sent) == {".": whole} and box.states(sent) == {"bob": "written"}
 
 
 def test_before_messages_roll_into_an_archive_their_files_are_synced(

@@ -1,0 +1,132 @@
+"""Cancelling a message: taking it back from recipients that have not read it.
+
+    set aside   inbox/{id}.msg is renamed into inbox/.pending: who renames first has it
+    commit      the delivery is Expired, with the reason, in the journal; so is the reply
+    remove      the file that was set aside
+
+Killed before the commit, recovery puts the file back, and the command is carried out again; killed
+after it, recovery removes the file. See docs/states.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from relay.acomm.model import Delivery, DeliveryState
+from relay.base.errors import MessageError, Refused, UnsafePath
+from relay.base.home import Dirs, Home
+from relay.base.message import Kind, command_fields
+from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
+from relay.delivery import file_ops
+from relay.delivery.reads import ReadDetector
+from relay.delivery.values import NO_EFFECTS, Cancellation, Command, ControlReply, Effects
+from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
+from relay.ledger import DeliveryRow, Ledger
+
+CANCEL = "message.cancel"  # its ACTION
+
+
+def is_cancel(command: Command | None) -> bool:
+    """True for the command that takes a message back."""
+    if command is None or command.message.kind is not Kind.COMMAND:
+        return False
+    with contextlib.suppress(MessageError):
+        return command_fields(command.message).get("ACTION", "").lower() == CANCEL
+    return False
+
+
+def find_message(message_id: str, sender: str, store: Engine, is_privileged: bool) -> Cancellation:
+    """The message that ``sender`` asks to cancel. Errors: Refused."""
+    if message_id_of(message_id + MSG_SUFFIX) is None:
+        raise Refused(f"ID {message_id[:70]!r} is not a message id")
+    message = store.messages.find_by_relay_id(message_id)
+    if message is None or message.id not in store.state.deliveries:
+        raise Refused(
+            f"message {message_id} does not exist, or it ended long ago: "
+            f"`relay trace {message_id}` shows what became of it"
+        )
+    if message.sender != sender and not is_privileged:
+        raise Refused(
+            f"message {message_id} is cancelled by its sender {message.sender}, {OPERATOR} or the "
+            f"lead, not by {sender}"
+        )
+    return Cancellation(message.id, message_id, sender)
+
+
+def recorded_cancellation(message_id: str, sender: str, view: StoreView) -> Effects:
+    """The effects on the ledger of one that was carried out before a crash."""
+    message = view.find(message_id)
+    if message is None:
+        return NO_EFFECTS
+    asked = Cancellation(message.id, message_id, sender)
+    states = view.deliveries(message.id).items()
+    return Effects(
+        cancelled=asked.ended([name for name, one in states if one.state is DeliveryState.EXPIRED])
+    )
+
+
+class Canceller:
+    """Carries out ``message.cancel``. Owned by the loop."""
+
+    def __init__(self, home: Home, ledger: Ledger, store: Engine, reads: ReadDetector) -> None:
+        self._home = home
+        self._ledger = ledger
+        self._store = store
+        self._reads = reads
+        self._set_aside: list[tuple[str, str]] = []  # (message id, recipient), not committed yet
+
+    def cancel(self, asked: Cancellation) -> ControlReply:
+        """Set the message's unread files aside and end their deliveries; says who had read it."""
+        number, message_id = asked.number, asked.message_id
+        rows = self._ledger.deliveries.rows([message_id]).get(message_id, {})
+        cancelled: list[str] = []
+        kept: list[str] = []
+        with self._home.dirs() as dirs:
+            for name, one in sorted(self._store.state.deliveries.get(number, {}).items()):
+                reason = _reason_to_keep(name, one, rows.get(name))
+                if not reason and self._ledger.offers.is_open(message_id, name):
+                    reason = f"a session of {name} is being shown it"
+                if not reason and one.queued:
+                    reason = self._take_back(dirs, message_id, name)
+                (kept if reason else cancelled).append(reason or name)
+        state, why = DeliveryState.EXPIRED, asked.reason
+        self._store.deliveries.move(number, cancelled, state, why=why)
+        also = "; ".join(kept)
+        if not cancelled:
+            return ControlReply(False, f"message {message_id} is not cancelled: {also}")
+        text = f"message {message_id} is cancelled: {', '.join(cancelled)} did not read it"
+        effects = Effects(cancelled=asked.ended(cancelled))
+        return ControlReply(True, f"{text}; {also}" if also else text, effects)
+
+    def _take_back(self, dirs: Dirs, message_id: str, recipient: str) -> str:
+        """Set the file aside; returns why it cannot be, or nothing."""
+        try:
+            if not file_ops.set_aside(dirs, message_id, recipient):
+                return f"{recipient} has read it"
+        except (OSError, UnsafePath) as exc:
+            return f"the inbox of {recipient} cannot be written: {file_ops.reason_of(exc)}"
+        self._reads.expect_removal(recipient, message_id)
+        self._set_aside.append((message_id, recipient))
+        return ""
+
+    def remove(self, dirs: Dirs) -> None:
+        """Remove what was set aside: it is durable by now that those deliveries ended."""
+        for message_id, recipient in self._set_aside:
+            file_ops.unstage(dirs, message_id, [recipient])
+        self._set_aside.clear()
+
+
+def _reason_to_keep(recipient: str, one: Delivery, row: DeliveryRow | None) -> str:
+    """The reason why a delivery cannot be cancelled; empty if its file may be unread."""
+    if recipient == ORCHESTRATOR:
+        return "the relay has carried it out"
+    if one.state is DeliveryState.ACKNOWLEDGED:
+        return f"{recipient} has answered it"
+    if one.state > DeliveryState.ACKNOWLEDGED:
+        return f"its delivery to {recipient} had ended"
+    waits_read = one.state is DeliveryState.WAITING and not one.queued
+    was_read = row is not None and row.read_how is not None
+    if one.state is DeliveryState.RECEIVED or waits_read or was_read:
+        return f"{recipient} has read it"
+    return ""

@@ -1,0 +1,180 @@
+"""``message.cancel``: a message that was not read yet is taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.reach.report import OFFERED, write_report
+from tests.box import Box, MakeBox
+from tests.integration.test_disk import FullDisk
+
+ORDER = "TO: bob\nKIND: command\n\ndeploy"
+
+
+def reason(box: Box, message_id: str, recipient: str = "bob") -> str | None:
+    query = "SELECT last_error FROM deliveries WHERE message_id = ? AND recipient = ?"
+    return box.sql(query, message_id, recipient)[0][0]
+
+
+def test_who_has_not_read_it_does_not_get_to_read_it(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.inbox("bob") == {} and box.states(one) == {"bob": "expired"}
+    assert reason(box, one) == "cancelled by alice"
+    assert box.acks("alice") == [f"completed message {one} is cancelled: bob did not read it\n"]
+    assert not list(box.path("agents/bob/inbox/.pending").iterdir())
+
+
+def test_no_answer_is_owed_and_nobody_is_reminded(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.sql("SELECT obligation, due_at FROM deliveries WHERE message_id = ?", one) == [
+        ("given_up", None)
+    ]
+    for _ in range(4):
+        box.after(600)
+    assert box.inbox("bob") == {} and box.nacks("alice") == []
+
+
+def test_who_has_read_it_is_named(box: Box) -> None:
+    box.join("team", "alice", "bob", "carol")
+    one = box.send("alice", "TO: #team\n\nlunch at noon")
+    box.take("bob", one)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.acks("alice")[-1] == (
+        f"completed message {one} is cancelled: carol did not read it; bob has read it\n"
+    )
+    box.flush()
+    assert box.states(one) == {"bob": "read", "carol": "expired"}
+
+
+@pytest.mark.parametrize("how", ["taken", "removed"])
+def test_when_all_have_read_it_nothing_is_cancelled(box: Box, how: str) -> None:
+    one = box.send("alice", ORDER)
+    if how == "taken":
+        box.take("bob", one)
+    else:
+        box.path("agents/bob/inbox", f"{one}.msg").unlink()
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.nacks("alice") == [f"message {one} is not cancelled: bob has read it\n"]
+    box.after(2)
+    box.flush()
+    assert box.states(one) == {"bob": "read"}
+
+
+def test_what_was_taken_back_is_not_read(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    box.after(2)
+    box.flush()
+    box.restart()
+    box.after(31)
+    box.after(2)
+    query = "SELECT state, read_at, read_how FROM deliveries WHERE message_id = ?"
+    assert box.sql(query, one) == [("expired", None, None)]
+
+
+def test_only_its_sender_the_operator_and_the_lead_cancel_it(make_box: MakeBox) -> None:
+    box = make_box("alice", "bob", "operator")
+    one = box.send("alice", ORDER)
+    box.command("bob", "message.cancel", f"ID: {one}")
+    assert box.nacks("bob") == [
+        f"message {one} is cancelled by its sender alice, operator or the lead, not by bob\n"
+    ]
+    assert box.states(one) == {"bob": "written"}
+    box.command("operator", "message.cancel", f"ID: {one}")
+    assert reason(box, one) == "cancelled by operator"
+
+
+def test_an_unknown_id_is_refused(box: Box) -> None:
+    box.command("alice", "message.cancel", "ID: 1700000000000000099-99")
+    box.command("alice", "message.cancel", "ID: it")
+    assert sorted(box.nacks("alice")) == [
+        "ID 'it' is not a message id\n",
+        "message 1700000000000000099-99 does not exist, or it ended long ago: "
+        "`relay trace 1700000000000000099-99` shows what became of it\n",
+    ]
+
+
+def test_a_message_that_is_held_is_never_delivered(box: Box) -> None:
+    with box.broken_inbox("bob"):
+        one = box.send("alice", ORDER)
+        assert box.states(one) == {"bob": "held"}
+        box.command("alice", "message.cancel", f"ID: {one}")
+    box.after(120)
+    box.after(120)
+    assert box.inbox("bob") == {} and box.states(one) == {"bob": "expired"}
+
+
+def test_sent_and_cancelled_in_one_batch_it_is_not_delivered(box: Box) -> None:
+    one = box.drop("alice", ORDER)
+    text = f"TO: __orchestrator__\nKIND: command\n\nACTION: message.cancel\nID: {one}"
+    box.drop("alice", text)
+    box.tick()
+    assert box.inbox("bob") == {} and box.states(one) == {"bob": "expired"}
+    assert box.acks("alice") == [f"completed message {one} is cancelled: bob did not read it\n"]
+
+
+def test_attempts_end_with_it(box: Box) -> None:
+    one = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
+    box.after(61)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    box.until_dead()
+    assert box.inbox("bob") == {} and box.states(one) == {"bob": "expired"}
+    assert box.nacks("alice") == []
+
+
+def test_what_a_session_is_shown_is_not_taken_back(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    at = box.clock.now_ns()
+    shown = {"what": OFFERED, "at": at, "ids": [one], "after": "Stop", "offer": 1}
+    write_report(str(box.root), "bob", [{"session": "claude:0089"} | shown])
+    box.tick()
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.nacks("alice") == [
+        f"message {one} is not cancelled: a session of bob is being shown it\n"
+    ]
+    assert list(box.inbox("bob")) == [one]
+
+
+def test_who_joins_a_sticky_channel_later_does_not_get_it(box: Box) -> None:
+    box.command("alice", "channel.create", "CHANNEL: news", "TYPE: group", "sticky_messages: true")
+    box.join("news", "alice", "bob")
+    one = box.send("alice", "TO: #news\n\nall is well")
+    box.command("alice", "message.cancel", f"ID: {one}")
+    box.join("news", "carol")
+    box.tick()
+    assert "all is well" not in "".join(box.bodies("carol"))
+
+
+def test_an_inbox_out_of_reach_keeps_it(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    with box.broken_inbox("bob"):
+        box.command("alice", "message.cancel", f"ID: {one}")
+        assert box.nacks("alice")[0].startswith(
+            f"message {one} is not cancelled: the inbox of bob cannot be written: "
+        )
+    assert list(box.inbox("bob")) == [one]
+
+
+def test_on_a_full_disk_it_is_cancelled_at_once_and_answered_later(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = box.send("alice", ORDER)
+    disk = FullDisk(monkeypatch)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.inbox("bob") == {} and not list(box.path("agents/bob/inbox/.pending").iterdir())
+    disk.full = False
+    box.after(2)
+    assert box.states(one) == {"bob": "expired"} and reason(box, one) == "cancelled by alice"
+    assert box.acks("alice") == [f"completed message {one} is cancelled: bob did not read it\n"]
+
+
+def test_the_reason_outlives_the_ledger(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    box.command("alice", "message.cancel", f"ID: {one}")
+    box.kill()
+    for path in box.root.glob("ledger.db*"):
+        path.unlink()
+    box.open()
+    assert box.states(one)["bob"] == "expired" and reason(box, one) == "cancelled by alice"
