@@ -78,9 +78,7 @@ def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> Stat
         return StatusChange(facts.name, AgentStatus.ACTIVE, None) if came_back else None
     if facts.name == OPERATOR:  # a person may be away for as long as they like
         return None
-    silent_since = max(facts.seen_at, facts.started_at)
-    if facts.status == AgentStatus.ACTIVE:
-        silent_since = max(silent_since, facts.changed_at)
+    silent_since = _silent_since(facts)
     if _has_ended(facts):
         dead_since = max(silent_since, facts.ended_at)
         if now_ns - dead_since >= settings.dead_after_s * NS_PER_S:
@@ -93,6 +91,12 @@ def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> Stat
     if is_there and facts.status == AgentStatus.INACTIVE:
         return StatusChange(facts.name, AgentStatus.ACTIVE, None)
     return None
+
+
+def _silent_since(facts: AgentFacts) -> int:
+    """Time of the last activity (Unix ns)."""
+    active_since = facts.changed_at if facts.status == AgentStatus.ACTIVE else 0
+    return max(facts.seen_at, facts.started_at, active_since)
 
 
 def _has_ended(facts: AgentFacts) -> bool:
@@ -144,6 +148,20 @@ class Reactivation(NamedTuple):
 
     name: str
     key: str  # tells this process from every other one
+
+
+class Ending(NamedTuple):
+    """An agent whose process ended, terminated once the senders of its unread mail are told."""
+
+    change: StatusChange
+    silent_since: int  # Unix nanoseconds; the same when it is found again after a crash
+
+
+class Checked(NamedTuple):
+    """Agents whose status changes once something is sent; a crash before that finds them again."""
+
+    comebacks: list[Reactivation]
+    endings: list[Ending]
 
 
 class Directory(NamedTuple):
@@ -254,17 +272,17 @@ class AgentStatusTracker:
             return f"process {pid} of {name} ended"
         return ""
 
-    def check(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Reactivation]:
+    def check(self, dirs: Dirs, names: Iterable[str] | None = None) -> Checked:
         """Update the status of every agent, or of those in ``names``.
 
-        Returns unavailable agents that have a new process: they get a resume message first and are
-        then given to ``reactivate``; after a crash in between the next check finds them again.
+        Returns unavailable agents that have a new process, which get a resume message first and
+        are then given to ``reactivate``; and those that end, for ``terminate``.
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
         tended = self._ledger.processes.supervised()
         changes: list[StatusChange] = []
-        comebacks: list[Reactivation] = []
+        found = Checked([], [])
         heard_of: list[tuple[str, int]] = []
         pids_now: list[tuple[str, int | None]] = []
         for one in self._ledger.agents.rows():
@@ -280,13 +298,20 @@ class AgentStatusTracker:
             if change is None:
                 continue
             if one.status in UNAVAILABLE:
-                comebacks.append(Reactivation(one.name, f"process {facts.pid} {facts.started_at}"))
+                key = f"process {facts.pid} {facts.started_at}"
+                found.comebacks.append(Reactivation(one.name, key))
+            elif change.status == AgentStatus.TERMINATED:
+                found.endings.append(Ending(change, _silent_since(facts)))
             else:
                 changes.append(change)
         if heard_of or pids_now:
             self._record(heard_of, pids_now)
         self._set_statuses(changes)
-        return comebacks
+        return found
+
+    def terminate(self, endings: Iterable[Ending]) -> None:
+        """Make agents terminated: who wrote to them was told."""
+        self._set_statuses([one.change for one in endings])
 
     def reactivate(self, comebacks: Iterable[Reactivation]) -> None:
         """Make agents active whose resume message was sent."""

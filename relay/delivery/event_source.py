@@ -144,11 +144,15 @@ class EventSource:
         return min(due)
 
     def check_liveness(self, names: Iterable[str] | None) -> None:
-        """Update agent statuses; reactivated agents get a resume message first."""
+        """Update agent statuses; who is concerned is told first."""
+        notifier = self._notifier
         with self._home.dirs() as dirs:
-            comebacks = self._statuses.check(dirs, names)
+            comebacks, endings = self._statuses.check(dirs, names)
+        self._statuses.terminate(
+            [one for one in endings if notifier.tell_of_end(one.change, one.silent_since)]
+        )
         self._statuses.reactivate(
-            [one for one in comebacks if self._notifier.send_resume_message(one.name, one.key)]
+            [one for one in comebacks if notifier.send_resume_message(one.name, one.key)]
         )
 
     def _scan(self, agents: Iterable[str]) -> None:

@@ -121,7 +121,7 @@ class Dispatcher:
             log=log,
             is_verbose=config.log_level == "debug",
         )
-        self.notifier = Notifier(self._home, roster, self._executor, states, clock, log)
+        self.notifier = Notifier(self._home, roster, ledger, self._executor, states, clock, log)
 
     def _build_sources(self, store: Engine) -> None:
         """Build what finds files, and what makes plans without one."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from relay.acomm.model import DeliveryState, Message, MessageType, Obligation
 from relay.agents.processes import ProcessNotice
 from relay.agents.roster import Roster
-from relay.agents.status import NO_AGENT, Directory
+from relay.agents.status import NO_AGENT, AgentStatus, Directory, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, elapsed
 from relay.base.config import RetrySettings
 from relay.base.errors import UnsafePath
@@ -35,6 +35,7 @@ from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subj
 from relay.delivery.view import StoreView
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 from relay.engine.engine import Engine
+from relay.ledger import Ledger
 
 
 class Notifier:
@@ -44,12 +45,14 @@ class Notifier:
         self,
         home: Home,
         roster: Roster,
+        ledger: Ledger,
         executor: PlanExecutor,
         states: StateStore,
         clock: Clock,
         log: LogCall,
     ) -> None:
         self._home = home
+        self._ledger = ledger
         self._roster = roster
         self._executor = executor
         self._states = states
@@ -93,11 +96,34 @@ class Notifier:
             )
             told = planning.outcome(subject, one.text, one.key, one.kind, to)
             plans.append(replace(told, effects=effects))
-        result = self._execute(plans)
+        ended = [(one.status_change, one.at) for one in notices if one.status_change is not None]
+        also = [plan for change, at in ended for plan in self._plans_of_end(change, at)]
+        result = self._execute(plans + also)
         if result.postponed:
             reason = result.postponed[0].reason
             self._log(f"Cannot notify now: {reason}", action="postpone", level="warning")
         return {place for place, plan in enumerate(plans) if result.is_done(plan)}
+
+    def tell_of_end(self, change: StatusChange, at_ns: int) -> bool:
+        """Tell the senders of an agent's unread mail, once each, that it is terminated.
+
+        ``at_ns``: of its last activity. False: the disk or the store refuses it now.
+        """
+        return not self._execute(self._plans_of_end(change, at_ns)).postponed
+
+    def _plans_of_end(self, change: StatusChange, at_ns: int) -> list[Plan]:
+        if change.status != AgentStatus.TERMINATED:
+            return []
+        plans: list[Plan] = []
+        for sender, count, oldest in self._ledger.deliveries.unread_senders(change.name):
+            if sender in self._roster.agents and sender != change.name:
+                are = "messages of yours are" if count > 1 else "message of yours is"
+                text = (
+                    f"{change.name} is terminated: {change.reason}; {count} {are} unread in its "
+                    f"inbox, the first is {oldest}"
+                )
+                plans.append(planning.notice(sender, at_ns, f"end of {change.name}", text))
+        return plans
 
     def answer(self, subject: Subject, kind: Kind, text: str) -> bool:
         """Send the answer to a command that was not answered at once; False: not possible now."""

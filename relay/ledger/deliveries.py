@@ -271,6 +271,14 @@ class DeliveryTable:
             ).fetchall()
         )
 
+    def unread_senders(self, recipient: str) -> list[tuple[str, int, str]]:
+        """(sender, number of its messages, the first of them) of what this agent has not read."""
+        return self._db.execute(
+            "SELECT agent_name, count(*), min(message_id) FROM deliveries JOIN messages "
+            "USING (message_id) WHERE recipient = ? AND state = 'written' GROUP BY 1 ORDER BY 1",
+            (recipient,),
+        ).fetchall()
+
     def unread_of(self, recipient: str, message_ids: Iterable[str]) -> dict[str, int]:
         """The same as ``unread``, for these messages only."""
         found = self._db.execute(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
+from relay.agents.status import AgentStatusTracker
 from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.disk import failing
@@ -273,6 +274,28 @@ def test_whose_process_died_bounces_after_a_while(box: Box, start: Start) -> Non
     box.take("bob", early)  # somebody reads as bob: so it is there
     box.tick()
     assert life(box, "bob") == ("active", None)
+
+
+def test_the_senders_of_its_unread_mail_are_told_once(box: Box, start: Start) -> None:
+    process = start("bob")
+    box.after(31)
+    first = box.send("alice", "TO: bob\n\none")
+    box.send("alice", "TO: bob\n\ntwo")
+    box.take("bob", box.send("carol", "TO: bob\n\nread"))
+    box.after(31)
+    end(process)
+    box.after(31)
+    with pytest.MonkeyPatch.context() as patch:  # killed between the notice and the status
+        patch.setattr(AgentStatusTracker, "terminate", lambda *_: None)
+        box.after(300)
+    box.restart()
+    for _ in range(3):
+        box.after(300)
+    assert life(box, "bob")[0] == "terminated"
+    (told,) = box.bodies("alice")
+    assert told.startswith(f"bob is terminated: its process {process.pid} ended; no activity since")
+    assert told.endswith(f"; 2 messages of yours are unread in its inbox, the first is {first}\n")
+    assert box.bodies("carol") == []
 
 
 def test_a_process_that_comes_back_gets_its_mail_at_once(box: Box, start: Start) -> None:

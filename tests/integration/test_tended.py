@@ -31,6 +31,19 @@ def test_a_silent_process_that_runs_is_no_inactive_agent(box: ProcessBox) -> Non
     assert life(box) == ("terminated", "w exited with code 0")
 
 
+def test_who_wrote_to_it_is_told_of_its_end(box: ProcessBox) -> None:
+    box.spawn()
+    first = box.send("operator", "TO: w\n\none")
+    box.spawner.end(0)
+    box.after(1)
+    box.restart()
+    box.after(400)
+    assert [one for one in box.bodies("operator") if "unread" in one] == [
+        f"w is terminated: w exited with code 0; 1 message of yours is unread in its inbox, "
+        f"the first is {first}\n"
+    ]
+
+
 def test_a_silent_agent_is_active_again_while_it_waits_for_its_next_start(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: always")
     box.spawner.end(1)
