@@ -58,8 +58,8 @@ SELECT *, count(*) OVER () AS total FROM (
                 ELSE iif(d.state = 'written', 'not read', 'read')
                      || ', reminded ' || d.reminders || ' times' END
     FROM deliveries AS d JOIN messages AS m USING (message_id)
-    WHERE d.state IN ('bounced', 'dead', 'expired') OR d.ack_status = 'failed'
-       OR d.obligation = 'given_up'
+    WHERE (d.state IN ('bounced', 'dead', 'expired') OR d.ack_status = 'failed'
+       OR d.obligation = 'given_up') AND coalesce(d.last_error, '') NOT LIKE 'cancelled by %'
 )
 WHERE at >= :since AND (:agent IS NULL OR :agent IN ("from", "to"))
 ORDER BY at DESC LIMIT :limit

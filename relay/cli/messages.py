@@ -47,9 +47,9 @@ from relay.cli.request import (
     duration_s,
     mark_read,
     open_agent,
+    relay_runs,
     request,
     require_mailbox,
-    require_relay,
     send_command,
     watch,
 )
@@ -148,7 +148,7 @@ def send(
     With --await, prints the body of the answer instead: a response or message that names this one
     in RE, or an ack `completed`. Other acks are shown on stderr. With several recipients (`*`, a
     channel) the first answer counts. A nack is an error, exit code 6; a timeout is exit code 4.
-    Without a running relay nothing is sent, exit code 5.
+    Without a running relay no answer is waited for, exit code 5.
 
     With --until, exits as `relay wait`. With --committed, nothing is sent without a running relay,
     exit code 5; after 30 s the message waits in the outbox, exit code 4.
@@ -168,13 +168,11 @@ def send(
         check_has_session(root, to)
     with contextlib.suppress(InvalidName):  # the error of the message names the option
         headers["re"] = headers["re"] and _resolve(root, headers["re"])
-    if awaited_s is not None:
-        require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
     with open_agent(agent, root) as me:
         with attaching(files):
             headers["attachments"] = [me.attach(path) for path in files]
-        if awaited_s is not None:
+        if awaited_s is not None and relay_runs(root):
             answer = request(me, to, content, awaited_s, progress=_progress, **headers)
             _show_answer(answer, as_json)
             return EXIT_OK
@@ -417,7 +415,8 @@ def resend(
 def cancel(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
     """Take a message back from every recipient that has not read it; says who has.
 
-    For its sender, the operator and the lead. Nobody owes an answer to what was taken back.
+    For its sender, the operator and the lead. Nobody owes an answer to what was taken back. While
+    no relay runs, remove the file from the outbox instead.
     """
     known = _resolve(root_of(ctx, caller["home"]), message_id)
     send_command(ctx, "message.cancel", {"ID": known}, **caller)
@@ -441,10 +440,17 @@ def ack(
     status: str,
     text: str,
     as_json: bool,
-) -> None:
-    """Acknowledge a message; it counts as read, and leaves the inbox."""
+) -> int:
+    """Acknowledge a message; it counts as read, and leaves the inbox.
+
+    Exit code 5: no relay is running, and it waits in the outbox.
+    """
     root = root_to_take_from(ctx, home)
-    _answer(root, agent, message_id, as_json, lambda me, known: me.ack(known, status, text))
+    if status == "completed":
+        from relay.cli.show import require_no_query
+
+        require_no_query(root, message_id)
+    return _answer(root, agent, message_id, as_json, lambda me, known: me.ack(known, status, text))
 
 
 @click.command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
@@ -456,15 +462,15 @@ def ack(
 @click.pass_context
 def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
-) -> None:
+) -> int:
     """Report that a message could not be handled, and why; it leaves the inbox."""
     root = root_to_take_from(ctx, home)
-    _answer(root, agent, message_id, as_json, lambda me, known: me.nack(known, error))
+    return _answer(root, agent, message_id, as_json, lambda me, known: me.nack(known, error))
 
 
 def _answer(
     root: str, agent: str, given: str, as_json: bool, say: Callable[[Agent, str], str]
-) -> None:
+) -> int:
     from agent_sdk import Agent
 
     require_mailbox(root, agent)
@@ -473,6 +479,7 @@ def _answer(
         sent = say(me, message_id)
     mark_read(root, agent, message_id)
     _print_sent({"id": sent, "re": message_id}, as_json)
+    return EXIT_OK if relay_runs(root) else EXIT_STATE
 
 
 def _resolve(root: str, message_id: str) -> str:

@@ -6,7 +6,8 @@
     removed      gone from it, not seen in .read     handled      by the relay itself
     in progress  reported by the recipient           completed    reported by the recipient
     failed       reported by the recipient; why      refused      by the relay; why
-    bounced      the recipient no longer exists      expired      its TTL passed, or cancelled
+    bounced      the recipient no longer exists      expired      its TTL passed
+    cancelled    taken back unread
     dead         given up without an answer
 
 Pure: rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
@@ -23,7 +24,7 @@ from typing import Any
 
 from relay.base.clock import elapsed
 from relay.base.names import ORCHESTRATOR
-from relay.ledger.deliveries import REMOVED
+from relay.ledger.deliveries import CANCELLED, REMOVED
 
 Fields = Mapping[str, Any]  # a row, by column name
 Row = Fields | sqlite3.Row  # of ``messages``
@@ -43,6 +44,7 @@ class Outcome(StrEnum):
     HELD = "held"
     BOUNCED = "bounced"
     EXPIRED = "expired"
+    CANCELLED = "cancelled"
     DEAD = "dead"
     SHOWN = "shown"
     DELIVERED = "delivered"
@@ -73,7 +75,9 @@ _BEFORE_A_NAME = dict.fromkeys(Outcome, "for") | {
     Outcome.DELIVERED: "to",
     Outcome.SHOWN: "to",
 }
-_REASONED = frozenset({Outcome.HELD, Outcome.BOUNCED, Outcome.EXPIRED, Outcome.DEAD})
+_REASONED = frozenset(
+    {Outcome.HELD, Outcome.BOUNCED, Outcome.EXPIRED, Outcome.CANCELLED, Outcome.DEAD}
+)
 OWING = ("command", "query")
 
 
@@ -125,6 +129,8 @@ def outcome_of(delivery: Fields) -> Outcome:
         return Outcome.REMOVED
     if state == "written" and delivery.get("is_shown"):
         return Outcome.SHOWN
+    if state == "expired" and (delivery["last_error"] or "").startswith(CANCELLED):
+        return Outcome.CANCELLED
     return _OF_STATE[state]
 
 
@@ -208,7 +214,8 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
         said = _with_reason(said, delivery["answer_text"])
         said += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
     elif outcome in _REASONED:  # which imply that no answer is expected
-        return _with_reason(said, delivery["last_error"]) + _since(delivery)
+        reason = (delivery["last_error"] or "").removeprefix("cancelled ")
+        return _with_reason(said, reason) + _since(delivery)
     elif outcome is Outcome.DELIVERED:
         said += ", not read yet"
     elif outcome is Outcome.SHOWN:

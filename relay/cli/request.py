@@ -114,11 +114,17 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
 def require_relay(root: str) -> None:
     """Require a running relay. Errors: NotRunning."""
     from relay.base.errors import NotRunning
+
+    if not relay_runs(root):
+        raise NotRunning(f"no relay is running for {root}")
+
+
+def relay_runs(root: str) -> bool:
+    """True while a relay runs for this home."""
     from relay.base.home import Home, lock_holder
 
     with Home(root) as home:
-        if lock_holder(home) is None:
-            raise NotRunning(f"no relay is running for {root}")
+        return lock_holder(home) is not None
 
 
 def open_agent(agent: str, root: str) -> Agent:

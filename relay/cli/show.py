@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.base.errors import LedgerError, MessageError, NotFound, RelayError
+from relay.base.errors import LedgerError, MessageError, NotFound, Refused, RelayError
 from relay.base.home import LEDGER, READ, Home
 from relay.base.message import ANSWERS, MessageFile, parse, parse_delivered
 from relay.base.names import (
@@ -89,6 +89,17 @@ def read_message(root: str, given: str) -> StoredMessage:
         raise
     sender = found.sender or message.headers.get("FROM", "")
     return StoredMessage(found.id, sender, message, found.path, found.place)
+
+
+def require_no_query(root: str, given: str) -> None:
+    """Require that a message is not a query, to which an ack is no answer. Errors: Refused."""
+    with contextlib.suppress(NotFound, MessageError):
+        message = read_message(root, given)
+        if message.file.kind == "query":
+            raise Refused(
+                f"message {message.id} is a query, and `completed` is no answer to one: "
+                f"`relay reply {message.id} TEXT` answers it"
+            )
 
 
 def _places(home: Home, message_id: str) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,9 @@ WHOLE = ("ID", "AT", "NAME")  # columns that are never cut
 COLOURED = ("STATUS", "STATE", "SEVERITY", "DUE")
 _COLOURS = {
     "red": "refused security failed dead bounced error overdue crashed terminated damaged nack",
-    "yellow": "held expired removed warning inactive silent waiting paused stopped retired",
+    "yellow": (
+        "held expired cancelled removed warning inactive silent waiting paused stopped retired"
+    ),
     "green": "completed handled active running ready ok",
 }
 _COLOUR_OF = {word: colour for colour, words in _COLOURS.items() for word in words.split()}

@@ -24,7 +24,7 @@ from relay.base.names import ORCHESTRATOR, direct_channel_name
 from relay.delivery import router
 from relay.delivery.control import Orchestrator
 from relay.delivery.file_ops import DiskFull, render_delivered
-from relay.delivery.plan import refuse, reply
+from relay.delivery.plan import cancelled_notices, refuse, reply
 from relay.delivery.values import (
     Answer,
     Applied,
@@ -106,7 +106,9 @@ class StoreWriter:
             if self._view.expects_ack(stored):
                 state = DeliveryState.ACKNOWLEDGED
                 self._store.deliveries.move(stored.id, [ORCHESTRATOR], state)
-            own = [self._own_file(one, stored) for one in _reply_of(plan.subject, given)]
+            notices = cancelled_notices(plan.subject, given.effects.cancelled, self._view)
+            said = (*_reply_of(plan.subject, given), *notices)
+            own = [self._own_file(one, stored) for one in said]
             own = [*self.store_messages([one for one in own if one is not None])]
         own += [self._own_file(one, stored) for one in plan.messages]
         files = (*files, *(one for one in own if one is not None))

@@ -27,9 +27,9 @@ from relay.ledger import DeliveryRow, Ledger
 CANCEL = "message.cancel"  # its ACTION
 
 
-def is_cancel(command: Command | None) -> bool:
+def is_cancel(command: Command) -> bool:
     """True for the command that takes a message back."""
-    if command is None or command.message.kind is not Kind.COMMAND:
+    if command.message.kind is not Kind.COMMAND:
         return False
     with contextlib.suppress(MessageError):
         return command_fields(command.message).get("ACTION", "").lower() == CANCEL
@@ -48,8 +48,8 @@ def find_message(message_id: str, sender: str, store: Engine, is_privileged: boo
         )
     if message.sender != sender and not is_privileged:
         raise Refused(
-            f"message {message_id} is cancelled by its sender {message.sender}, {OPERATOR} or the "
-            f"lead, not by {sender}"
+            f"message {message_id} can be cancelled only by {message.sender} who sent it, "
+            f"{OPERATOR} and the lead, not by {sender}"
         )
     return Cancellation(message.id, message_id, sender)
 
@@ -74,7 +74,7 @@ class Canceller:
         self._ledger = ledger
         self._store = store
         self._reads = reads
-        self._set_aside: list[tuple[str, str]] = []  # (message id, recipient), not committed yet
+        self.set_aside: list[tuple[str, str]] = []  # (message id, recipient), not committed yet
 
     def cancel(self, asked: Cancellation) -> ControlReply:
         """Set the message's unread files aside and end their deliveries; says who had read it."""
@@ -107,14 +107,14 @@ class Canceller:
         except (OSError, UnsafePath) as exc:
             return f"the inbox of {recipient} cannot be written: {file_ops.reason_of(exc)}"
         self._reads.expect_removal(recipient, message_id)
-        self._set_aside.append((message_id, recipient))
+        self.set_aside.append((message_id, recipient))
         return ""
 
     def remove(self, dirs: Dirs) -> None:
         """Remove what was set aside: it is durable by now that those deliveries ended."""
-        for message_id, recipient in self._set_aside:
+        for message_id, recipient in self.set_aside:
             file_ops.unstage(dirs, message_id, [recipient])
-        self._set_aside.clear()
+        self.set_aside.clear()
 
 
 def _reason_to_keep(recipient: str, one: Delivery, row: DeliveryRow | None) -> str:
@@ -124,7 +124,7 @@ def _reason_to_keep(recipient: str, one: Delivery, row: DeliveryRow | None) -> s
     if one.state is DeliveryState.ACKNOWLEDGED:
         return f"{recipient} has answered it"
     if one.state > DeliveryState.ACKNOWLEDGED:
-        return f"its delivery to {recipient} had ended"
+        return f"{recipient} did not get it" + (f": {row.last_error}" if row else "")
     waits_read = one.state is DeliveryState.WAITING and not one.queued
     was_read = row is not None and row.read_how is not None
     if one.state is DeliveryState.RECEIVED or waits_read or was_read:

@@ -117,7 +117,8 @@ class PlanExecutor:
         deliveries = 0
         for plan in plans:
             # what is cancelled may be in this batch: its files are to be in the inboxes, or nowhere
-            if batch and (deliveries >= self._batch_deliveries or is_cancel(plan.command)):
+            cancels = plan.command is not None and is_cancel(plan.command)
+            if batch and (deliveries >= self._batch_deliveries or cancels):
                 self._execute_batch(dirs, batch, result)
                 self._metrics.begin("route")
                 batch, deliveries = [], 0
@@ -150,7 +151,8 @@ class PlanExecutor:
         begin("commit")
         self._commit(done, staged_at)
         begin("deliver")
-        self._canceller.remove(dirs)
+        if self._canceller.set_aside:
+            self._canceller.remove(dirs)
         done, written = self._deliver(dirs, done, staged_at)
         self._unstage_missed(dirs, done)
         begin("complete")

@@ -24,7 +24,8 @@ from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.delivery import plan as planning
 from relay.delivery.execute import ExecutionResult
-from relay.delivery.notifications import notice_about, subject_of, unanswered_text
+from relay.delivery.notifications import notice_about, unanswered_text
+from relay.delivery.plan import subject_of
 from relay.delivery.retry import RetryPause
 from relay.delivery.values import Effects, Plan, Subject
 from relay.delivery.view import StoreView

@@ -29,6 +29,7 @@ from relay.delivery import saved_state
 from relay.delivery.execute import ExecutionResult, PlanExecutor
 from relay.delivery.file_ops import DiskFull
 from relay.delivery.limits import ReplyLoop
+from relay.delivery.plan import subject_of
 from relay.delivery.retry import RetryPause
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
@@ -363,12 +364,6 @@ def _begin(message: Message) -> str:
 
 def _ago(at_s: int, now_ns: int) -> str:
     return f"{elapsed(now_ns - at_s * NS_PER_S)} ago"
-
-
-def subject_of(message: Message) -> Subject:
-    """A message in the store as the subject of notices."""
-    at_ns = int((message.metadata or {}).get("created_ns") or 0)
-    return Subject(message.relay_id or "", message.sender, at_ns)
 
 
 def _word(message: Message) -> str:

@@ -134,6 +134,28 @@ def end_delivery(
     return replace(told, messages=messages, changes=changes)
 
 
+def cancelled_notices(
+    by: Subject, ended: tuple[EndedDelivery, ...], view: StoreView
+) -> tuple[SystemMessage, ...]:
+    """The notice to the sender of a message that somebody else took back; ``by``: the command.
+
+    A nack, which ends its waiting for an answer.
+    """
+    message = view.message(ended[0].number) if ended else None
+    if message is None or message.sender == by.agent:
+        return ()
+    names = ", ".join(one.recipient for one in ended)
+    body = f"not delivered to {names}: {ended[0].reason}\n".encode()
+    key, subject = f"cancel {by.message_id}", subject_of(message)
+    return (system_message(subject, subject.agent, Kind.NACK, body, key),)
+
+
+def subject_of(message: Message) -> Subject:
+    """A message in the store as the subject of notices."""
+    at_ns = int((message.metadata or {}).get("created_ns") or 0)
+    return Subject(message.relay_id or "", message.sender, at_ns)
+
+
 def system_message(
     subject: Subject,
     to: str,
@@ -241,7 +263,10 @@ def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
         return replace(
             plan,
             command=Command(message, is_done=True),
-            messages=(reply(plan.subject, kind, ""),),  # it says what it said then
+            messages=(  # they say what they said then
+                reply(plan.subject, kind, ""),
+                *cancelled_notices(plan.subject, effects.cancelled, view),
+            ),
             effects=effects,
         )
     return replace(plan, command=Command(message))

@@ -34,6 +34,7 @@ from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
+from relay.ledger.deliveries import CANCELLED
 
 OUTBOX = ("outbox",)
 IN_PENDING = ("outbox", PENDING)  # where a writer left it
@@ -342,7 +343,7 @@ class Cancellation(NamedTuple):
     @property
     def reason(self) -> str:
         """The reason that the ended deliveries get."""
-        return f"cancelled by {self.sender}"
+        return f"{CANCELLED}{self.sender}"
 
     def ended(self, recipients: Iterable[str]) -> tuple[EndedDelivery, ...]:
         """The deliveries that it ended."""

@@ -29,6 +29,7 @@ class WrittenDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 TAKEN = "taken"  # read_how: the file is in inbox/.read
+CANCELLED = "cancelled by "  # last_error of an expired delivery whose message was taken back
 REMOVED = "removed"  # no longer in the inbox, and not in inbox/.read
 
 

@@ -300,6 +300,9 @@ def main() -> int:
     for name in names:
         if name not in FILE_SYSTEMS:
             parser.error(f"--fs: {name} is none of {every}")
+        make = FILE_SYSTEMS[name].make.split()[0]
+        if shutil.which(make) is None:
+            parser.error(f"--fs: {name} needs {make}: install xfsprogs, btrfs-progs or e2fsprogs")
     for device in ("/dev/fuse", "/dev/loop-control"):
         if not os.path.exists(device):
             parser.error(f"{device} is missing: this kernel cannot do it")

@@ -79,11 +79,13 @@ def test_only_its_sender_the_operator_and_the_lead_cancel_it(make_box: MakeBox) 
     one = box.send("alice", ORDER)
     box.command("bob", "message.cancel", f"ID: {one}")
     assert box.nacks("bob") == [
-        f"message {one} is cancelled by its sender alice, operator or the lead, not by bob\n"
+        f"message {one} can be cancelled only by alice who sent it, operator and the lead, "
+        "not by bob\n"
     ]
     assert box.states(one) == {"bob": "written"}
     box.command("operator", "message.cancel", f"ID: {one}")
     assert reason(box, one) == "cancelled by operator"
+    assert box.nacks("alice") == ["not delivered to bob: cancelled by operator\n"]
 
 
 def test_an_unknown_id_is_refused(box: Box) -> None:

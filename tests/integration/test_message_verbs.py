@@ -196,10 +196,30 @@ def test_cancel_takes_an_unread_message_back(home: Path) -> None:
     assert done.stdout == f"message {sent} is cancelled: bob did not read it\n"
     assert not (home / "agents/bob/inbox" / f"{sent}.msg").exists()
     (fact,) = rows_of("show", sent, home=home)
-    assert fact["recipients"] == {"bob": "expired for bob: cancelled by alice"}
+    assert fact["recipients"] == {"bob": "cancelled for bob: by alice"}
     trace = relay("trace", sent, home=home).stdout
     assert "cancelled by alice" in trace
     again = relay("cancel", sent, "--as", "alice", home=home)
     assert again.returncode == 6
-    assert f"message {sent} is not cancelled: its delivery to bob had ended" in again.stderr
+    assert (
+        f"message {sent} is not cancelled: bob did not get it: cancelled by alice" in again.stderr
+    )
     assert rows_of("open", home=home) == []
+
+
+@pytest.mark.usefixtures("running")
+def test_completed_is_no_answer_to_a_query(home: Path) -> None:
+    asked = send(home, "bob", "which branch?", "--kind", "query")
+    done = relay("ack", "--as", "bob", short(asked), "completed", home=home)
+    assert done.returncode == 6
+    assert f"message {asked} is a query" in done.stderr
+    assert f"`relay --home {home} reply {asked} TEXT` answers it" in done.stderr
+    assert (home / "agents/bob/inbox" / f"{asked}.msg").exists()
+
+
+def test_an_ack_that_waits_for_a_relay_says_so_by_its_exit_code(home: Path) -> None:
+    asked = relay("send", "--as", "alice", "bob", "do", "--kind", "command", home=home)
+    with Relay(home):
+        until(lambda: (home / "agents/bob/inbox" / f"{asked.stdout.strip()}.msg").exists())
+    done = relay("ack", "--as", "bob", asked.stdout.strip(), "completed", home=home)
+    assert done.returncode == 5 and "no relay is running" in done.stderr
