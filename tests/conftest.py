@@ -44,17 +44,55 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes the slow tests begin first, so that all of them end together.
+# A test is quick unless it is slow by its mark, or its file uses one of these.
+PROCESSES = {
+    *("multiprocessing", "pexpect", "subprocess", "pyspark.sql.session"),
+    *("tests.forks", "tests.procs", "tests.shells", "tests.reach.calls", "tests.faults.tracing"),
+}
 
-    Tests of the night run only where ``-m`` says so: scripts/test has expressions of its own.
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--quick``: see scripts/test."""
+    parser.addoption("--quick", action="store_true", help="only tests without processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes what takes long begins first, so that all of them end together.
+
+    Tests of the night run only where ``-m`` says so.
     """
-    if "nightly" not in config.option.markexpr:
-        nightly = [item for item in items if item.get_closest_marker("nightly")]
-        config.hook.pytest_deselected(items=nightly)
-        items[:] = [item for item in items if item not in nightly]
+    left_out = [
+        item
+        for item in items
+        if (item.get_closest_marker("nightly") and "nightly" not in config.option.markexpr)
+        or (config.option.quick and not _is_quick(item))
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The tests that share a session of Spark are first, one process each; then slow ones."""
+    marks = {mark.name for mark in item.iter_markers()}
+    return 0 if "xdist_group" in marks else 1 if "slow" in marks else 2
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    module = getattr(item, "module", None)
+    used = (
+        {
+            getattr(one, "__module__", None) or one.__name__
+            for one in vars(module).values()
+            if hasattr(one, "__name__")
+        }
+        if module
+        else set()
+    )
+    return not (item.get_closest_marker("slow") or used & PROCESSES)
 
 
 @pytest.fixture(autouse=True)

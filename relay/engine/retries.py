@@ -157,7 +157,10 @@ class Retries:
     def _forget_duplicates(self, now_ms: int) -> None:
         """Drop expired entries; the larger the set, the rarer the scan."""
         first_ms = self._state.next_forget_ms
-        if first_ms is not None and max(first_ms, self._next_forget_ms) <= now_ms:
+        if first_ms is None or max(first_ms, self._next_forget_ms) > now_ms:
+            return
+        first_ms = self._state.find_next_forget_ms()  # that entry may have gone with its message
+        if first_ms is not None and first_ms <= now_ms:
             self._core.apply(events.DuplicatesForgotten(now_ms))
             self._next_forget_ms = now_ms + len(self._state.duplicates) // FORGET_PER_MS
 

@@ -137,7 +137,7 @@ class State:
         unknown = {m.id: DeadLetterInfo(m.created_at, "", ()) for m in state.dead_letters.values()}
         state.dead = unknown | kept.dead
         state.duplicates = dict(kept.duplicates)
-        state.next_forget_ms = min(kept.duplicates.values(), default=None)
+        state.find_next_forget_ms()
         state.sequence = kept.sequence
         for number in kept.held:
             if number in state.messages:
@@ -396,6 +396,11 @@ class State:
                 if delivery.queued:
                     self.queues[recipient].remove(message)
         return gone
+
+    def find_next_forget_ms(self) -> int | None:
+        """When the first entry of the exactly-once set expires; None: it is empty."""
+        self.next_forget_ms = min(self.duplicates.values(), default=None)
+        return self.next_forget_ms
 
     def forget(self, message: Message) -> None:
         """Remove everything kept of a message that is deleted."""

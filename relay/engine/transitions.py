@@ -380,7 +380,7 @@ def _time_lost(state: State, event: events.TimeLost) -> None:
         }
     )
     state.duplicates = {key: later(at_ms) for key, at_ms in state.duplicates.items()}
-    state.next_forget_ms = min(state.duplicates.values(), default=None)
+    state.find_next_forget_ms()
     known = (*state.downtimes, Downtime(event.at, by_ms))
     if (
         len(known) > MAX_DOWNTIMES
@@ -399,7 +399,7 @@ def _duplicate_noted(state: State, event: events.DuplicateNoted) -> None:
 
 def _duplicates_forgotten(state: State, event: events.DuplicatesForgotten) -> None:
     state.duplicates = {k: at for k, at in state.duplicates.items() if at > event.at_ms}
-    state.next_forget_ms = min(state.duplicates.values(), default=None)
+    state.find_next_forget_ms()
 
 
 def _note_dead_delivery(state: State, message_id: int) -> None:

@@ -22,16 +22,14 @@ os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 # The JVM that only writes Spark's command line ends within half a second.
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-# Files that take 20 CPU seconds and more: begun first, none of them is left when others are done.
-LONGEST = (
-    "test_history.py",
+# Where tests run in several processes two of them have a session of Spark: these files the one, all
+# others the other.
+SECOND = (
     "test_real_homes.py",
-    "test_cluster.py",
-    "test_watch.py",
-    "test_spark_errors.py",
-    "test_reconcile_sources.py",
-    "test_session.py",
+    "test_own_checks.py",
     "test_capacity.py",
+    "test_watch.py",
+    "test_cluster.py",
 )
 # Classes of Spark's in its JVM -> static members.
 OFTEN_ASKED = {
@@ -45,13 +43,16 @@ OFTEN_ASKED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test beside this file may wait for a JVM; the longest files come first."""
+    """Every test beside this file may wait for a JVM: a session's, or one of its own."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    first = {here / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: first.get(item.path, len(LONGEST)))
+            if "spark" in getattr(item, "fixturenames", ()):
+                session = "second" if item.path.name in SECOND else "first"
+                item.add_marker(pytest.mark.xdist_group(f"spark-{session}"))
+            else:
+                item.add_marker(pytest.mark.slow)
 
 
 def look_up_once(session: SparkSession) -> None:

@@ -18,7 +18,6 @@ from relay.base.errors import ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append
 from relay.journal.manifest_format import Reason
-from tests.crash.conftest import memory
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 pytestmark = pytest.mark.shows("journal 4.9")
@@ -62,7 +61,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(dir=memory()))
+        self.root = Path(tempfile.mkdtemp())
         self.away = False
 
     @initialize(with_store=st.booleans())

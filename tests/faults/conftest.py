@@ -18,7 +18,7 @@ def relay() -> Iterator[Relay]:
     """A relay for alice and bob that is not started yet; it ends with the test. Its home has a
     short path, and so a socket."""
     need_strace()
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="relay-"))
     one = Relay(home_of(root / "home", "alice", "bob"))
     yield one
     if one.process is not None:

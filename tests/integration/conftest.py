@@ -35,7 +35,7 @@ def private_files() -> Iterator[None]:
 def home(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A home with alice and bob, or what the mark ``home`` says. Its path is short: it has a
     socket."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="relay-"))
     mark = request.node.get_closest_marker("home") or pytest.mark.home("alice", "bob").mark
     yield home_of(root / "home", *mark.args, **mark.kwargs)
     shutil.rmtree(root)
@@ -60,7 +60,7 @@ def stopped(running: Relay) -> Iterator[int]:
 @pytest.fixture
 def long_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """And $XDG_RUNTIME_DIR, as a session has it."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="relay-"))
     (root / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "run"))
     yield home_of(root / ("long" * 30), "bob")

@@ -93,6 +93,7 @@ def test_a_broken_config_beside_a_running_relay(running: Relay, home: Path) -> N
     assert "config.json is invalid" not in relay("status", home=home).stdout
 
 
+@pytest.mark.home("alice", "bob", detection={"scan_interval_s": 1})
 def test_sent_while_the_ledger_is_gone(running: Relay, home: Path) -> None:
     for path in home.glob("ledger.db*"):
         path.unlink()
@@ -118,10 +119,11 @@ def test_status_names_the_start_of_the_process_and_of_its_session(
 def test_an_interrupted_attachment_leaves_no_copy(home: Path, tmp_path: Path) -> None:
     big = tmp_path / "big"
     with open(big, "wb") as file:
-        file.truncate(3 << 30)
+        file.truncate(1 << 29)
     words = ["--home", str(home), "send", "--as", "alice", "bob", "see", "--attach", str(big)]
+    soon = "import relay.cli.request; relay.cli.request.ATTACH_S = 0.1; relay.cli.main()"
     process = subprocess.Popen(
-        [sys.executable, "-m", "relay", *words],
+        [sys.executable, "-c", soon, *words],
         env=environment(),
         stderr=subprocess.PIPE,
         text=True,

@@ -228,6 +228,7 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
     assert (trace["status"], trace["deliveries"][0]["attempt"]) == ("archived", 1)
 
 
+@pytest.mark.home("alice", "bob", detection={"scan_interval_s": 1})
 def test_an_upload_that_hangs_does_not_hold_up_the_next_session(home: Path) -> None:
     """The ledger is moved away: the session ends, another one begins, then the relay is stopped."""
     process = subprocess.Popen(
