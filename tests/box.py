@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,30 @@ from relay.agents.supervisor import Supervisor
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.message import MessageFile, parse_delivered
-from relay.base.watcher import Watcher
+from relay.base.watcher import InotifyWatcher, Watcher
 from relay.daemon.session import Executors, Session
 from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
 from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
+from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeDisk, FakeSpawner
+
+# Zeros that the journal is filled with ahead: a mebibyte is a quarter of the time of a box.
+SegmentPolicy.__new__.__defaults__ = SegmentPolicy(slice_bytes=1 << 16)
+
+# The kernel takes its time to close an inotify descriptor, half of a box's: nobody waits for it.
+_closing = ThreadPoolExecutor(1, "close-inotify")
+
+
+def _close_later(watcher: InotifyWatcher) -> None:
+    _closing.submit(close_watcher, watcher)
+
+
+close_watcher = InotifyWatcher.close
+InotifyWatcher.close = _close_later  # type: ignore[method-assign]
 
 HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
 

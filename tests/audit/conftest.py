@@ -42,6 +42,7 @@ OFTEN_ASKED = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test beside this file may wait for a JVM: a session's, or one of its own."""
     here = Path(__file__).parent

@@ -238,7 +238,7 @@ def test_a_check_that_takes_for_ever_is_cancelled(home: HomeBuilder, tmp_path: P
     long = "SELECT count(*) AS n FROM range(10000000000000) WHERE sqrt(id) % 3 = 1"
     path = put(home, "a_long", f"{WARNING}{long}")
     put(home, "b_behind", f"{WARNING}SELECT 1")
-    jobs, lines = run_own(home, tmp_path, 30)
-    said = f"own.a_long: could not run: {path}: it was cancelled after 30 s; make it read less: "
+    jobs, lines = run_own(home, tmp_path, 12)
+    said = f"own.a_long: could not run: {path}: it was cancelled after 12 s; make it read less: "
     assert len(lines) == 1 and lines[0].startswith(said)
     assert jobs["own.b_behind"]["warnings"] == 1

@@ -28,7 +28,7 @@ from tests.audit.home_builder import START_NS, START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.procs import environment, until
 
-KILLS = 2
+KILLS = 1  # each is two JVMs; what follows a kill anywhere in a batch has tests of its own
 PATIENCE_S = 200  # a JVM on a machine that has other things to do
 REFUSED = events.FileRefused(
     "1-9",

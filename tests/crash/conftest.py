@@ -13,6 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # they are put in their order by what is said here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark them all as slow."""
     for item in items:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import sqlite3
-import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 import click
 import pexpect
 import pytest
+from pexpect.fdpexpect import fdspawn
 
 from agent_sdk import Agent
 from relay.acomm.model import ChannelConfig, ChannelType, DeliveryMode, MessageType
@@ -29,6 +31,7 @@ from relay.base.home import STORE, tag_of
 from relay.base.text import UNSEEN
 from relay.cli import cli
 from relay.engine.commstore import CommStore
+from tests import forks
 from tests.fakes import FakeClock
 from tests.procs import Relay, environment, home_of, relay, until
 
@@ -220,7 +223,7 @@ def tamper(path: Path) -> None:
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[dict[str, str]]:
     """The home, and what command lines name of it."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="relay-"))
     before = dict(os.environ)
     os.environ |= {"HOME": str(root), "XDG_CONFIG_HOME": str(root / "config")}
     home = home_of(root / "home", "alice", "bob")
@@ -297,19 +300,19 @@ def fill(home: Path, root: Path) -> dict[str, str]:
 
 def in_a_terminal(home: str, words: list[str]) -> str:
     """What a terminal is given."""
-    view = pexpect.spawn(
-        sys.executable,
-        ["-m", "relay.cli", "--home", home, *words],
-        env=environment(TERM="xterm", COLUMNS="200", LINES="50"),  # type: ignore[arg-type]
-        dimensions=(50, 200),
-        timeout=40,
-    )
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 200))
+    environ = environment(TERM="xterm", COLUMNS="200", LINES="50")
+    process = forks.start(forks.CLI, ["--home", home, *words], environ, theirs, theirs, theirs)
+    os.close(theirs)
+    view = fdspawn(ours, timeout=40)
     if words == ["top"]:
         view.expect("AGENT")
         view.expect("worker")
         view.send("q")
     view.expect(pexpect.EOF)
     view.close()
+    process.wait(40)
     assert isinstance(view.before, bytes)
     return view.before.decode(errors="surrogateescape")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_STATE, EXIT_USAGE
+from tests import forks
 from tests.base.test_discovery import link_work_tree, needs_git
 from tests.procs import PATIENCE_S, environment
 
@@ -38,10 +40,15 @@ class Person:
         self.more: dict[str, str] = {}
         self.roots: set[str] = set()
 
-    def run(self, *words: str, program: str = "relay.cli") -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
+        with contextlib.chdir(self.cwd):
+            return forks.run([*words], environment(HOME=str(self.me), **self.more), "", PATIENCE_S)
+
+    def run_script(self) -> subprocess.CompletedProcess[str]:
+        """Run script.py of that directory to its end."""
         return subprocess.run(
-            [sys.executable, "-m", program, *words],
+            [sys.executable, "-m", "script"],
             cwd=self.cwd,
             env=environment(HOME=str(self.me), **self.more),
             capture_output=True,
@@ -218,7 +225,7 @@ def test_the_library_refuses_it_too(person: Person) -> None:
     (person.project / ".agent-relay").chmod(0o755)
     script = person.cwd / "script.py"
     script.write_text("from agent_sdk import Agent\nAgent('bob')\n")
-    done = person.run(program="script")
+    done = person.run_script()
     assert "UnsafePath" in done.stderr and "is open to other users" in done.stderr
 
 
@@ -270,7 +277,7 @@ def test_the_library_takes_nothing_either(person: Person) -> None:
     in_project(person, "init", "--here")
     person.more["AGENT_RELAY_DIR"] = str(person.me / ".agent-relay")
     (person.cwd / "script.py").write_text(LIBRARY)
-    assert person.run(program="script").stdout.splitlines() == [
+    assert person.run_script().stdout.splitlines() == [
         "TwoHomes name one with --home (in Python: home=…), or unset AGENT_RELAY_DIR",
         "None",
     ]
