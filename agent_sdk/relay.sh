@@ -25,7 +25,7 @@
 # has taken it yet, 6 refused by the relay. Each says why in one line on stderr. The functions are
 # subshells: no variable, option or trap of yours changes.
 #
-# shellcheck disable=SC2015,SC2030,SC2031,SC3013  # … or misuse, which ends; so do variables
+# shellcheck disable=SC2015,SC2030,SC2031,SC3013,SC3067  # … or misuse, which ends; so do variables
 
 relay_send() (
     _relay_begin

@@ -19,7 +19,7 @@ from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
 from tests.audit.report_data import write_table
 from tests.audit.test_run import parquet, relay_audit
-from tests.integration.test_views import screens, shape
+from tests.integration.test_tail_and_top import screens, shape
 from tests.procs import environment
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.box import Box
-from tests.crash.test_lives_steps import kill_before_each
+from tests.crash.test_agent_steps import kill_before_each
 from tests.kills import Axe, Effect, Killed
 
 MESSAGE = "1700000000000000001-01"

@@ -10,7 +10,7 @@ import pytest
 from relay.reach.owed import report_state
 from relay.reach.session import IDLE, save_session
 from tests.box import Box
-from tests.crash.test_lives_steps import kill_before_each, received
+from tests.crash.test_agent_steps import kill_before_each, received
 from tests.kills import Axe, Effect, Killed
 from tests.reach.test_idle_notices import ASK, has_session
 

@@ -9,7 +9,7 @@ import pytest
 
 from relay.reach.report import IN_CONTEXT, OFFERED, RING, write_report
 from tests.box import Box
-from tests.crash.test_lives_steps import kill_before_each
+from tests.crash.test_agent_steps import kill_before_each
 from tests.kills import Axe, Effect, Killed
 
 MESSAGE = "1700000000000000001-01"
