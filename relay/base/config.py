@@ -391,10 +391,18 @@ def decode(data: bytes, path: str = "config.json") -> Config:
 
 
 def _fault(data: bytes, text: str) -> str:
-    """Describe a fault of the file by its setting, or else by its line and column.
+    """Describe a fault of the file by its line and column, or else by its setting.
 
     ``text``: as msgspec says it, with a JSON path or the number of a byte.
     """
+    try:
+        json.loads(data)
+    except json.JSONDecodeError as exc:
+        return f"line {exc.lineno}, column {exc.colno}: {exc.msg[:1].lower()}{exc.msg[1:]}"
+    except UnicodeDecodeError as exc:
+        return f"line {data[: exc.start].count(10) + 1}: expected UTF-8 text"
+    except RecursionError:
+        return "expected settings, got values nested too deeply"
     rule, _, place = text.partition(" - at `")
     where = place.rstrip("`").removeprefix("$").lstrip(".")
     if found := re.search("unknown field `(.*)`", rule):
@@ -404,14 +412,6 @@ def _fault(data: bytes, text: str) -> str:
     if where:
         plain = re.sub("`([^`]*)`", lambda found: JSON_TYPES.get(found[1], found[1]), rule)
         return f"{where}: {plain[:1].lower()}{plain[1:]}"
-    try:
-        json.loads(data)
-    except json.JSONDecodeError as exc:
-        return f"line {exc.lineno}, column {exc.colno}: {exc.msg[:1].lower()}{exc.msg[1:]}"
-    except UnicodeDecodeError as exc:
-        return f"line {data[: exc.start].count(10) + 1}: expected UTF-8 text"
-    except RecursionError:
-        return "expected settings, got values nested too deeply"
     return text.replace("`", "")
 
 

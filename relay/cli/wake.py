@@ -22,7 +22,6 @@ from relay.cli.common import (
     echo_json,
     home_option,
     json_option,
-    not_running_text,
     open_home,
     plural,
     sanitize,
@@ -111,7 +110,7 @@ def test(ctx: click.Context, name: str, timeout_s: float, home: str | None, as_j
         if name not in set(opened.agent_names()):
             raise agent_not_found(opened, name)
         if not is_served(opened):
-            raise NotRunning(not_running_text(opened))
+            raise NotRunning(f"no relay is running for {opened.root}")
         trial = Trial(opened, name, timeout_s, as_json)
         try:
             works = trial.run()

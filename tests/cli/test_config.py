@@ -154,6 +154,7 @@ def test_the_running_relay_takes_a_change_over(home: Path) -> None:
 def test_a_file_is_checked_by_setting_or_line_and_column(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     for text, fault in (
+        ('{"a":', "line 1, column 6: "),
         ('{\n  "lead": "alice",\n}', "line 3, column 1: "),
         ('{"limits": {"batch_file": 1}}', "setting limits.batch_file does not exist; did you mean"),
         ('{"limits": {"batch_files": "x"}}', "limits.batch_files: expected a whole number, got"),
