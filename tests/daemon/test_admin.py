@@ -200,14 +200,13 @@ def test_of_many_who_linger_the_oldest_is_cut_off(
         one.close()
 
 
-def test_who_asks_in_drops_has_no_more_time_than_others(
-    served: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admin, "REQUEST_TIMEOUT_S", 0.5)
-    slow = connected(served)
-    with contextlib.suppress(OSError):
-        until(lambda: slow.sendall(b"X: y\r\n"), patience_s=8)  # never true: an error ends it
-    assert is_cut_off(slow)
+def test_who_asks_in_drops_has_no_more_time_than_others(served: Asked) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admin, "REQUEST_TIMEOUT_S", 0.5)
+        slow = connected(served)
+        with contextlib.suppress(OSError):
+            until(lambda: slow.sendall(b"X: y\r\n"), patience_s=8)  # never true: an error ends it
+        assert is_cut_off(slow)
     assert served.ask("/healthz")[0] == 200
 
 
