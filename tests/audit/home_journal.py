@@ -41,8 +41,8 @@ def write_journal(
     changes: dict[str, Change] | None = None,
     later: Iterable[Event] = (),
     after_s: int = 0,
-) -> None:
-    """Write the journal of what the engine holds; the ledger follows it to its end.
+) -> int:
+    """Write the journal of what the engine holds; the ledger follows it to its end: that offset.
 
     ``changes``: by message id, what is made of its events. ``later``: events so long after them.
     """
@@ -59,6 +59,7 @@ def write_journal(
     journal.close()
     with home.ledger.transaction():
         home.ledger.set_position(journal.journal.end, START_NS)
+    return journal.journal.end
 
 
 class Outcome(NamedTuple):
@@ -66,6 +67,7 @@ class Outcome(NamedTuple):
 
     tables: dict[str, list[Row]]
     checks: dict[str, set[str]]  # check, without its job -> message ids; of files and days, names
+    found: list[Row]  # its findings
 
 
 def computed(frame: DataFrame) -> DataFrame:
@@ -82,10 +84,11 @@ def run(job: AuditJob, inputs: Inputs) -> Outcome:
     }
     assert job.findings is not None
     checks: dict[str, set[str]] = {}
-    for row in job.findings(tables, NOW).collect():
+    found = job.findings(tables, NOW).collect()
+    for row in found:
         check = row["check"].removeprefix(f"{job.name}.")
         assert check in job.checks, "what a job finds is among what it says that it finds"
         checks.setdefault(check, set()).add(
             row["message_id"] or row["path"] or row["detail"].get("day")
         )
-    return Outcome(rows, checks)
+    return Outcome(rows, checks, found)

@@ -56,7 +56,7 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     )
     with home.ledger.transaction():  # the relay was at work until then
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
+    tables, checks, _ = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"overdue": {"1-overdue"}, "unrequested": {"1-unrequested", "1-answer"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
     assert classes == {
@@ -90,7 +90,7 @@ def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
     write_journal(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
+    tables, checks, _ = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"overdue": {"1-begun"}, "given_up": {"1-over"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
     assert classes == {"1-begun": "overdue", "1-silent": "owed", "1-over": "given_up"}
@@ -108,7 +108,7 @@ def test_without_a_journal_the_kind_says_what_is_owed(
     home.write_store()
     with home.ledger.transaction():  # a relay that ends before it is due owes nothing yet
         home.ledger.set_state("epoch", "1", START_NS + 30 * NS_PER_S)
-    tables, checks = run(acks.JOB, home.inputs(spark, tmp_path / "stopped"))
+    tables, checks, _ = run(acks.JOB, home.inputs(spark, tmp_path / "stopped"))
     assert (checks, [row["class"] for row in tables["acks_owed"]]) == ({}, ["owed"])
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "2", START_NS + 100 * NS_PER_S)

@@ -41,7 +41,7 @@ def test_repeats_replays_and_what_was_let_go(
     home.write_store()
     # audit_log has SQLite's clock, so the snapshot is of now
     now = FakeClock(time.time_ns() + NS_PER_S)
-    tables, checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "now", now))
+    tables, checks, _ = run(dead_letters.JOB, home.inputs(spark, tmp_path / "now", now))
     assert {key for key in checks} == {"repeated", "again"}
     assert checks["again"] == {"1-again"} and checks["repeated"] <= {"1-a", "1-b", "1-c"}
     found = {row["message_id"]: (row["class"], row["times"]) for row in tables["dead_letters"]}

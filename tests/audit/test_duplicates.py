@@ -77,7 +77,7 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     asked(home, "1-say", "cd", after_s=100, kind="message")
     asked(home, "1-say again", "cd", after_s=101, kind="message")
     write_journal(home, {"1-recorded": lambda said: [said[0], *said]})
-    tables, checks = run(duplicates.JOB, home.inputs(spark, tmp_path / "run"))
+    tables, checks, _ = run(duplicates.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {
         "archived_twice": {"1-archived"},
         "repeated_in_archive": {"1-repeated"},

@@ -12,6 +12,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
+from tests.audit.tampering import write
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -42,7 +43,7 @@ def test_inversions_are_found_and_what_had_to_wait_is_none(
         at = START_NS + 60 * NS_PER_S + NS_PER_MS
         home.ledger.deliveries.mark_written([WrittenDelivery(late, "carol", 1, at, at)])
     sent(5, 1.5, "carol")
-    tables, checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
+    tables, checks, _ = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"inversion": {early}}
     pairs = {row["recipient"]: row for row in tables["ordering"]}
     assert (pairs["bob"]["inversions"], pairs["bob"]["worst_ms"]) == (1, 5000.5 - 1001.5)
@@ -69,7 +70,7 @@ def test_clocks_that_are_wrong_are_told_and_explain_inversions(
             (60 * NS_PER_S, back),
         )
     home.sent(wrong, at_ns=START_NS + 7 * NS_PER_S, written_after_ms=-4000.5)
-    tables, checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
+    tables, checks, _ = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {
         "clock_back": {back},
         "future_id": {future},
@@ -79,3 +80,25 @@ def test_clocks_that_are_wrong_are_told_and_explain_inversions(
     }
     (pair,) = tables["ordering"]
     assert (pair["inversions"], pair["by_clock"]) == (3, 2)
+
+
+@pytest.mark.shows("audit 2.3")
+def test_times_of_deliveries_that_cannot_be(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """What is earlier than what comes before it, by more than a clock's own error."""
+    for name in "good staged written read acked".split():
+        home.sent(f"1-{name}")
+    minute = 60 * NS_PER_S
+    write(
+        home,
+        "deliveries",
+        {
+            "staged": f"staged_at = staged_at - {minute}",
+            "written": f"staged_at = staged_at + {minute}",
+            "read": f"read_at = written_at - {minute}",
+            "acked": f"acked_at = written_at - {minute}",
+        },
+    )
+    checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run")).checks
+    assert checks == {"negative": {"1-staged", "1-written", "1-read", "1-acked"}}

@@ -17,8 +17,8 @@ from relay.audit.summary import JobReport, Report
 from relay.base import fsio
 from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
+from tests.audit.printed import parquet, relay_audit
 from tests.audit.report_data import write_table
-from tests.audit.test_run import parquet, relay_audit
 from tests.integration.test_tail_and_top import screens, shape
 from tests.procs import environment
 

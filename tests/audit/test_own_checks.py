@@ -18,7 +18,7 @@ from relay.audit.jobs import JOBS
 from relay.base.errors import InvalidName, RelayError
 from relay.base.home import Home
 from tests.audit.home_builder import HomeBuilder
-from tests.audit.test_run import parquet, relay_audit
+from tests.audit.printed import parquet, relay_audit
 from tests.audit.test_spark_errors import PATIENCE_S
 from tests.procs import environment
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from click.testing import Result
+from pyspark.sql import SparkSession
 
 from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
@@ -15,20 +18,9 @@ from relay.base.clock import NS_PER_S
 from relay.base.names import sha256_hex
 from relay.ledger import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
-from tests.audit.ledger_rows import written
-from tests.fakes import FakeClock
+from tests.audit.printed import parquet, relay_audit
 
 pytestmark = pytest.mark.shows("audit 2.1")
-
-NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
-
-
-def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object) -> dict[str, str]:
-    """message_id -> class, of a run over the home."""
-    inputs = home.inputs(spark, folder, **how)  # type: ignore[arg-type]
-    table = reconcile.make(inputs)["reconcile"]
-    assert table.columns == results.RECONCILED.names
-    return {row["message_id"]: row["class"] for row in table.collect()}
 
 
 def plant_every_fault(home: HomeBuilder) -> None:
@@ -88,28 +80,39 @@ EXPECTED = {
 }
 
 
+class Judged(NamedTuple):
+    """A run over one message of each class: what was printed and written."""
+
+    home: str
+    out: Path
+    result: Result
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """A table of its OUT, read without Spark."""
+        return parquet(self.out / table)
+
+
 @pytest.fixture(scope="module")
-def judged(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, DataFrame]]:
-    """The tables of a run over one message of each class."""
+def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     root = tmp_path_factory.mktemp("judged")
     home = HomeBuilder(root / "home")
     plant_every_fault(home)
-    tables = reconcile.make(home.inputs(spark, root / "run"))
-    yield {name: frame.persist() for name, frame in tables.items()}
+    out = root / "new" / "out"
+    run = ("run", "reconcile", "traffic", "--home", home.path, "--out", str(out))
+    yield Judged(home.path, out, relay_audit(*run))
     home.close()
 
 
-def test_each_planted_fault_is_found_and_nothing_else(judged: dict[str, DataFrame]) -> None:
-    assert judged["reconcile"].columns == results.RECONCILED.names
-    assert {row["message_id"]: row["class"] for row in judged["reconcile"].collect()} == EXPECTED
+def test_each_planted_fault_is_found_and_nothing_else(judged: Judged) -> None:
+    rows = judged.rows("reconcile")
+    assert set(rows[0]) == set(results.RECONCILED.names)
+    assert {row["message_id"]: row["class"] for row in rows} == EXPECTED
 
 
-def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFrame]) -> None:
-    found = reconcile.findings(judged, NOW)
-    assert found.schema.names == results.FINDING.names
-    rows = {row["message_id"]: row for row in found.collect()}
+def test_findings_name_what_is_wrong_and_what_is_known(judged: Judged) -> None:
+    found = judged.rows("findings")
+    assert set(found[0]) == {*results.FINDING.names, "job"}
+    rows = {row["message_id"]: row for row in found}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
         "1-different": ("reconcile.checksum_differs", "error"),
         "1-missing": ("reconcile.missing", "error"),
@@ -117,7 +120,7 @@ def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFra
         "1-held": ("reconcile.undelivered", "warning"),
         "1-staged": ("reconcile.undelivered", "warning"),
     }
-    assert rows["1-different"]["detail"] == {
+    assert dict(rows["1-different"]["detail"]) == {
         "status": "archived",
         "ledger_checksum": sha256_hex(b"what the sender wrote"),
         "store_checksum": sha256_hex(b"what the store holds"),
@@ -125,14 +128,31 @@ def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFra
         "store_file": "store/relay.acomm",
         "original": "archive/2026-01-31/alice/1-different.msg",
     }
-    assert rows["1-held"]["detail"]["waiting_for"] == "carol"
+    assert dict(rows["1-held"]["detail"])["waiting_for"] == "carol"
     assert (rows["1-extra"]["agent"], rows["1-extra"]["route"]) == ("mallory", "bob")
-    assert {row["observed_at"] for row in rows.values()} == {NOW.replace(tzinfo=None)}
+    assert len({row["observed_at"] for row in found}) == 1
 
 
-def test_counts_are_one_a_class_and_add_up(judged: dict[str, DataFrame]) -> None:
-    found = reconcile.counts(written(judged))
-    assert found == {name: list(EXPECTED.values()).count(name) for name in EXPECTED.values()}
+@pytest.mark.shows("audit 2.8")
+def test_findings_are_printed_kept_and_exit_3(judged: Judged) -> None:
+    result, out = judged.result, judged.out
+    assert result.exit_code == 3, result.output
+    lines = result.stdout.splitlines()
+    assert "reconcile: 5 findings (3 errors, 2 warnings)" in lines
+    assert any(line.startswith("traffic: OK (pairs ") for line in lines)
+    assert any(
+        line.split() == ["error", "missing", "1-missing", "alice", ">", "bob"] for line in lines
+    )
+    assert all(len(line) <= 80 for line in lines if str(out) not in line)
+    assert result.stderr == ""
+    assert set(judged.rows("traffic")[0]) == set(results.TRAFFIC.names)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["findings"], summary["exit_code"], summary["home"]) == (5, 3, judged.home)
+    assert summary["store_files"] == ["store/relay.acomm"]
+    assert summary["jobs"]["reconcile"]["findings"]["reconcile.undelivered"] == 2
+    counts = {name: list(EXPECTED.values()).count(name) for name in EXPECTED.values()}
+    assert summary["jobs"]["reconcile"]["counts"] == counts
+    assert os.stat(out).st_mode & 0o077 == 0
 
 
 def test_a_store_that_was_never_written_is_empty(
@@ -140,75 +160,52 @@ def test_a_store_that_was_never_written_is_empty(
 ) -> None:
     home.sent("1-lost")
     home.seen("1-pending")
-    found = classes(spark, home, tmp_path / "run")
-    assert found == {"1-lost": "missing", "1-pending": "in_flight"}
-
-
-def test_an_empty_home_has_nothing(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
-    home.write_store()
-    assert classes(spark, home, tmp_path / "run") == {}
-
-
-def test_archives_count_and_a_message_in_two_files_is_one(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    home.sent("1-old")
-    home.sent("1-both")
-    home.write_store("store/archive/2026-01-30/000001.acomm")
-    home.stored = [home.stored[1]]
-    home.sent("1-altered", b"as it was sent")
-    home.write_store()
-    home.stored = [stored_message(9, "1-altered", b"another")]
-    home.write_store("store/archive/2026-01-31/000001.acomm")
     table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
-    assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
-        "1-old": ("delivered", 1),
-        "1-both": ("delivered", 2),
-        "1-altered": ("checksum_differs", 2),
+    assert {row["message_id"]: row["class"] for row in table} == {
+        "1-lost": "missing",
+        "1-pending": "in_flight",
     }
-    files = {row["message_id"]: row["store_file"] for row in table}
-    assert files["1-old"] == "store/archive/2026-01-30/000001.acomm"
 
 
-def test_every_section_of_the_file_counts(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    for name in ("1-dead", "1-archived", "1-kept"):
-        home.sent(name)
-    dead, archived, *home.stored = home.stored
-    home.write_store(dead_letters=(dead,), archive=(archived,))
-    found = classes(spark, home, tmp_path / "run")
-    assert found == {"1-dead": "delivered", "1-archived": "delivered", "1-kept": "delivered"}
-
-
-# id: created_ns, created_at, class
+# id: created_ns, created_at, class; the snapshot is an hour later, the grace is 30 s
+LATE_S = 3570
 AGES = {
     "1-old": (START_NS, START_S, "orphan"),
-    "1-new": (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
+    "1-new": (START_NS + (LATE_S + 10) * NS_PER_S, START_S + LATE_S + 10, "recent"),
     # found long ago, and taken in by the engine just now
-    "1-answer": (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
-    "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "orphan"),
-    "1-at": (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),
+    "1-answer": (START_NS - 10**6 * NS_PER_S, START_S + LATE_S + 10, "recent"),
+    "1-before": (START_NS + (LATE_S - 1) * NS_PER_S, START_S + LATE_S - 1, "orphan"),
+    "1-at": (START_NS + LATE_S * NS_PER_S, START_S + LATE_S, "recent"),
 }
 
 
-def test_extra_is_older_than_the_snapshot_by_the_grace(
+def test_every_section_of_every_file_counts_and_a_message_in_two_files_is_one(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    home.stored = [
+    """What is sealed is not called equal; what is no older than the grace is no orphan."""
+    for name in ("1-aged", "1-both", "1-sealed", "1-dead", "1-archived", "1-altered"):
+        home.sent(name, name.encode())
+    aged, both, _, dead, archived, altered = home.stored
+    home.stored = [aged, both]
+    home.write_store("store/archive/2026-01-30/000001.acomm")
+    home.stored = [stored_message(9, "1-altered", b"another")]
+    home.write_store("store/archive/2026-01-31/000001.acomm")
+    home.stored = [stored_message(3, "1-sealed", bytes(33))]
+    home.write_store("store/archive/2026-01-31/000002.acomm", encrypted=True)
+    home.stored = [both, altered] + [
         stored_message(number, name, created_ns=created_ns, created_at=created_at)
-        for number, (name, (created_ns, created_at, _)) in enumerate(AGES.items(), 1)
+        for number, (name, (created_ns, created_at, _)) in enumerate(AGES.items(), 10)
     ]
-    home.write_store()
-    clock = FakeClock(START_NS + 100 * NS_PER_S)
-    found = classes(spark, home, tmp_path / "run", clock=clock, grace_s=30)
-    assert found == {name: expected for name, (_, _, expected) in AGES.items()}
-
-
-def test_what_is_sealed_is_not_called_equal(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    home.sent("1-sealed")
-    home.stored = [stored_message(1, "1-sealed", bytes(33))]
-    home.write_store(encrypted=True)
-    assert classes(spark, home, tmp_path / "run") == {"1-sealed": "unverified"}
+    home.write_store(dead_letters=(dead,), archive=(archived,))
+    table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
+    assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
+        "1-aged": ("delivered", 1),
+        "1-both": ("delivered", 2),
+        "1-sealed": ("unverified", 1),
+        "1-dead": ("delivered", 1),
+        "1-archived": ("delivered", 1),
+        "1-altered": ("checksum_differs", 2),
+        **{name: (expected, 1) for name, (_, _, expected) in AGES.items()},
+    }
+    files = {row["message_id"]: row["store_file"] for row in table}
+    assert files["1-aged"] == "store/archive/2026-01-30/000001.acomm"

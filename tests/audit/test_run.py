@@ -7,9 +7,7 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pytest
-from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from relay.audit.inputs import Inputs
@@ -19,56 +17,8 @@ from relay.audit.schemas import results
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
 from tests.audit.home_builder import HomeBuilder
-from tests.audit.test_reconcile import EXPECTED, plant_every_fault
-
-
-def relay_audit(*arguments: str, home: str | None = None) -> Result:
-    """The command group, as the root group calls it; ``home`` is the root's option."""
-    result = CliRunner().invoke(command.audit, list(arguments), obj={"home": home})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def parquet(folder: Path) -> list[dict[str, object]]:
-    """Rows of a table, read without Spark."""
-    return ds.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
-
-
-@pytest.mark.shows("audit 2.8")
-def test_findings_are_printed_kept_and_exit_3(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    plant_every_fault(home)
-    out = tmp_path / "new" / "out"
-    result = relay_audit("run", "reconcile", "traffic", "--home", home.path, "--out", str(out))
-    assert result.exit_code == 3, result.output
-    lines = result.stdout.splitlines()
-    assert "reconcile: 5 findings (3 errors, 2 warnings)" in lines
-    assert any(line.startswith("traffic: OK (pairs ") for line in lines)
-    assert any(
-        line.split() == ["error", "missing", "1-missing", "alice", ">", "bob"] for line in lines
-    )
-    assert all(len(line) <= 80 for line in lines if str(out) not in line)
-    assert result.stderr == ""
-
-    rows = parquet(out / "reconcile")
-    assert {row["message_id"]: row["class"] for row in rows} == EXPECTED
-    assert set(rows[0]) == set(results.RECONCILED.names)
-    found = parquet(out / "findings")
-    assert {row["check"] for row in found} == {
-        "reconcile.checksum_differs",
-        "reconcile.orphan",
-        "reconcile.missing",
-        "reconcile.undelivered",
-    }
-    assert set(found[0]) == {*results.FINDING.names, "job"}
-    assert set(parquet(out / "traffic")[0]) == set(results.TRAFFIC.names)
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["findings"], summary["exit_code"], summary["home"]) == (5, 3, home.path)
-    assert summary["store_files"] == ["store/relay.acomm"]
-    assert summary["jobs"]["reconcile"]["findings"]["reconcile.undelivered"] == 2
-    assert os.stat(out).st_mode & 0o077 == 0
+from tests.audit.printed import parquet, relay_audit
+from tests.audit.test_reconcile import EXPECTED
 
 
 @pytest.mark.shows("audit 2.8")
