@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 
 from relay.audit.jobs.job import AuditJob, Tables, Written
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
+from tests.audit.home_journal import computed
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 MS = 1_000_000
@@ -88,7 +89,7 @@ def made(job: AuditJob, tables: Tables) -> dict[str, DataFrame]:
     assert {name: frame.columns for name, frame in tables.items()} == {
         name: schema.names for name, schema in job.tables.items()
     }
-    return {name: frame.persist() for name, frame in tables.items()}
+    return {name: computed(frame) for name, frame in tables.items()}
 
 
 def checks(job: AuditJob, tables: Tables) -> list[tuple[str, str, str | None, str | None]]:
