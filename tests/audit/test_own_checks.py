@@ -217,7 +217,7 @@ def test_a_check_that_ends_spark_is_blamed_and_the_next_ones_run(
 ) -> None:
     home.sent("1-a")
     home.write_store()
-    words = "SELECT collect_list(repeat(CAST(id AS STRING), 20000)) AS w FROM range(2000000)"
+    words = "SELECT repeat(CAST(id AS STRING), 2000000000) AS w FROM range(1)"
     put(home, "b_hungry", f"{WARNING}{words}")
     for name in ("a_before", "c_behind", "d_behind"):
         put(home, name, f"{WARNING}SELECT message_id FROM messages")

