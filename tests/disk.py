@@ -6,7 +6,7 @@ with hooked(hook): ...                 ``hook`` sees every call, and may raise
 steps_of(work)                         the calls that a piece of work makes
 with killed_before(3) as calls: ...    the block ends before its third call
 kill_at_every_call(work)               the work, killed at each of its calls in turn
-killed_at(number, code)                a process that runs this code, killed at one of its calls
+killed_at(number, work)                a process that does the work, killed at one of its calls
 flip(path, 100)                        a bit of a file is another one
 """
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -28,18 +26,6 @@ from relay.base import fsio
 from tests.kills import Killed
 
 Hook = Callable[[str, str], None]
-# Runs before the code of ``killed_at``.
-_KILL_AT = """
-import os, signal, sys
-from relay.base import fsio
-steps = int(sys.argv.pop(1))
-def fault(operation, name):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-fsio.fault = fault
-"""
 
 
 @contextmanager
@@ -123,11 +109,25 @@ def killed_before(number: int, operation: str = "") -> Iterator[list[str]]:
         yield calls
 
 
-def killed_at(number: int, code: str, *arguments: str) -> None:
-    """Run code in a process that is killed at its ``number``-th call of fsio, from 1."""
-    command = [sys.executable, "-c", _KILL_AT + code, str(number), *arguments]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+def killed_at(number: int, work: Callable[[], object]) -> None:
+    """Do the work in a process that is killed at its ``number``-th call of fsio, from 1.
+
+    It is a fork of this one: what the work opens must not be open here.
+    """
+    calls = count(1)
+
+    def kill(operation: str, name: str) -> None:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with hooked(kill):
+                work()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def flip(path: Path, at: int, bits: int = 1) -> None:

@@ -16,24 +16,13 @@ from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config, StoreSettings, encode
 from relay.base.errors import AlreadyRunning, FormatError, IntegrityError, RelayError, UnsafePath
-from relay.base.home import LEDGER, LOCK
+from relay.base.home import LEDGER, LOCK, Home
 from relay.daemon import home_backup
 from relay.daemon.home_restore import restore
 from tests.box import Box
 from tests.disk import failing, flip, killed_at, steps_of
 from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
-
-STEP = """
-from relay.base.clock import Clock
-from relay.base.config import Config
-from relay.base.home import Home
-from relay.daemon import home_backup, home_restore
-if sys.argv[1] == "backup":
-    home_backup.backup(Home(sys.argv[2]), Config(), Clock(), sys.argv[3])
-else:
-    home_restore.restore(sys.argv[2], sys.argv[3], force=True)
-"""
 
 
 def backup(box: Box, target: Path) -> home_backup.BackupResult:
@@ -371,7 +360,7 @@ def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
     box.close()
     for step in range(1, number + 1, 2):
         shutil.rmtree(kept, ignore_errors=True)
-        killed_at(step, STEP, "backup", home, str(kept))
+        killed_at(step, lambda: home_backup.backup(Home(home), Config(), Clock(), str(kept)))
         if kept.exists():
             restore(str(kept), str(tmp_path / "again"))
             shutil.rmtree(tmp_path / "again")
@@ -399,7 +388,7 @@ def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restore
             if name not in ("kept", "former"):
                 shutil.rmtree(tmp_path / name)
         shutil.copytree(tmp_path / "former", root)
-        killed_at(step, STEP, "restore", kept, root)
+        killed_at(step, lambda: restore(kept, root, force=True))
         assert whole(tmp_path / "home") in (former, restored), step
         restore(kept, root, force=True)  # the next one finds nothing in its way
         assert whole(tmp_path / "home") == restored

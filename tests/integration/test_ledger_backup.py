@@ -24,12 +24,6 @@ from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
 
-RESTORE = """
-from relay.daemon import ledger_backup
-from relay.base.home import Home
-ledger_backup.restore(Home(sys.argv[1]), sys.argv[2])
-"""
-
 
 def ids(path: Path | str) -> set[str]:
     with Look(path) as look:
@@ -257,7 +251,7 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
     os.rename(home / "ledger.db.before-restore", home / LEDGER)
     assert len(steps) >= 5
     for number in range(1, len(steps) + 1):
-        killed_at(number, RESTORE, str(home), str(kept))
+        killed_at(number, lambda: ledger_backup.restore(Home(str(home)), str(kept)))
         found = ids(home / LEDGER)
         assert found in ({sent[0]}, set(sent)), steps[number - 1]  # the one or the other, whole
         again = Box(home)  # the next start

@@ -25,13 +25,6 @@ from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
 
 PAGE = 4096
-REBUILD = """
-from relay.base.clock import Clock
-from relay.base.config import Config
-from relay.daemon import ledger_backup
-from relay.base.home import Home
-ledger_backup.rebuild(Home(sys.argv[1]), Config(), Clock(), lambda *_, **__: None)
-"""
 DELIVERIES = "SELECT message_id, recipient, state, ack_status FROM deliveries ORDER BY 1, 2"
 MESSAGES = "SELECT message_id, agent_name, status, last_error, file_path FROM messages ORDER BY 1"
 AGENTS = "SELECT name, status, note, public_key FROM agents ORDER BY 1"
@@ -155,7 +148,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) 
     assert len(steps) > 8
     for number in range(1, len(steps) + 1):
         fresh()
-        killed_at(number, REBUILD, str(tmp_path / "home"))
+        killed_at(number, lambda: rebuild(tmp_path / "home"))
         if path.read_bytes() != damaged:
             ledger_file.verify(str(path))  # the new one, whole
         rebuild(tmp_path / "home")
