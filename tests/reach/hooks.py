@@ -1,4 +1,4 @@
-"""Sessions of agent CLIs that run the real command ``relay hook``, and nothing else.
+"""Sessions of agent CLIs that run hooks, and nothing else.
 
 A ``Cli`` is a process of its own, so that it has a pid, and dies. It runs hooks as the vendors do:
 with JSON on stdin, and what they print counts only if they exit with 0.
@@ -16,23 +16,42 @@ from typing import Any
 from relay.reach.session import Session, load_session
 
 RELAY = [sys.executable, "-m", "relay"]
-# Kills itself at a step of the hook, or waits there.
-KILLED = """
-import os, sys
-from relay.reach import hook
-def step(name):
-    if name == {step!r}:
-        os.kill(os.getpid(), 9)
-hook.step = step
-hook.main(sys.argv[2:])
-"""
+# The agent CLI: it runs commands, and hooks in forks of itself, which has loaded what a hook loads.
 LOOP = """
-import json, subprocess, sys
+import json, os, subprocess, sys, tempfile, traceback
+from relay.base import discovery
+from relay.reach import bell, binding, context, evidence, hook, owed, report, session
+
+def fork(words, killed_at, given):
+    files = [tempfile.TemporaryFile() for _ in range(3)]
+    files[0].write(given)
+    files[0].seek(0)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number, file in enumerate(files):
+                os.dup2(file.fileno(), number)
+            hook.step = lambda name: name == killed_at and os.kill(os.getpid(), 9)
+            os._exit(hook.main(words))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    printed = []
+    for file in files[1:]:
+        file.seek(0)
+        printed.append(file.read())
+    return code, *printed
+
+def run(argv, given):
+    done = subprocess.run(argv, input=given, capture_output=True)
+    return done.returncode, done.stdout, done.stderr
+
 for line in sys.stdin:
     call = json.loads(line)
-    done = subprocess.run(call["argv"], input=call["stdin"].encode("latin-1"), capture_output=True)
-    code, out, err = done.returncode, done.stdout.decode(), done.stderr.decode()
-    print(json.dumps([code, out, err]), flush=True)
+    given = call.pop("stdin").encode("latin-1")
+    code, out, err = (run if "argv" in call else fork)(*call.values(), given)
+    print(json.dumps([code, out.decode(), err.decode()]), flush=True)
 """
 
 
@@ -57,10 +76,18 @@ class Cli:
 
     def run(self, argv: list[str], stdin: str) -> tuple[int, str, str]:
         """Run a command in this process; exit status, stdout and stderr."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        call = json.dumps({"argv": argv, "stdin": stdin})
-        self.process.stdin.write(call.encode() + b"\n")
+        self.ask(argv=argv, stdin=stdin)
+        return self.answer()
+
+    def ask(self, **call: Any) -> None:
+        """Begin to run a command (``argv``) or a hook (``words``)."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(call).encode() + b"\n")
         self.process.stdin.flush()
+
+    def answer(self) -> tuple[int, str, str]:
+        """Wait for its end; exit status, stdout and stderr."""
+        assert self.process.stdout is not None
         code, out, err = json.loads(self.process.stdout.readline())
         return code, out, err
 
@@ -69,11 +96,9 @@ class Cli:
         facts = {"session_id": self.session_id, "hook_event_name": event} | facts
         if self.transcript.exists():
             facts.setdefault("transcript_path", str(self.transcript))
-        argv = RELAY
-        if killed_at:
-            argv = [sys.executable, "-c", KILLED.format(step=killed_at)]
-        words = ["hook", self.vendor, event, *self.options]
-        code, out, err = self.run([*argv, *words], json.dumps(facts))
+        words = [self.vendor, event, *self.options]
+        self.ask(words=words, killed_at=killed_at, stdin=json.dumps(facts))
+        code, out, err = self.answer()
         assert err == ""
         if killed_at:
             assert code == -9

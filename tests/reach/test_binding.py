@@ -12,7 +12,7 @@ import pytest
 
 from relay.reach.session import live_session
 from tests.box import Box
-from tests.reach.hooks import RELAY, Cli, put, reports, told
+from tests.reach.hooks import Cli, put, reports, told
 
 Start = Callable[..., Cli]
 HELLO = "FROM: alice\nTO: claude\nSENT: 2026-11-23T12:03:04.5Z\n\nhello"
@@ -81,14 +81,9 @@ def test_many_sessions_that_begin_at_once_have_different_names(
     found = [start_cli(f"s-{number}") for number in range(8)]
     facts = {"hook_event_name": "SessionStart", "source": "startup"}
     for cli in found:  # all are asked before any has answered
-        argv = [*RELAY, "hook", "claude", "SessionStart", *cli.options]
-        call = {"argv": argv, "stdin": json.dumps(facts | {"session_id": cli.session_id})}
-        assert cli.process.stdin is not None
-        cli.process.stdin.write(json.dumps(call).encode() + b"\n")
-        cli.process.stdin.flush()
-    for cli in found:
-        assert cli.process.stdout is not None
-        assert json.loads(cli.process.stdout.readline())[0] == 0
+        stdin = json.dumps(facts | {"session_id": cli.session_id})
+        cli.ask(words=["claude", "SessionStart", *cli.options], killed_at="", stdin=stdin)
+    assert [cli.answer()[0] for cli in found] == [0] * 8
     assert len({cli.name for cli in found}) == 8
 
 
