@@ -82,19 +82,18 @@ def test_every_option_is_a_header(sh: Shell) -> None:
     }
 
 
-@pytest.mark.parametrize("to", ["*", "Lead", "__orchestrator__", "#ci", "a-b_C9"])
-def test_every_form_of_address(sh: Shell, to: str) -> None:
-    assert parse(sh.sent(sh.ok('relay_send "$1" x', to))).to == to
+def test_every_form_of_address(sh: Shell) -> None:
+    forms = ["*", "Lead", "__orchestrator__", "#ci", "a-b_C9"]
+    sent = sh.ok('for to in "$@"; do relay_send "$to" x; done', *forms).split()
+    assert [parse(sh.sent(one)).to for one in sent] == forms
 
 
-@pytest.mark.parametrize(
-    "body",
-    [AWKWARD, "-", "-k", "\\0101\\c", "\n", "x" * 1999, "x" * 2000, "x" * 2001, "é" * 3000],
-)
-def test_a_body_is_sent_as_it_is(sh: Shell, body: str) -> None:
-    if body != "-":
-        assert parse(sh.sent(sh.ok('relay_send bob "$1"', body))).body == body.encode()
-    assert parse(sh.sent(sh.ok("relay_send bob -", stdin=body.encode()))).body == body.encode()
+def test_a_body_is_sent_as_it_is(sh: Shell) -> None:
+    words = [AWKWARD, "-k", "\\0101\\c", "\n", "x" * 1999, "x" * 2000, "x" * 2001, "é" * 3000]
+    sent = sh.ok('for body in "$@"; do relay_send bob "$body"; done', *words).split()
+    assert [parse(sh.sent(one)).body.decode() for one in sent] == words
+    for body in (*words, "-"):
+        assert parse(sh.sent(sh.ok("relay_send bob -", stdin=body.encode()))).body == body.encode()
 
 
 def test_standard_input_may_hold_any_bytes(sh: Shell) -> None:
@@ -107,68 +106,75 @@ def test_some_kinds_need_no_body(sh: Shell) -> None:
     assert (message.kind, message.body) == (Kind.STATUS, b"")
 
 
-@pytest.mark.parametrize("kind", ["join", "leave", "subscribe", "unsubscribe"])
-def test_M15_a_channel_as_the_address_says_all_there_is_to_say(sh: Shell, kind: str) -> None:
-    message = parse(sh.sent(sh.ok(f"relay_send -k {kind} '#build'")))
-    assert (message.kind, message.to, message.body) == (kind, "#build", b"")
+def test_M15_a_channel_as_the_address_says_all_there_is_to_say(sh: Shell) -> None:
+    kinds = ["join", "leave", "subscribe", "unsubscribe"]
+    sent = sh.ok("for kind in \"$@\"; do relay_send -k $kind '#build'; done", *kinds).split()
+    found = [parse(sh.sent(one)) for one in sent]
+    assert [(one.kind, one.to, one.body) for one in found] == [(k, "#build", b"") for k in kinds]
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        ("relay_send", "usage: relay_send"),
-        ("relay_send bob x y", "usage: relay_send"),
-        ("relay_send bob", "BODY is missing"),
-        ("relay_send bob ''", "the body is empty"),
-        ("relay_send bob - </dev/null", "the body is empty"),
-        ("relay_send 'b ob' x", "TO is a name"),
-        ("relay_send '' x", "TO is a name"),
-        ("relay_send -z bob x", "there is no option -z; usage: relay_send"),
-        ("relay_send --help", "usage: relay_send [-k kind]"),
-        ("relay_send -h", "usage: relay_send [-k kind]"),
-        ("relay_send -a", "-a needs a value"),
-        ("relay_send -a /dev/zero bob x", "-a /dev/zero is not a regular file"),
-        ("mkfifo p; relay_send -a p bob x", "-a p is not a regular file"),
-        ("relay_reply 1-a", "usage: relay_reply"),
-        ("relay_attachment", "usage: relay_attachment"),
-        ("relay_send -k", "-k needs a value"),
-        ("relay_send -k shout bob x", "-k shout is not a kind of message"),
-        ("relay_send -p 5 bob x", "-p takes 0"),
-        ("relay_send -t 'a b' bob x", "-t takes letters"),
-        ("relay_send -T 'a b' bob x", "-T takes a topic"),
-        ("relay_send -r yesterday bob x", "yesterday is neither a message id"),
-        ("relay_send -r 12-34-56 bob x", "12-34-56 is neither a message id"),
-        ("relay_send -t t -t u bob x", "THREAD is given twice"),
-        ("relay_send -t t -H 'Thread: u' bob x", "THREAD is given twice"),
-        ("relay_send -H 'A: 1\n2' bob x", "the value of A has a line break"),
-        ("relay_send -H \"A: 1$(printf '\\r')2\" bob x", "the value of A has a line break"),
-        ("relay_send -H 'A\nB: 1' bob x", "-H takes"),
-        ("relay_send -H nothing bob x", "-H takes"),
-        ("relay_send -H 'FROM: carol' bob x", "only the relay writes FROM"),
-        ("relay_send -H 'to: carol' bob x", "TO is not for -H"),
-        ("relay_recv -t soon", "-t soon is not a whole number"),
-        ("relay_recv -t 09", "-t 09 is not a whole number"),
-        ("relay_recv now", "usage: relay_recv"),
-        ("relay_ack", "usage: relay_ack"),
-        ("relay_ack 1706123456-ab done", "done is not one of"),
-        ("relay_ack that-one", "that-one is neither a message id"),
-        ("relay_ack ./gone.msg", "there is no file ./gone.msg"),
-        ("echo >./a.msg; relay_ack ./a.msg", "./a.msg has no ID"),
-        ("relay_nack 1706123456-ab", "usage: relay_nack"),
-        ("relay_header", "usage: relay_header"),
-        ("AGENT_RELAY_NAME= relay_send bob x", "AGENT_RELAY_NAME is not set"),
-        ("AGENT_RELAY_NAME=../bob; relay_send bob x", "AGENT_RELAY_NAME ../bob"),
-        ("AGENT_RELAY_NAME=Admin; relay_recv", "AGENT_RELAY_NAME Admin is reserved"),
-        ("AGENT_RELAY_NAME=Operator; relay_send bob x", "AGENT_RELAY_NAME Operator is reserved"),
-        ("AGENT_RELAY_NAME=operator_; relay_recv", "AGENT_RELAY_NAME operator_ is reserved"),
-        (f"AGENT_RELAY_NAME={'a' * 64}; relay_recv", "AGENT_RELAY_NAME has 64 characters"),
-    ],
-)
-def test_misuse_is_one_line_on_stderr(sh: Shell, script: str, says: str) -> None:
-    done = sh.run(script)
-    assert (done.returncode, done.stdout) == (2, b"")
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith(f"relay: {says}")
+MISUSE = [
+    ("relay_send", "usage: relay_send"),
+    ("relay_send bob x y", "usage: relay_send"),
+    ("relay_send bob", "BODY is missing"),
+    ("relay_send bob ''", "the body is empty"),
+    ("relay_send bob - </dev/null", "the body is empty"),
+    ("relay_send 'b ob' x", "TO is a name"),
+    ("relay_send '' x", "TO is a name"),
+    ("relay_send -z bob x", "there is no option -z; usage: relay_send"),
+    ("relay_send --help", "usage: relay_send [-k kind]"),
+    ("relay_send -h", "usage: relay_send [-k kind]"),
+    ("relay_send -a", "-a needs a value"),
+    ("relay_send -a /dev/zero bob x", "-a /dev/zero is not a regular file"),
+    ("mkfifo p; relay_send -a p bob x", "-a p is not a regular file"),
+    ("relay_reply 1-a", "usage: relay_reply"),
+    ("relay_attachment", "usage: relay_attachment"),
+    ("relay_send -k", "-k needs a value"),
+    ("relay_send -k shout bob x", "-k shout is not a kind of message"),
+    ("relay_send -p 5 bob x", "-p takes 0"),
+    ("relay_send -t 'a b' bob x", "-t takes letters"),
+    ("relay_send -T 'a b' bob x", "-T takes a topic"),
+    ("relay_send -r yesterday bob x", "yesterday is neither a message id"),
+    ("relay_send -r 12-34-56 bob x", "12-34-56 is neither a message id"),
+    ("relay_send -t t -t u bob x", "THREAD is given twice"),
+    ("relay_send -t t -H 'Thread: u' bob x", "THREAD is given twice"),
+    ("relay_send -H 'A: 1\n2' bob x", "the value of A has a line break"),
+    ("relay_send -H \"A: 1$(printf '\\r')2\" bob x", "the value of A has a line break"),
+    ("relay_send -H 'A\nB: 1' bob x", "-H takes"),
+    ("relay_send -H nothing bob x", "-H takes"),
+    ("relay_send -H 'FROM: carol' bob x", "only the relay writes FROM"),
+    ("relay_send -H 'to: carol' bob x", "TO is not for -H"),
+    ("relay_recv -t soon", "-t soon is not a whole number"),
+    ("relay_recv -t 09", "-t 09 is not a whole number"),
+    ("relay_recv now", "usage: relay_recv"),
+    ("relay_ack", "usage: relay_ack"),
+    ("relay_ack 1706123456-ab done", "done is not one of"),
+    ("relay_ack that-one", "that-one is neither a message id"),
+    ("relay_ack ./gone.msg", "there is no file ./gone.msg"),
+    ("echo >./a.msg; relay_ack ./a.msg", "./a.msg has no ID"),
+    ("relay_nack 1706123456-ab", "usage: relay_nack"),
+    ("relay_header", "usage: relay_header"),
+    ("AGENT_RELAY_NAME= relay_send bob x", "AGENT_RELAY_NAME is not set"),
+    ("AGENT_RELAY_NAME=../bob; relay_send bob x", "AGENT_RELAY_NAME ../bob"),
+    ("AGENT_RELAY_NAME=Admin; relay_recv", "AGENT_RELAY_NAME Admin is reserved"),
+    ("AGENT_RELAY_NAME=Operator; relay_send bob x", "AGENT_RELAY_NAME Operator is reserved"),
+    ("AGENT_RELAY_NAME=operator_; relay_recv", "AGENT_RELAY_NAME operator_ is reserved"),
+    (f"AGENT_RELAY_NAME={'a' * 64}; relay_recv", "AGENT_RELAY_NAME has 64 characters"),
+]
+
+
+def test_misuse_is_one_line_on_stderr(sh: Shell) -> None:
+    """Each in a subshell of one shell."""
+    for number, (script, _) in enumerate(MISUSE):
+        (sh.folder / f"{number}.sh").write_text(script)
+    sh.ok(
+        'for n in "$@"; do (. "./$n.sh") >"$n.out" 2>"$n.err"; echo $? >>"$n.out"; done',
+        *map(str, range(len(MISUSE))),
+    )
+    for number, (script, says) in enumerate(MISUSE):
+        assert (sh.folder / f"{number}.out").read_text() == "2\n", script
+        (line,) = (sh.folder / f"{number}.err").read_text().splitlines()
+        assert line.startswith(f"relay: {says}"), script
     assert sh.nothing_is_left()
 
 
@@ -376,12 +382,12 @@ def test_it_may_be_run_instead_of_sourced(sh: Shell) -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", ["nowhere", "."])
-def test_a_file_that_cannot_be_read_is_one_line(sh: Shell, wrong: str) -> None:
-    for call in (f"relay_body {wrong}", f"relay_header FROM {wrong}"):
-        done = sh.run(call)
-        assert (done.returncode, done.stdout) == (1, b"")
-        assert done.stderr.decode() == f"relay: {wrong} is not a readable file\n"
+def test_a_file_that_cannot_be_read_is_one_line(sh: Shell) -> None:
+    for wrong in ("nowhere", "."):
+        for call in (f"relay_body {wrong}", f"relay_header FROM {wrong}"):
+            done = sh.run(call)
+            assert (done.returncode, done.stdout) == (1, b"")
+            assert done.stderr.decode() == f"relay: {wrong} is not a readable file\n"
 
 
 def test_a_home_that_is_a_file_is_said_once(sh: Shell) -> None:

@@ -193,49 +193,40 @@ def test_M07_a_single_command_is_not_the_agents_process(
     assert not (quiet / "agents" / "bob" / "meta.json").exists()
 
 
-@pytest.mark.parametrize(
-    "there",
-    [
+def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(quiet: Path, tmp_path: Path) -> None:
+    path = quiet / "agents" / "bob" / "meta.json"
+    for there in (
         '{"tools": {"pid": 7}, "role": "member"}',
         '["a list"]',
         "no JSON",
         '{"pid": "seven"}',
         '{"note": "\\"pid\\": 7, x", "list": [1]}',
         "",
-    ],
-)
-def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(
-    quiet: Path, tmp_path: Path, there: str
-) -> None:
+    ):
+        path.write_text(there)
+        Sourced(SHELLS["dash"], quiet, tmp_path, "bob", "relay_send alice hi").kill()
+        assert path.read_text() == there
+
+
+def test_M07_what_else_is_in_meta_json_stays(shell: list[str], quiet: Path, tmp_path: Path) -> None:
     path = quiet / "agents" / "bob" / "meta.json"
-    path.write_text(there)
-    Sourced(SHELLS["dash"], quiet, tmp_path, "bob", "relay_send alice hi").kill()
-    assert path.read_text() == there
-
-
-@pytest.mark.parametrize(
-    ("there", "stays"),
-    [
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("{}", {}),
         ('{"pid": 4, "pid_start_ticks": null, "started_at": 1700000000000000000}', {}),
         ('{"role":"lead","pid":4,"pid_start_ticks":9}', {"role": "lead"}),
         ('{\n  "pid": 4,\n  "role": "lead",\n  "started_at": 17\n}\n', {"role": "lead"}),
         ('{"a": "x, \\"pid\\": 1,, y", "pid": 5 , "b": ""}', {"a": 'x, "pid": 1,, y', "b": ""}),
         ('{"unregisters": false, "my pid": 3, "é": "ü}"}', {"my pid": 3, "é": "ü}"}),
-    ],
-)
-def test_M07_what_else_is_in_meta_json_stays(
-    shell: list[str], quiet: Path, tmp_path: Path, there: str, stays: dict[str, Any]
-) -> None:
-    path = quiet / "agents" / "bob" / "meta.json"
-    path.write_text(there)
-    one = Sourced(shell, quiet, tmp_path, "bob", "relay_send alice hi")
-    found = meta(quiet, "bob")
-    assert found.pop("pid") == one.process.pid
-    for name in ("pid_start_ticks", "started_at", "unregisters"):
-        found.pop(name)
-    assert found == stays
-    one.kill()
+    ]
+    for there, stays in cases:
+        path.write_text(there)
+        one = Sourced(shell, quiet, tmp_path, "bob", "relay_send alice hi")
+        found = meta(quiet, "bob")
+        assert found.pop("pid") == one.process.pid, there
+        for name in ("pid_start_ticks", "started_at", "unregisters"):
+            found.pop(name)
+        assert found == stays
+        one.kill()
 
 
 def test_M07_a_shell_killed_while_it_registers_leaves_meta_json_as_it_was(

@@ -13,8 +13,10 @@ import signal
 import socket
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -26,8 +28,14 @@ from tests.procs import Relay, relay, rows_of, until
 pytestmark = pytest.mark.timeout(60)
 
 
+def at_once(home: Path, *commands: str) -> list[CompletedProcess[str]]:
+    """Run commands side by side: each waits 3 s for the answer."""
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda words: relay(*words.split(), home=home), commands))
+
+
 def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -> None:
-    done = relay("status", home=home)
+    done, facts, top = at_once(home, "status", "status --json", "top")
     assert done.returncode == 5
     first = done.stdout.splitlines()[0]
     assert first == (
@@ -35,23 +43,18 @@ def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -
         f"`kill -CONT {stopped}` lets it continue"
     )
     assert "deliveries continue" not in done.stdout
-
-    facts = relay("status", "--json", home=home)
     assert facts.returncode == 5
     assert json.loads(facts.stdout)["answers"] is False
-
-    top = relay("top", home=home)
     assert f"the relay, pid {stopped}, does not answer within 3 s: it is stopped" in top.stdout
     assert "relay up" not in top.stdout
 
 
 def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: Path) -> None:
-    up = relay("up", home=home)
+    up, down = at_once(home, "up", "down --timeout 0.1")
     assert up.returncode == 5
     assert up.stderr.count("\n") == 1
     assert f"its pid is {stopped}, and does not answer within 3 s: it is stopped" in up.stderr
     assert f"`kill -CONT {stopped}` lets it continue" in up.stderr
-    down = relay("down", "--timeout", "0.1", home=home)
     assert down.returncode == 1
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr
 
