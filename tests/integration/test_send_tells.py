@@ -161,22 +161,21 @@ def test_re_accepts_the_beginning_of_an_id(running: Relay, home: Path) -> None:
     assert f"RE: {sent}\n" in inbox_of(home, "alice")[0].read_text()
 
 
-@pytest.mark.parametrize(
-    "words", ["send --as alice bob hi", "ack --as alice {id}", "reply --as alice {id} hi"]
-)
 @pytest.mark.parametrize("output", [">&-", "> /dev/full"])
 def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(
-    words: str, output: str, running: Relay, home: Path
+    output: str, running: Relay, home: Path
 ) -> None:
     """The message is sent, so nothing suggests to try again."""
-    asked = relay("send", "--as", "bob", "alice", "which?", "--kind", "query", home=home)
     program = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home)])
-    line = f"exec {program} {words.format(id=asked.stdout.strip())} {output}"
-    done = subprocess.run(["sh", "-c", line], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "again" not in done.stderr
-    (sent,) = inbox_of(home, "bob")
-    assert f"; sent as {sent.stem}" in done.stderr
+    for words in ("send --as alice bob hi", "ack --as alice {id}", "reply --as alice {id} hi"):
+        asked = relay("send", "--as", "bob", "alice", "which?", "--kind", "query", home=home)
+        line = f"exec {program} {words.format(id=asked.stdout.strip())} {output}"
+        done = subprocess.run(["sh", "-c", line], env=environment(), capture_output=True, text=True)
+        assert done.returncode == 1, words
+        assert "again" not in done.stderr
+        (sent,) = inbox_of(home, "bob")
+        assert f"; sent as {sent.stem}" in done.stderr, words
+        relay("inbox", "--as", "bob", "--take", home=home)
 
 
 def test_m3_a_reader_that_has_closed_the_pipe(running: Relay, home: Path) -> None:

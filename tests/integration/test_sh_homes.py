@@ -135,16 +135,18 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.mark.parametrize("lay", LAYOUTS, ids=lambda lay: lay.__name__)
-def test_a_shell_chooses_what_python_chooses(lay: Lay, person: Person, shell: list[str]) -> None:
+def test_a_shell_chooses_what_python_chooses(lay: Lay, person: Person) -> None:
     person.cwd = lay(person.project, person.folder / "elsewhere") or person.cwd
     wanted = person.run([sys.executable, "-c", BY_PYTHON])
-    done = person.run([*shell, SHOWN])
-    assert done.stdout == wanted.stdout
-    if wanted.returncode:  # refused
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-        assert done.stderr.startswith(f"relay: {person.project}/.agent-relay is a link, another")
-    else:
-        assert (done.returncode, done.stderr) == (0, "")
+    for shell in SHELLS.values():
+        done = person.run([*shell, "-c", SHOWN])
+        assert done.stdout == wanted.stdout, shell
+        if wanted.returncode:  # refused
+            link = f"relay: {person.project}/.agent-relay is a link, another"
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1), shell
+            assert done.stderr.startswith(link), shell
+        else:
+            assert (done.returncode, done.stderr) == (0, ""), shell
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

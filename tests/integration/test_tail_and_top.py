@@ -133,12 +133,12 @@ def test_text_of_others_reaches_no_terminal_raw(running: Relay, home: Path) -> N
     assert "\x1b" not in relay("tail", "--no-follow", home=home).stdout
 
 
-@pytest.mark.parametrize("since", ["", "5", "5x", "-5m", "1h30m", "99999999999s"])
-def test_a_time_that_is_none_is_named(home: Path, since: str) -> None:
-    done = relay("tail", "--no-follow", f"--since={since}", home=home)
-    assert done.returncode == 2
-    assert "expected a number and s, m, h or d" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_time_that_is_none_is_named(home: Path) -> None:
+    for since in ("", "5", "5x", "-5m", "1h30m", "99999999999s"):
+        done = relay("tail", "--no-follow", f"--since={since}", home=home)
+        assert done.returncode == 2, since
+        assert "expected a number and s, m, h or d" in done.stderr, since
+        assert "Traceback" not in done.stderr, since
 
 
 def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(

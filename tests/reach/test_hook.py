@@ -240,17 +240,13 @@ def test_states(claude: Cli) -> None:
 # -- bad input and faults -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "stdin",
-    ["", "null", "[]", "{", "{}", '{"session_id": 7}', "\xff\xfe\x00", "[" * 100_000, '"x"'],
-)
-def test_stdin_that_is_not_understood_is_one_line_in_the_log(
-    root: Path, claude: Cli, stdin: str
-) -> None:
+def test_stdin_that_is_not_understood_is_one_line_in_the_log(root: Path, claude: Cli) -> None:
     argv = [*RELAY, "hook", "claude", "PostToolUse", "--home", str(root)]
-    assert claude.run(argv, stdin) == (0, "", "")
-    (line,) = (root / "logs/hooks.log").read_text().splitlines()
-    assert json.loads(line)["event"] == "PostToolUse"
+    bad = ["", "null", "[]", "{", "{}", '{"session_id": 7}', "\xff\xfe\x00", "[" * 100_000, '"x"']
+    for number, stdin in enumerate(bad, 1):
+        assert claude.run(argv, stdin) == (0, "", ""), stdin[:20]
+        lines = (root / "logs/hooks.log").read_text().splitlines()
+        assert [json.loads(line)["event"] for line in lines] == ["PostToolUse"] * number, stdin[:20]
 
 
 def test_events_of_the_future_and_wrong_words_are_left_alone(root: Path, claude: Cli) -> None:
@@ -289,21 +285,16 @@ def test_stdin_that_never_ends_is_left_after_the_deadline(root: Path, claude: Cl
     assert "it took more than 5 s" in (root / "logs/hooks.log").read_text()
 
 
-@pytest.mark.parametrize("damage", ["none", "empty", "file", "removed agents"])
-def test_without_a_home_nothing_happens(
-    root: Path, start_cli: Callable[..., Cli], damage: str
-) -> None:
+def test_without_a_home_nothing_happens(root: Path, start_cli: Callable[..., Cli]) -> None:
     cli = start_cli()
-    home = root.parent / "other"
-    if damage == "empty":
-        home.mkdir()
-    elif damage == "file":
-        home.write_text("")
-    elif damage == "removed agents":
-        home.mkdir()
-        (home / "config.json").write_text("{}")
-    cli.options = ["--home", str(home)]
-    assert cli.start() == cli.tool() == cli.stop() == ""
+    folder = root.parent / "others"
+    for name in ("empty", "without agents"):
+        (folder / name).mkdir(parents=True)
+    (folder / "file").write_text("")
+    (folder / "without agents/config.json").write_text("{}")
+    for name in ("none", "empty", "file", "without agents"):
+        cli.options = ["--home", str(folder / name)]
+        assert cli.start() == cli.tool() == cli.stop() == "", name
 
 
 def test_two_homes_are_told_and_neither_is_read(root: Path, start_cli: Callable[..., Cli]) -> None:

@@ -280,24 +280,28 @@ def test_half_of_a_surrogate_pair_stays_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-@pytest.mark.parametrize("status", [0, 1, 2, 75, 77, 126, 127, 130])
 def test_however_relay_ends_no_hook_decides_by_that(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, shell: str
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
 ) -> None:
     """2 is also the status of a wrong option, or of a relay that does not know the command."""
     program = tmp_path / "relay"
     monkeypatch.setattr(hooks, "relay_command", lambda: [str(program)])
     relay("install")
-    if status != 127:
-        program.write_text(f"#!/bin/sh\nexit {status}\n")
-        program.chmod(0o755 if status != 126 else 0o644)
-    for vendor in VENDORS.values():
-        path = project / vendor.project_file
-        for event in vendor.events:
-            for command in commands(path, event):
-                ended = subprocess.run([shell, "-c", command], stderr=subprocess.DEVNULL).returncode
-                is_woken = "bell --rewake" in command and status == 77
-                assert ended == (2 if is_woken else 0), command
+    lines = [
+        command
+        for vendor in VENDORS.values()
+        for event in vendor.events
+        for command in commands(project / vendor.project_file, event)
+    ]
+    script = 'for line in "$@"; do (eval "$line") 2>/dev/null; echo $?; done'
+    for status in (127, 0, 1, 2, 75, 77, 126, 130):  # 127: there is no such program
+        if status != 127:
+            program.write_text(f"#!/bin/sh\nexit {status}\n")
+            program.chmod(0o755 if status != 126 else 0o644)
+        done = subprocess.run([shell, "-c", script, shell, *lines], stdout=subprocess.PIPE)
+        for command, ended in zip(lines, done.stdout.split(), strict=True):
+            is_woken = "bell --rewake" in command and status == 77
+            assert ended == (b"2" if is_woken else b"0"), (status, command)
 
 
 # -- several set-ups ----------------------------------------------------------------------------

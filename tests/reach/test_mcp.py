@@ -384,50 +384,48 @@ def test_an_answer_that_was_never_written_is_offered_again(
 # -- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
-    [
-        ("send", {"to": "alice"}, "body is missing: expected a string"),
-        ("send", {"to": 1, "body": ""}, "to: expected a string, got 1"),
-        (
-            "send",
-            {"to": "a", "body": "", "from": "x"},
-            "'from' is not a parameter; there are to, body, kind, re, thread, priority, ttl_s, "
-            "files, await_s",
-        ),
-        (
-            "send",
-            {"to": "a", "body": "", "kind": "ack"},
-            "kind: expected message, command, query, response, got 'ack'",
-        ),
-        (
-            "send",
-            {"to": "a", "body": "x", "files": "/etc/hosts"},
-            "files: expected a list of strings, got '/etc/hosts'",
-        ),
-        ("send", {"to": "a", "body": "x", "files": [1]}, "files: expected a list of strings"),
-        ("inbox", {"wait_s": 101}, "wait_s: expected 100 or less, got 101"),
-        ("inbox", {"limit": True}, "limit: expected an integer, got True"),
-        ("inbox", {"take": "yes"}, "take: expected true or false, got 'yes'"),
-        (
-            "answer",
-            {"id": "x", "status": "completed"},
-            "'x' is not a message id",
-        ),
-        (
-            "lease",
-            {},
-            "'lease' is not a tool; there are send, inbox, answer, channel, trace, agents, search",
-        ),
-    ],
-)
-def test_bad_arguments_are_one_clear_line(
-    bobs_home: Path, tool: str, arguments: dict[str, Any], said: str
-) -> None:
+BAD_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
+    ("send", {"to": "alice"}, "body is missing: expected a string"),
+    ("send", {"to": 1, "body": ""}, "to: expected a string, got 1"),
+    (
+        "send",
+        {"to": "a", "body": "", "from": "x"},
+        "'from' is not a parameter; there are to, body, kind, re, thread, priority, ttl_s, "
+        "files, await_s",
+    ),
+    (
+        "send",
+        {"to": "a", "body": "", "kind": "ack"},
+        "kind: expected message, command, query, response, got 'ack'",
+    ),
+    (
+        "send",
+        {"to": "a", "body": "x", "files": "/etc/hosts"},
+        "files: expected a list of strings, got '/etc/hosts'",
+    ),
+    ("send", {"to": "a", "body": "x", "files": [1]}, "files: expected a list of strings"),
+    ("inbox", {"wait_s": 101}, "wait_s: expected 100 or less, got 101"),
+    ("inbox", {"limit": True}, "limit: expected an integer, got True"),
+    ("inbox", {"take": "yes"}, "take: expected true or false, got 'yes'"),
+    (
+        "answer",
+        {"id": "x", "status": "completed"},
+        "'x' is not a message id",
+    ),
+    (
+        "lease",
+        {},
+        "'lease' is not a tool; there are send, inbox, answer, channel, trace, agents, search",
+    ),
+]
+
+
+def test_bad_arguments_are_one_clear_line(bobs_home: Path) -> None:
     async def session() -> None:
         async with Client(server_of(bobs_home).server) as client:
-            text = await refusal(client, tool, **arguments)
-            assert text.startswith(said)
+            for tool, arguments, said in BAD_ARGUMENTS:
+                text = await refusal(client, tool, **arguments)
+                assert text.startswith(said), text
 
     asyncio.run(session())
 

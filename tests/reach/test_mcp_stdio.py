@@ -59,28 +59,23 @@ def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
     asyncio.run(session())
 
 
-@pytest.mark.parametrize(
-    ("line", "number", "code"),
-    [
+def test_a_line_that_is_no_request_gets_its_error(bobs_home: Path) -> None:
+    """The client would wait for it until its own time is over."""
+    lines: list[tuple[str, int | None, int]] = [
         ("not JSON", None, -32700),
         ('{"jsonrpc": "2.0", "id": 7, "method": ', None, -32700),
         ('{"jsonrpc": "2.0", "id": 7, "method": "\\ud800"}', 7, -32600),
         ('{"jsonrpc": "2.0", "id": "%s", "method": 5}' % ("x" * 1_000_000), None, -32600),
         ("[" * 100_000, None, -32700),
-    ],
-)
-def test_a_line_that_is_no_request_gets_its_error(
-    bobs_home: Path, line: str, number: int | None, code: int
-) -> None:
-    """The client would wait for it until its own time is over."""
+    ]
     words = (*RELAY, "--home", str(bobs_home), "mcp")
     env = environment(AGENT_RELAY_NAME="bob")
-    done = subprocess.run(
-        words, input=f"{line}\n", env=env, capture_output=True, text=True, timeout=60
-    )
-    (answer,) = map(json.loads, done.stdout.splitlines())
-    assert (answer["id"], answer["error"]["code"]) == (number, code)
-    assert len(done.stdout) < 200
+    given = "".join(f"{line}\n" for line, _, _ in lines)
+    done = subprocess.run(words, input=given, env=env, capture_output=True, text=True, timeout=60)
+    answers = done.stdout.splitlines()
+    found = [(one["id"], one["error"]["code"]) for one in map(json.loads, answers)]
+    assert found == [(number, code) for _, number, code in lines]
+    assert all(len(one) < 200 for one in answers)
 
 
 # -- waits --------------------------------------------------------------------------------------
