@@ -1,31 +1,18 @@
-"""Killed before each effect of a save, a retirement and a welcome: it ends the same.
-
-As in test_every_step.py: before each distinct effect, the first time that it happens when nobody
-reads meanwhile, the last time when the recipients do.
-"""
+"""Killed before each effect of a save, a retirement and a welcome: it ends the same."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from relay.base.home import LEDGER, META
-from relay.base.message import MessageFile, parse_delivered
 from tests.box import Box
-from tests.kills import Axe, Effect, Killed, firsts, lasts
+from tests.crash.plays import UNREAD_OR_READ, Play, received
 
 KEY = "start 1"
-
-
-class Play(Protocol):
-    """A scenario that is killed before the effect of that number; its effects until then."""
-
-    def __call__(self, root: Path, falls_at: int, *, taking: bool) -> list[Effect]: ...
 
 
 RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob\nREASON: done"
@@ -42,12 +29,6 @@ def scenario(box: Box) -> None:
     box.tick()
     assert box.dispatcher.notifier.send_resume_message("carol", KEY)
     box.flush()
-
-
-def received(box: Box, agent: str) -> list[MessageFile]:
-    """All that an agent ever got."""
-    found = box.path("agents", agent, "inbox").glob("**/*.msg")
-    return [parse_delivered(path.read_bytes()) for path in sorted(found)]
 
 
 def check(box: Box) -> None:
@@ -74,36 +55,19 @@ def check(box: Box) -> None:
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
 
 
-def survive(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
-    """Kill before that effect, start again, and look; the effects until then."""
-    with pytest.MonkeyPatch.context() as patch:
-        box = Box(root, "alice", "bob", "carol")
-        axe = Axe(patch, root)
-        axe.falls_at = falls_at
-        with contextlib.suppress(Killed):
-            scenario(box)
-        effects = list(axe.effects)
-        axe.falls_at = 0
-        box.kill()
-        if taking:
-            for agent in ("alice", "carol", "operator"):
-                for message_id in box.inbox(agent):
-                    box.take(agent, message_id)
-        box.clock.advance(1)
-        box.open()
-        box.clock.advance(31)
-        box.tick(2)
-        if not (box.path("agents", "alice", "outbox") / "1000000005-05.msg").exists():
-            resend(box)
-        assert box.dispatcher.notifier.send_resume_message(
-            "carol", KEY
-        )  # whoever starts it does so again
-        box.flush()
-        box.clock.advance(31)
-        box.tick(2)
-        check(box)
-        box.kill()
-    return effects
+def begun_again(box: Box) -> None:
+    """After the next start alice and carol go on."""
+    box.clock.advance(31)
+    box.tick(2)
+    if not (box.path("agents", "alice", "outbox") / "1000000005-05.msg").exists():
+        resend(box)
+    assert box.dispatcher.notifier.send_resume_message(
+        "carol", KEY
+    )  # whoever starts it does so again
+    box.flush()
+    box.clock.advance(31)
+    box.tick(2)
+    check(box)
 
 
 def resend(box: Box) -> None:
@@ -113,57 +77,55 @@ def resend(box: Box) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+@UNREAD_OR_READ
 def test_killed_before_any_effect_of_a_life_it_ends_the_same(tmp_path: Path, taking: bool) -> None:
-    assert kill_before_each(survive, tmp_path, taking=taking) > 40
+    play = Play(
+        before=lambda root: Box(root, "alice", "bob", "carol"),
+        act=scenario,
+        check=begun_again,
+        meanwhile=lambda box: box.clock.advance(1),
+        readers=("alice", "carol", "operator"),
+    )
+    assert play.kill_before_each(tmp_path, taking=taking) > 40
 
 
-def kill_before_each(play: Play, tmp_path: Path, *, taking: bool) -> int:
-    """Play it whole, and killed before each distinct effect; how many effects it has."""
-    effects = play(tmp_path / "whole", 0, taking=False)
-    killed_at = {
-        play(tmp_path / f"at-{number:03d}", number, taking=taking)[-1]
-        for number in (lasts if taking else firsts)(effects)
-    }
-    assert killed_at == set(effects)
-    return len(effects)
+UNREAD = "1000000001-01"
 
 
-def come_back(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
-    """bob is terminated, mail waits, a process of his registers; killed before that effect."""
-    with pytest.MonkeyPatch.context() as patch:
-        box = Box(root, "alice", "bob")
-        unread = box.send("alice", "TO: bob\n\nwake up")
-        with box.ledger.transaction():
-            box.ledger.agents.set_status("bob", "terminated", "it ended", box.clock.now_ns())
-        meta = {"pid": os.getpid(), "started_at": box.clock.now_ns()}
-        box.path("agents", "bob", META).write_text(json.dumps(meta))
-        axe = Axe(patch, root)
-        axe.falls_at = falls_at
-        with contextlib.suppress(Killed):
-            box.clock.advance(31)
-            box.tick(2)
-        effects = list(axe.effects)
-        axe.falls_at = 0
-        box.kill()
-        for message_id in box.inbox("bob") if taking else ():
-            if message_id != unread:
-                box.take("bob", message_id)
-        box.clock.advance(1)
-        box.open()
-        box.clock.advance(31)
-        box.tick(2)
-        assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
-        kinds = [str(message.kind) for message in received(box, "bob")]
-        assert sorted(kinds) == ["message", "notification"]
-        box.kill()
-    return effects
+def terminated(root: Path) -> Box:
+    """bob is terminated, mail waits, a process of his registers."""
+    box = Box(root, "alice", "bob")
+    box.send("alice", "TO: bob\n\nwake up", f"{UNREAD}.msg")
+    with box.ledger.transaction():
+        box.ledger.agents.set_status("bob", "terminated", "it ended", box.clock.now_ns())
+    meta = {"pid": os.getpid(), "started_at": box.clock.now_ns()}
+    box.path("agents", "bob", META).write_text(json.dumps(meta))
+    return box
+
+
+def half_a_minute(box: Box) -> None:
+    box.clock.advance(31)
+    box.tick(2)
+
+
+def check_greeted(box: Box) -> None:
+    half_a_minute(box)
+    assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
+    kinds = [str(message.kind) for message in received(box, "bob")]
+    assert sorted(kinds) == ["message", "notification"]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+@UNREAD_OR_READ
 def test_killed_while_a_process_comes_back_it_is_greeted_once(tmp_path: Path, taking: bool) -> None:
-    assert kill_before_each(come_back, tmp_path, taking=taking) > 10
+    def read(box: Box) -> None:
+        for message_id in box.inbox("bob") if taking else ():
+            if message_id != UNREAD:
+                box.take("bob", message_id)
+        box.clock.advance(1)
+
+    play = Play(terminated, half_a_minute, check_greeted, read)
+    assert play.kill_before_each(tmp_path, taking=taking) > 10
 
 
 def test_a_ledger_that_is_gone_learns_again_who_is_retired(tmp_path: Path) -> None:

@@ -1,10 +1,4 @@
-"""Killed between any two effects of a batch: nothing lost, nothing doubled.
-
-Every write, rename and transaction of a scenario is recorded. Before each distinct one of them
-(``tests.kills``) the box is killed, opened again and left to run: the first time that it happens
-when nobody reads meanwhile, the last time when the recipients do. Whatever was done by then, the
-end is the same.
-"""
+"""Killed between any two effects of a batch: nothing lost, nothing doubled."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.box import Box
-from tests.kills import Axe, Effect, Killed, firsts, lasts
+from tests.crash.plays import UNREAD_OR_READ, Play, received
 
 pytestmark = pytest.mark.shows("engine 7.1", "engine 7.3", "journal 5.2", "ready 1.1", "ready 6.3")
 
@@ -52,20 +46,13 @@ def everything(box: Box) -> dict[str, list[str]]:
         taken = [p.stem for p in folder.glob(".read/*.msg")]
         names = [p.stem for p in folder.glob("*.msg")] + taken
         assert len(names) == len(set(names)), names
-        messages = box.inbox(agent) | {
-            p.stem: m for p, m in ((p, _parse(p)) for p in folder.glob(".read/*.msg"))
-        }
         got[agent] = sorted(
-            str(m.kind) if m.headers["FROM"] == "__orchestrator__" else f"{m.kind} {stem}"
-            for stem, m in messages.items()
+            str(m.kind)
+            if m.headers["FROM"] == "__orchestrator__"
+            else f"{m.kind} {m.headers['ID']}"
+            for m in received(box, agent)
         )
     return got
-
-
-def _parse(path: Path):  # type: ignore[no-untyped-def]
-    from relay.base.message import parse_delivered
-
-    return parse_delivered(path.read_bytes())
 
 
 def check(box: Box) -> None:
@@ -117,8 +104,7 @@ def check_overdue(box: Box) -> None:
     ((attempt,),) = box.sql("SELECT attempt FROM deliveries WHERE state = 'dead'")
     assert attempt == 4
     for agent, kinds in (("alice", ["nack"]), ("carol", ["ack", "notification"])):
-        messages = [*box.path("agents", agent, "inbox").glob("**/*.msg")]
-        assert sorted(str(_parse(path).kind) for path in messages) == kinds
+        assert sorted(str(one.kind) for one in received(box, agent)) == kinds
     assert [letter.recipients for letter in box.store.retries.dead_letters()] == [("bob",)]
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
     assert box.sql("SELECT DISTINCT status FROM messages") == [("archived",)]
@@ -165,10 +151,7 @@ def check_owed(box: Box) -> None:
     )
     assert duties == [("bob", "given_up", None, None), ("carol", "answered", None, "completed")]
     assert box.sql("SELECT max(reminders) FROM deliveries WHERE recipient = 'bob'") == [(2,)]
-    got = {
-        agent: [_parse(path) for path in box.path("agents", agent, "inbox").glob("**/*.msg")]
-        for agent in ("alice", "bob", "carol")
-    }
+    got = {agent: received(box, agent) for agent in ("alice", "bob", "carol")}
     assert Counter(str(one.kind) for one in got["bob"]) == {"command": 1, "reminder": 2}
     kinds = Counter(str(one.kind) for one in got["carol"])
     assert kinds["command"] == 1 and kinds["reminder"] <= 2  # the more, the later it came
@@ -256,53 +239,24 @@ SCENARIOS = {
 }
 
 
-def whole(tmp_path: Path, name: str) -> list[Effect]:
-    """The effects of the scenario when nothing happens."""
-    with pytest.MonkeyPatch.context() as patch:
-        box = Box(tmp_path / "whole", "alice", "bob", "carol")
-        axe = Axe(patch, box.root)
-        act, check_end = SCENARIOS[name]
-        act(box)
-        effects = list(axe.effects)
-        check_end(box)
-        box.close()
-    return effects
+@pytest.mark.shows("ready 1.3")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SCENARIOS)
+@UNREAD_OR_READ
+def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, taking: bool) -> None:
+    act, check_end = SCENARIOS[name]
 
-
-def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> Effect | None:
-    """Kill before the given effect, start again, and look; the effect."""
-    with pytest.MonkeyPatch.context() as patch:
-        box = Box(root, "alice", "bob", "carol")
-        axe = Axe(patch, root)
-        axe.falls_at = falls_at
-        act, check_end = SCENARIOS[name]
-        with contextlib.suppress(Killed):
-            act(box)
-        box.kill()
-        axe.falls_at = 0
-        if taking:  # the recipients read whatever stands there, before the next start
-            for agent in EXPECTED:
-                for message_id in box.inbox(agent):
-                    box.take(agent, message_id)
-        box.clock.advance(1)
-        box.open()
+    def ends(box: Box) -> None:
         box.clock.advance(31)
         box.tick(2)
         box.flush()
         check_end(box)
-        box.kill()
-    return axe.fell_at
 
-
-@pytest.mark.shows("ready 1.3")
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
-def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, taking: bool) -> None:
-    effects = whole(tmp_path, name)
-    assert len(effects) > 30
-    killed_at = {
-        survive(tmp_path / f"at-{number:03d}", name, number, taking=taking)
-        for number in (lasts if taking else firsts)(effects)
-    }
-    assert killed_at == set(effects)
+    play = Play(
+        before=lambda root: Box(root, "alice", "bob", "carol"),
+        act=act,
+        check=ends,
+        meanwhile=lambda box: box.clock.advance(1),
+        readers=EXPECTED,
+    )
+    assert play.kill_before_each(tmp_path, taking=taking) > 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from relay.reach.owed import report_state
 from relay.reach.session import IDLE, save_session
 from tests.box import Box
-from tests.crash.test_agent_steps import kill_before_each, received
-from tests.kills import Axe, Effect, Killed
+from tests.crash.plays import UNREAD_OR_READ, Play, received
 from tests.reach.test_idle_notices import ASK, has_session
 
 COMMAND = "1700000000000000001-01"
@@ -30,6 +28,9 @@ def scenario(box: Box) -> None:
 
 def check(box: Box) -> None:
     """One notice and one answer, and nothing is waited for."""
+    box.clock.advance(31)
+    box.tick(2)
+    box.flush()
     found = {str(one.kind): one for one in received(box, "alice")}
     assert len(received(box, "alice")) == 2
     assert found["notification"].headers["RE"] == COMMAND
@@ -40,36 +41,25 @@ def check(box: Box) -> None:
     assert box.sql("SELECT count(*) FROM pending_operations WHERE completed_at IS NULL") == [(0,)]
 
 
-def survive(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
-    """Kill before that effect, start again, and look; the effects until then."""
-    with pytest.MonkeyPatch.context() as patch:
-        box = Box(root, "alice", "bob")
-        session = has_session(box)
-        box.send("alice", "TO: bob\nKIND: command\n\ndeploy", f"{COMMAND}.msg")
-        box.take("bob", COMMAND)
-        box.tick()
-        axe = Axe(patch, root)
-        axe.falls_at = falls_at
-        with contextlib.suppress(Killed):
-            scenario(box)
-        effects = list(axe.effects)
-        axe.falls_at = 0
-        box.kill()
-        for message_id in box.inbox("alice") if taking else ():
-            box.take("alice", message_id)
-        session.state, session.state_at = IDLE, box.clock.now_ns()
-        save_session(str(box.root), session)
-        box.clock.advance(1)
-        box.open()
-        box.clock.advance(31)
-        box.tick(2)
-        box.flush()
-        check(box)
-        box.kill()
-    return effects
+def asked(root: Path) -> Box:
+    """bob has read a command."""
+    box = Box(root, "alice", "bob")
+    has_session(box)
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy", f"{COMMAND}.msg")
+    box.take("bob", COMMAND)
+    box.tick()
+    return box
+
+
+def idle(box: Box) -> None:
+    session = has_session(box)
+    session.state, session.state_at = IDLE, box.clock.now_ns()
+    save_session(str(box.root), session)
+    box.clock.advance(1)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+@UNREAD_OR_READ
 def test_killed_before_any_effect_each_is_sent_once(tmp_path: Path, taking: bool) -> None:
-    assert kill_before_each(survive, tmp_path, taking=taking) > 15
+    play = Play(asked, scenario, check, idle, readers=("alice",))
+    assert play.kill_before_each(tmp_path, taking=taking) > 15

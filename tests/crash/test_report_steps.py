@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-
-import pytest
 
 from relay.reach.report import IN_CONTEXT, OFFERED, RING, write_report
 from tests.box import Box
-from tests.crash.test_agent_steps import kill_before_each
-from tests.kills import Axe, Effect, Killed
+from tests.crash.plays import UNREAD_OR_READ, Play
 
 MESSAGE = "1700000000000000001-01"
 
@@ -32,33 +28,20 @@ def scenario(box: Box) -> None:
 
 
 def check(box: Box) -> None:
+    box.clock.advance(31)
+    box.tick(2)
     assert box.sql("SELECT offer, state, evidence FROM offers") == [(1, "in_context", "it acted")]
     assert box.sql("SELECT rung, result FROM rings") == [("command", "ok")]
     assert not [one for one in box.path("agents/bob/outbox").iterdir() if one.is_file()]
 
 
-def survive(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
-    """Kill before that effect, start again, and look; the effects until then."""
-    with pytest.MonkeyPatch.context() as patch:
-        box = Box(root, "alice", "bob")
-        box.send("alice", "TO: bob\nKIND: command\n\ndeploy", f"{MESSAGE}.msg")
-        axe = Axe(patch, root)
-        axe.falls_at = falls_at
-        with contextlib.suppress(Killed):
-            scenario(box)
-        effects = list(axe.effects)
-        axe.falls_at = 0
-        box.kill()
-        if taking:
-            box.take("bob", MESSAGE)
-        box.open()
-        box.clock.advance(31)
-        box.tick(2)
-        check(box)
-        box.kill()
-    return effects
+def commanded(root: Path) -> Box:
+    box = Box(root, "alice", "bob")
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy", f"{MESSAGE}.msg")
+    return box
 
 
-@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+@UNREAD_OR_READ
 def test_killed_before_any_effect_it_is_recorded_once(tmp_path: Path, taking: bool) -> None:
-    assert kill_before_each(survive, tmp_path, taking=taking) > 4
+    play = Play(commanded, scenario, check, readers=("bob",))
+    assert play.kill_before_each(tmp_path, taking=taking) > 4
