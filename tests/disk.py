@@ -109,15 +109,16 @@ def killed_before(number: int, operation: str = "") -> Iterator[list[str]]:
         yield calls
 
 
-def killed_at(number: int, work: Callable[[], object]) -> None:
-    """Do the work in a process that is killed at its ``number``-th call of fsio, from 1.
+def killed_at(number: int, work: Callable[[], object], operation: str = "") -> None:
+    """Do the work in a process that is killed at its ``number``-th call of fsio, from 1; of this
+    operation, or of any.
 
     It is a fork of this one: what the work opens must not be open here.
     """
     calls = count(1)
 
-    def kill(operation: str, name: str) -> None:
-        if next(calls) == number:
+    def kill(found: str, path: str) -> None:
+        if operation in ("", found) and next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
     pid = os.fork()

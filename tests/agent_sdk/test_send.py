@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
 from relay.base.message import parse
 from relay.base.names import sha256_hex
 from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds, says_the_disk_is_full
+from tests.disk import killed_at
 
 pytestmark = pytest.mark.shows("ready 1.1")
 
@@ -99,44 +99,41 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
     assert relay.waiting("alice", "outbox") == [f"{one}.msg" for one in sent]
 
 
-@pytest.mark.parametrize(
-    ("to", "body", "options", "says"),
-    [
-        ("b ob", "x", {}, "is not an address"),
-        ("", "x", {}, "is not an address"),
-        ("bob", "", {}, "the body is empty"),
-        ("bob", b"\xff", {}, "not UTF-8"),
-        ("bob", "\ud800", {}, "not valid UTF-8"),
-        ("bob", "x" * 1_048_577, {}, "put it into an attachment"),
-        ("bob", "x", {"kind": "shout"}, "'shout' is not one of message, command"),
-        ("bob", "x", {"kind": "ack"}, "needs RE"),
-        ("bob", "x", {"re": "yesterday"}, "is not a message id"),
-        ("bob", "x", {"thread": "a b"}, "is not 1-128 of"),
-        ("bob", "x", {"priority": 5}, "0 (critical) to 4"),
-        ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
-        ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
-        ("bob", "x", {"headers": {"A": "\ud800"}}, "not valid UTF-8"),
-        ("bob", "x", {"headers": {"A B": "1"}}, "is not a header name"),
-        ("bob", "x", {"headers": {"From": "carol"}}, "written by the relay only"),
-        ("bob", "x", {"headers": {"KIND": "query"}}, "has its own argument"),
-        ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "has its own argument"),
-        ("bob", "x", {"attachments": ["sha256:1"]}, "64 hex digits"),
-        ("bob", "x", {"attachments": ["/etc/hosts"]}, "attach() first"),
-        (None, "x", {}, "to is None, expected str"),
-        ("bob", 5, {}, "body is 5, expected str or bytes"),
-        ("bob", "x", {"kind": None}, "kind is None, expected str"),
-        ("bob", "x", {"due_s": float("nan")}, "due_s is nan, expected a number of seconds"),
-    ],
-)
-def test_a_bad_message_is_an_error_here_and_never_sent(
-    relay: HandRelay, to: Any, body: Any, options: dict, says: str
-) -> None:
-    with Agent("alice", relay.root) as alice:
+BAD: list[tuple[Any, Any, dict[str, Any], str]] = [
+    ("b ob", "x", {}, "is not an address"),
+    ("", "x", {}, "is not an address"),
+    ("bob", "", {}, "the body is empty"),
+    ("bob", b"\xff", {}, "not UTF-8"),
+    ("bob", "\ud800", {}, "not valid UTF-8"),
+    ("bob", "x" * 1_048_577, {}, "put it into an attachment"),
+    ("bob", "x", {"kind": "shout"}, "'shout' is not one of message, command"),
+    ("bob", "x", {"kind": "ack"}, "needs RE"),
+    ("bob", "x", {"re": "yesterday"}, "is not a message id"),
+    ("bob", "x", {"thread": "a b"}, "is not 1-128 of"),
+    ("bob", "x", {"priority": 5}, "0 (critical) to 4"),
+    ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
+    ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
+    ("bob", "x", {"headers": {"A": "\ud800"}}, "not valid UTF-8"),
+    ("bob", "x", {"headers": {"A B": "1"}}, "is not a header name"),
+    ("bob", "x", {"headers": {"From": "carol"}}, "written by the relay only"),
+    ("bob", "x", {"headers": {"KIND": "query"}}, "has its own argument"),
+    ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "has its own argument"),
+    ("bob", "x", {"attachments": ["sha256:1"]}, "64 hex digits"),
+    ("bob", "x", {"attachments": ["/etc/hosts"]}, "attach() first"),
+    (None, "x", {}, "to is None, expected str"),
+    ("bob", 5, {}, "body is 5, expected str or bytes"),
+    ("bob", "x", {"kind": None}, "kind is None, expected str"),
+    ("bob", "x", {"due_s": float("nan")}, "due_s is nan, expected a number of seconds"),
+]
+
+
+def test_a_bad_message_is_an_error_here_and_never_sent(relay: HandRelay, alice: Agent) -> None:
+    for to, body, options, says in BAD:
         with pytest.raises(MessageError) as error:
             alice.send(to, body, **options)
         assert says in str(error.value)
-        assert relay.waiting("alice", "outbox") == []
-        assert relay.waiting("alice", "outbox/.pending") == []
+    assert relay.waiting("alice", "outbox") == []
+    assert relay.waiting("alice", "outbox/.pending") == []
 
 
 def test_the_limit_for_a_body_is_the_relays_own(relay: HandRelay) -> None:
@@ -243,19 +240,8 @@ def test_after_the_rename_it_is_sent_even_if_the_directory_cannot_be_synced(
     ]
 
 
-def test_killed_before_the_rename_nothing_is_sent(relay: HandRelay) -> None:
-    program = (
-        "import os, sys\n"
-        "from agent_sdk import Agent\n"
-        "from relay.base import fsio\n"
-        "alice = Agent('alice', sys.argv[1])\n"
-        "def fault(operation, name):\n"
-        "    if operation == 'rename': os.kill(os.getpid(), 9)\n"
-        "fsio.fault = fault\n"
-        "alice.send('bob', 'hello')\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program, str(relay.root)], cwd=ROOT)
-    assert ended.returncode == -signal.SIGKILL
+def test_killed_before_the_rename_nothing_is_sent(relay: HandRelay, alice: Agent) -> None:
+    killed_at(1, lambda: alice.send("bob", "hello"), "rename")
     assert relay.waiting("alice", "outbox") == []
     assert len(relay.waiting("alice", "outbox/.pending")) == 1  # the relay removes it after 30 s
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from relay.base import fsio
 from relay.base.errors import NotRunning, Refused, Timeout
 from relay.base.message import Kind, parse
 from tests.agent_sdk.support import HandRelay, fail_at, relay_runs, says_the_disk_is_full
+from tests.disk import killed_at
 
-ROOT = Path(__file__).parents[2]
 THREE = [{"to": "bob", "body": word} for word in ("one", "two", "three")]
 
 
@@ -159,21 +156,8 @@ def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
 def test_killed_between_the_renames_the_first_are_sent_and_no_other(
     relay: HandRelay, renames: int
 ) -> None:
-    program = (
-        "import os, sys\n"
-        "from agent_sdk import Agent\n"
-        "from relay.base import fsio\n"
-        "alice = Agent('alice', sys.argv[1])\n"
-        "left = [int(sys.argv[2])]\n"
-        "def fault(operation, name):\n"
-        "    if operation == 'rename':\n"
-        "        if not left[0]: os.kill(os.getpid(), 9)\n"
-        "        left[0] -= 1\n"
-        "fsio.fault = fault\n"
-        "alice.send_many([{'to': 'bob', 'body': word} for word in ('one', 'two', 'three')])\n"
-    )
-    command = [sys.executable, "-c", program, str(relay.root), str(renames)]
-    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    with Agent("alice", relay.root) as alice:
+        killed_at(renames + 1, lambda: alice.send_many(THREE), "rename")
     assert in_outbox(relay) == ["one", "two", "three"][:renames]
 
 

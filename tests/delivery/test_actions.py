@@ -98,29 +98,27 @@ def test_names_of_fields_in_any_case_and_the_action_as_a_header(store: Engine) -
     assert channel(store).channel_type is ChannelType.GROUP
 
 
-@pytest.mark.parametrize("name", [n for n in ACTIONS if ACTIONS[n].needs])
-def test_what_is_missing_is_named(store: Engine, name: str) -> None:
-    needed = ACTIONS[name].needs[0]
-    for body in ("", f"\n{needed}:"):
-        text = refused(store, f"ACTION: {name}{body}")
-        assert text == f"{needed} is missing: {name} needs a body line `{needed}: …`"
+def test_what_is_missing_is_named(store: Engine) -> None:
+    for name in [n for n in ACTIONS if ACTIONS[n].needs]:
+        needed = ACTIONS[name].needs[0]
+        for body in ("", f"\n{needed}:"):
+            text = refused(store, f"ACTION: {name}{body}")
+            assert text == f"{needed} is missing: {name} needs a body line `{needed}: …`"
 
 
-@pytest.mark.parametrize("name", [n for n in ACTIONS if not ACTIONS[n].has_settings])
-def test_a_line_that_it_does_not_know_is_named(store: Engine, name: str) -> None:
-    needs = "\n".join(f"{field}: 1" for field in ACTIONS[name].needs)
-    text = refused(store, f"ACTION: {name}\n{needs}\nVOLUME: 11")
-    first = (*ACTIONS[name].needs, *ACTIONS[name].takes, "ACTION alone")[0]
-    assert text.startswith(f"{name} does not accept VOLUME: expected {first}")
+def test_a_line_that_it_does_not_know_is_named(store: Engine) -> None:
+    for name in [n for n in ACTIONS if not ACTIONS[n].has_settings]:
+        needs = "\n".join(f"{field}: 1" for field in ACTIONS[name].needs)
+        text = refused(store, f"ACTION: {name}\n{needs}\nVOLUME: 11")
+        first = (*ACTIONS[name].needs, *ACTIONS[name].takes, "ACTION alone")[0]
+        assert text.startswith(f"{name} does not accept VOLUME: expected {first}")
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in ACTIONS if n.startswith("channel.") and n != "channel.create"]
-)
-def test_a_channel_that_is_not_there(store: Engine, name: str) -> None:
-    text = refused(store, f"ACTION: {name}\nCHANNEL: ci" + _more(name))
-    assert text == "channel ci does not exist: `relay channel create ci` makes one"
-    assert "is no" in refused(store, f"ACTION: {name}\nCHANNEL: a b" + _more(name))
+def test_a_channel_that_is_not_there(store: Engine) -> None:
+    for name in [n for n in ACTIONS if n.startswith("channel.") and n != "channel.create"]:
+        text = refused(store, f"ACTION: {name}\nCHANNEL: ci" + _more(name))
+        assert text == "channel ci does not exist: `relay channel create ci` makes one", name
+        assert "is no" in refused(store, f"ACTION: {name}\nCHANNEL: a b" + _more(name)), name
 
 
 def _more(name: str) -> str:
@@ -176,21 +174,21 @@ def test_a_closed_channel_is_not_made_again(ci: Engine) -> None:
     assert text == "channel ci was closed, which is permanent: choose another name"
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("CHANNEL: a b\nTYPE: group", "'a b' is not a valid channel name for channel.create"),
-        ("CHANNEL: all\nTYPE: group", "neither all nor dm/"),
-        ("CHANNEL: dm/a/b\nTYPE: direct", "neither all nor dm/"),
-        ("CHANNEL: ci\nTYPE: crowd", "TYPE 'crowd' is not one of group, broadcast, pubsub, direct"),
-        ("CHANNEL: ci\nTYPE: group\nOWNER: a b", "OWNER 'a b' is not a valid agent name"),
-        ("CHANNEL: ci\nTYPE: group\nOWNER: __orchestrator__", "is not a valid agent name"),
-        ("CHANNEL: ci\nTYPE: group\nvolume: 11", "setting volume does not exist"),
-        ("CHANNEL: ci\nTYPE: group\nack_timeout: 0", "ack_timeout: 0 is not a number from 1"),
-    ],
-)
-def test_a_channel_that_cannot_be(store: Engine, lines: str, said: str) -> None:
-    assert said in refused(store, f"ACTION: channel.create\n{lines}")
+NO_CHANNELS = [
+    ("CHANNEL: a b\nTYPE: group", "'a b' is not a valid channel name for channel.create"),
+    ("CHANNEL: all\nTYPE: group", "neither all nor dm/"),
+    ("CHANNEL: dm/a/b\nTYPE: direct", "neither all nor dm/"),
+    ("CHANNEL: ci\nTYPE: crowd", "TYPE 'crowd' is not one of group, broadcast, pubsub, direct"),
+    ("CHANNEL: ci\nTYPE: group\nOWNER: a b", "OWNER 'a b' is not a valid agent name"),
+    ("CHANNEL: ci\nTYPE: group\nOWNER: __orchestrator__", "is not a valid agent name"),
+    ("CHANNEL: ci\nTYPE: group\nvolume: 11", "setting volume does not exist"),
+    ("CHANNEL: ci\nTYPE: group\nack_timeout: 0", "ack_timeout: 0 is not a number from 1"),
+]
+
+
+def test_a_channel_that_cannot_be(store: Engine) -> None:
+    for lines, said in NO_CHANNELS:
+        assert said in refused(store, f"ACTION: channel.create\n{lines}")
     assert store.channels.list_all() == []
 
 
@@ -249,12 +247,13 @@ def test_a_group_has_no_topics(store: Engine) -> None:
     assert "only a PubSub channel has topics" in text
 
 
-@pytest.mark.parametrize("verb", ["join", "leave", "subscribe", "unsubscribe"])
-@pytest.mark.parametrize("name", ["all", "dm/alice/bob"])
-def test_nobody_joins_what_is_not_to_be_joined(store: Engine, verb: str, name: str) -> None:
-    channel_of(store, ChannelType.PUB_SUB, "alice", name=name)
-    text = refused(store, f"ACTION: channel.{verb}\nCHANNEL: {name}{_more(f'channel.{verb}')}")
-    assert f"{name!r} is not a valid channel name for channel.{verb}" in text
+def test_nobody_joins_what_is_not_to_be_joined(store: Engine) -> None:
+    for name in ("all", "dm/alice/bob"):
+        channel_of(store, ChannelType.PUB_SUB, "alice", name=name)
+        for verb in ("join", "leave", "subscribe", "unsubscribe"):
+            lines = f"ACTION: channel.{verb}\nCHANNEL: {name}{_more(f'channel.{verb}')}"
+            said = f"{name!r} is not a valid channel name for channel.{verb}"
+            assert said in refused(store, lines)
 
 
 # -- settings and states -------------------------------------------------------------------
@@ -290,31 +289,31 @@ def test_none_takes_an_optional_setting_back(ci: Engine, name: str) -> None:
     assert channel(ci).config == ChannelConfig(echo=True)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("", "no setting is given: expected any of delivery"),
-        ("volume: 11", f"setting volume does not exist: expected one of {', '.join(SETTINGS)}"),
-        ("self: 1", "setting self does not exist"),
-        ("channel_id: 1", "setting channel_id does not exist"),
-        ("delivery: maybe", "delivery 'maybe' is not one of at-most-once"),
-        ("delivery: 1", "delivery '1' is not one of at-most-once"),
-        ("retention: 3600", "retention '3600' is not one of forever, duration SECONDS"),
-        ("retention: duration", "is not one of forever"),
-        ("retention: duration 0", "is not one of forever"),
-        ("retention: duration soon", "is not one of forever"),
-        ("retention: forever 1", "is not one of forever"),
-        ("ack_timeout: soon", "ack_timeout: expected an integer, true, false or none, got 'soon'"),
-        ("ack_timeout:", "ack_timeout: expected"),
-        ("ack_timeout: -1", "got '-1'"),
-        ("max_retries: none", "max_retries: None"),
-        ("max_message_size: 0", "max_message_size: 0 is not a number from 1"),
-        ("echo: 1", "echo: 1: "),
-        ("echo: true\nack_timeout: 0", "ack_timeout: 0 is not a number"),
-    ],
-)
-def test_a_setting_that_cannot_be(ci: Engine, line: str, said: str) -> None:
-    assert said in refused(ci, f"ACTION: channel.config\nCHANNEL: ci\n{line}")
+NO_SETTINGS = [
+    ("", "no setting is given: expected any of delivery"),
+    ("volume: 11", f"setting volume does not exist: expected one of {', '.join(SETTINGS)}"),
+    ("self: 1", "setting self does not exist"),
+    ("channel_id: 1", "setting channel_id does not exist"),
+    ("delivery: maybe", "delivery 'maybe' is not one of at-most-once"),
+    ("delivery: 1", "delivery '1' is not one of at-most-once"),
+    ("retention: 3600", "retention '3600' is not one of forever, duration SECONDS"),
+    ("retention: duration", "is not one of forever"),
+    ("retention: duration 0", "is not one of forever"),
+    ("retention: duration soon", "is not one of forever"),
+    ("retention: forever 1", "is not one of forever"),
+    ("ack_timeout: soon", "ack_timeout: expected an integer, true, false or none, got 'soon'"),
+    ("ack_timeout:", "ack_timeout: expected"),
+    ("ack_timeout: -1", "got '-1'"),
+    ("max_retries: none", "max_retries: None"),
+    ("max_message_size: 0", "max_message_size: 0 is not a number from 1"),
+    ("echo: 1", "echo: 1: "),
+    ("echo: true\nack_timeout: 0", "ack_timeout: 0 is not a number"),
+]
+
+
+def test_a_setting_that_cannot_be(ci: Engine) -> None:
+    for line, said in NO_SETTINGS:
+        assert said in refused(ci, f"ACTION: channel.config\nCHANNEL: ci\n{line}"), line
 
 
 def test_pause_drain_resume_close(ci: Engine) -> None:
@@ -418,16 +417,16 @@ def test_old_dead_letters_are_purged(dead: Engine, clock: FakeClock) -> None:
     assert dead.retries.dead_letters() == []
 
 
-@pytest.mark.parametrize("verb", ["replay", "discard"])
-@pytest.mark.parametrize("wanted", ["r-3", "3", "r-9", "0", "-1", "é"])
-def test_what_is_not_dead_stays_as_it_is(dead: Engine, verb: str, wanted: str) -> None:
-    text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
-    assert text == f"dead letter {wanted!r} does not exist: `relay dead list` lists them"
+def test_what_is_not_dead_stays_as_it_is(dead: Engine) -> None:
+    for verb in ("replay", "discard"):
+        for wanted in ("r-3", "3", "r-9", "0", "-1", "é"):
+            text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
+            assert text == f"dead letter {wanted!r} does not exist: `relay dead list` lists them"
 
 
-@pytest.mark.parametrize("age", ["soon", "-1", "1.5", "7d"])
-def test_an_age_that_is_none(dead: Engine, age: str) -> None:
-    assert "expected seconds, got" in refused(dead, f"ACTION: dead.purge\nOLDER_THAN: {age}")
+def test_an_age_that_is_none(dead: Engine) -> None:
+    for age in ("soon", "-1", "1.5", "7d"):
+        assert "expected seconds, got" in refused(dead, f"ACTION: dead.purge\nOLDER_THAN: {age}")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +452,7 @@ def test_an_order_for_the_journal_is_handed_out(store: Engine) -> None:
     assert store.snapshot() == before
 
 
-@pytest.mark.parametrize("segments", ["x", "1,2", "-1", "1.5", "9" * 16])
-def test_segments_are_numbers(store: Engine, segments: str) -> None:
-    text = refused(store, f"ACTION: journal.evict\nSEGMENTS: {segments}")
-    assert "expected an integer, got" in text
+def test_segments_are_numbers(store: Engine) -> None:
+    for segments in ("x", "1,2", "-1", "1.5", "9" * 16):
+        text = refused(store, f"ACTION: journal.evict\nSEGMENTS: {segments}")
+        assert "expected an integer, got" in text, segments

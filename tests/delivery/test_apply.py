@@ -93,17 +93,9 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.SENT}  # until it is done
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("TO: dave\n\nhi", "there is no agent dave"),
-        ("TO: alice\n\nhi", "cannot send a message to itself"),
-        ("TO: #none\n\nhi", "channel none does not exist"),
-        ("TO: bob\nKIND: ack\nRE: 1234567890-\n\n", "does not name a message"),
-    ],
-)
-def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> None:
-    work = table.decide(text)
+def test_what_goes_to_nobody_is_answered(table: Table) -> None:
+    work = table.decide("TO: dave\n\nhi")
+    says = "there is no agent dave"
     assert says in work.plan.refusal
     assert table.store.messages.find_by_relay_id(work.plan.message_id) is None
     (posting,) = work.files

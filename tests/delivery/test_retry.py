@@ -152,6 +152,12 @@ def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str
     assert box.states(sent) == {"bob": state}
     assert held.due_ns() is None
     assert (box.bodies("bob") == ["quick"]) is (state == "written")
+    told = [
+        nack
+        for nack in box.nacks("alice")
+        if nack.startswith("not delivered to bob: its TTL of 30 s passed")
+    ]
+    assert len(told) == len(box.nacks("alice")) == (state == "expired")
 
 
 def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
@@ -212,7 +218,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     )
     assert box.states(sent) == {"bob": "held"}  # its sender is told with it
     execute(box, held, plans)
-    assert "no longer an agent" in box.nacks("alice")[0]
+    assert box.nacks("alice") == ["not delivered to bob: no longer an agent\n"]
     assert box.states(sent) == {"bob": "bounced"}
     stored = box.store.messages.find_by_relay_id(sent)
     assert stored and stored.status.label == "Failed"

@@ -38,6 +38,7 @@ def test_each_word_of_an_ack_is_noted_and_reaches_who_asked(box: Box) -> None:
         "ack: in_progress half way",
         "ack: completed\nall green",
     ]
+    assert {one.headers["RE"] for one in box.inbox("alice").values()} == {asked}
     box.after(3600)
     assert delivery(box, asked) == ("acked", "completed", 1)  # no timer runs any more
     assert box.nacks("alice") == []

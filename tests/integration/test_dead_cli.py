@@ -174,10 +174,10 @@ def test_a_replayed_letter_is_dead_no_longer(home: Path) -> None:
         relay("down", home=home)
 
 
-@pytest.mark.parametrize("age", ["7", "d", "1w", "-1d", "1.5h", "²d", "1234567890d", ""])
-def test_an_age_that_is_none(home: Path, age: str) -> None:
-    done = relay("dead", "purge", "--older-than", age, home=home)
-    assert done.returncode == 2 and "invalid age" in done.stderr
+def test_an_age_that_is_none(home: Path) -> None:
+    for age in ("7", "d", "1w", "-1d", "1.5h", "²d", "1234567890d", ""):
+        done = relay("dead", "purge", "--older-than", age, home=home)
+        assert done.returncode == 2 and "invalid age" in done.stderr, age
 
 
 def test_without_a_relay_nothing_is_asked(home: Path) -> None:

@@ -105,12 +105,6 @@ def test_lead_is_who_has_the_role(box: Box) -> None:
     assert box.states(sent) == {"carol": "written"}
 
 
-def test_an_agent_called_lead_is_lead_when_nobody_has_the_role(box: Box) -> None:
-    box.home.make_agent("Lead")
-    box.tick()
-    assert box.states(box.send("alice", "TO: lead\n\nhi")) == {"Lead": "written"}
-
-
 def test_mail_and_answers_for_an_agent_named_lead_reach_it_whoever_has_the_role(box: Box) -> None:
     box.home.make_agent("lead")
     box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
@@ -178,27 +172,6 @@ def test_join_is_answered(box: Box) -> None:
     assert answer.body == b"completed created the group team, you are its owner\n"
 
 
-def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
-    box.send("bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: a.#.b")
-
-    assert "topic_pattern" in box.nacks("bob")[0]
-    assert box.store.channels.get_by_name("ci") is None
-
-
-def test_an_ack_reaches_the_sender_and_moves_the_delivery(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
-    ack = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress\nhalf way")
-
-    assert box.inbox("alice")[ack].headers["RE"] == sent
-    assert box.states(sent) == {"bob": "acked"}
-    assert box.sql("SELECT ack_status FROM deliveries WHERE message_id = ?", sent) == [
-        ("in_progress",)
-    ]
-
-    box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such host")
-    assert box.sql("SELECT ack_status FROM deliveries WHERE message_id = ?", sent) == [("failed",)]
-
-
 def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
     query = box.send("alice", "TO: bob\nKIND: query\nTHREAD: t-1\n\nwhich branch?")
     answer = box.send("bob", "TO: alice\nKIND: response\nTHREAD: t-1\n\nmain")
@@ -209,31 +182,6 @@ def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
     original = box.store.messages.find_by_relay_id(query)
     assert message is not None and original is not None
     assert message.correlation_id == original.correlation_id
-
-
-def test_an_answer_in_a_group_goes_to_the_sender_alone(box: Box) -> None:
-    box.join("team", "alice", "bob", "carol")
-    query = box.send("alice", "TO: #team\nKIND: query\n\nwho is free?")
-    answer = box.send("bob", f"TO: #team\nKIND: response\nRE: {query}\n\nI am")
-
-    assert box.states(answer) == {"alice": "written"}
-
-
-def test_an_answer_to_nothing_is_refused(box: Box) -> None:
-    plain = box.send("alice", "TO: bob\n\nfyi")
-    for text, reason in (
-        ("KIND: ack\nRE: 1700000000000000000-ff", "does not name a message known to the relay"),
-        (f"KIND: ack\nRE: {plain}", "does not expect an acknowledgment"),
-        (f"KIND: response\nRE: {plain}", "a response answers a query"),
-        ("KIND: response\nTHREAD: nothing", "0 messages that await an answer"),
-    ):
-        box.clock.advance(0.001)
-        box.send("bob", f"TO: alice\n{text}\n\nyes")
-        assert reason in box.nacks("bob")[-1], box.nacks("bob")
-    box.clock.advance(0.001)
-    other = box.send("alice", "TO: carol\nKIND: command\n\ndo it")
-    box.send("bob", f"TO: alice\nKIND: ack\nRE: {other}\n\n")
-    assert "was not sent to bob" in box.nacks("bob")[-1]
 
 
 def test_one_bad_inbox_does_not_stop_the_others(box: Box) -> None:
@@ -252,34 +200,6 @@ def test_one_bad_inbox_does_not_stop_the_others(box: Box) -> None:
     assert box.states(sent)["bob"] == "written"
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
     assert box.bodies("bob") == ["hello"]
-
-
-def test_a_held_message_is_not_delivered_past_its_ttl(box: Box) -> None:
-    inbox = box.path("agents", "bob", "inbox")
-    os.rename(inbox, box.path("tmp", "inbox"))
-    inbox.write_text("")
-    sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
-    inbox.unlink()
-    os.rename(box.path("tmp", "inbox"), inbox)
-    box.after(31, turns=1)
-
-    assert box.states(sent) == {"bob": "expired"}
-    assert box.inbox("bob") == {}
-    assert "not delivered to bob: its TTL of 30 s passed" in box.nacks("alice")[0]
-
-
-def test_a_held_message_bounces_when_its_recipient_is_gone(box: Box) -> None:
-    inbox = box.path("agents", "bob", "inbox")
-    os.rename(inbox, box.path("tmp", "inbox"))
-    inbox.write_text("")
-    sent = box.send("alice", "TO: bob\n\nhi")
-    os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
-    box.after(2)
-
-    assert box.states(sent) == {"bob": "bounced"}
-    assert box.nacks("alice") == ["not delivered to bob: no longer an agent\n"]
-    box.flush()
-    assert box.row(sent)["status"] == "archived"
 
 
 def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
