@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 
-import pexpect
 import pytest
 
 from relay.base.clock import NS_PER_S
 from relay.reach.session import BLOCKED, IDLE, WORKING, Session, save_session
 from tests.box import Box
-from tests.procs import environment, relay, rows_of
+from tests.procs import relay, rows_of
 from tests.reach.test_idle_notices import has_session
+from tests.terminals import lines_in_a_terminal
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def seen(ago_s: int) -> str:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_terminal_shows_what_each_does(busy: Box, columns: int) -> None:
-    lines = on_a_terminal(busy, columns, "agents")
+    lines = lines_in_a_terminal(busy.root, columns, "agents")
     assert max(map(len, lines)) <= columns
     shown = {line.split()[0]: line for line in lines}
     assert shown["alice"].endswith("  working")
@@ -61,7 +59,7 @@ def test_a_terminal_shows_what_each_does(busy: Box, columns: int) -> None:
     assert shown["carol"].endswith("  blocked on a permission")
     assert shown["dave"].endswith(f"  not seen since {seen(60)}")
     assert shown["eve"].endswith("  -")
-    page = on_a_terminal(busy, columns, "agents show bob")
+    page = lines_in_a_terminal(busy.root, columns, "agents show bob")
     assert "  note      idle and owes 2; reviewing the change to the parser" in page
     assert any(line.startswith("  session   claude:of-bob, seen 6") for line in page)
 
@@ -128,18 +126,3 @@ def test_damaged_sessions_are_left_out(busy: Box, text: str) -> None:
     assert (found["bob"], found["eve"]) == (None, None)
     busy.dispatcher.idle.check_soon()
     busy.tick()
-
-
-def on_a_terminal(box: Box, columns: int, command: str) -> list[str]:
-    """The lines that a command prints on a terminal of so many columns."""
-    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), *command.split()]
-    env = environment(TERM="xterm", NO_COLOR="1", COLUMNS=str(columns))
-    shown = pexpect.run(
-        shlex.join(words),
-        dimensions=(24, columns),
-        env=env,  # type: ignore[arg-type]
-        timeout=30,
-        encoding="utf-8",
-    )
-    assert isinstance(shown, str)
-    return shown.rstrip("\r\n").split("\r\n")

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import sqlite3
 import tempfile
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pexpect
 import pytest
 from pexpect.fdpexpect import fdspawn
 
@@ -31,9 +28,9 @@ from relay.base.home import STORE, tag_of
 from relay.base.text import UNSEEN
 from relay.cli import cli
 from relay.engine.commstore import CommStore
-from tests import forks
 from tests.fakes import FakeClock
-from tests.procs import Relay, environment, home_of, relay, until
+from tests.procs import Relay, home_of, relay, until
+from tests.terminals import in_a_terminal
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -298,23 +295,10 @@ def fill(home: Path, root: Path) -> dict[str, str]:
     }
 
 
-def in_a_terminal(home: str, words: list[str]) -> str:
-    """What a terminal is given."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (50, 200))
-    environ = environment(TERM="xterm", COLUMNS="200", LINES="50")
-    process = forks.start(forks.CLI, ["--home", home, *words], environ, theirs, theirs, theirs)
-    os.close(theirs)
-    view = fdspawn(ours, timeout=40)
-    if words == ["top"]:
-        view.expect("AGENT")
-        view.expect("worker")
-        view.send("q")
-    view.expect(pexpect.EOF)
-    view.close()
-    process.wait(40)
-    assert isinstance(view.before, bytes)
-    return view.before.decode(errors="surrogateescape")
+def quit_top(view: fdspawn[bytes]) -> None:
+    view.expect("AGENT")
+    view.expect("worker")
+    view.send("q")
 
 
 def test_M18_no_command_is_forgotten() -> None:
@@ -329,7 +313,8 @@ def test_M18_nothing_of_others_reaches_a_terminal_as_it_is(
     shown = ""
     for line in LINES[command]:
         words = [word.format(**hostile) if word[:1] == "{" else word for word in line]
-        text = in_a_terminal(hostile["home"], [*command.split(), *words])
+        more = {"meanwhile": quit_top} if command == "top" else {}
+        _, text = in_a_terminal(hostile["home"], *command.split(), *words, size=(50, 200), **more)
         assert "Traceback" not in text
         own = CSI if command == "top" else OWN_COLOURS
         seen = own.sub("", text.replace("\r\n", "\n"))

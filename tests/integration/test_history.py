@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-
-import pexpect
 import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.base.home import STORE
 from tests.box import Box
-from tests.procs import environment, relay, rows_of
+from tests.procs import relay, rows_of
+from tests.terminals import lines_in_a_terminal
 
 pytestmark = pytest.mark.shows("engine 7.5")
 
@@ -194,20 +191,9 @@ def test_m15_tables_fit_the_terminal(told: Box, columns: int) -> None:
     told.flush()
     cut = ("history", "search long", "open", "failed")
     for command in (*cut, "channel list", "ledger audit"):
-        shown = on_a_terminal(told, columns, command)
+        shown = lines_in_a_terminal(told.root, columns, command)
         assert len(shown) > 1
         assert max(map(len, shown)) <= columns, command
         assert command not in cut or any("…" in line for line in shown)
-    assert any(refused in line for line in on_a_terminal(told, columns, "failed"))
-    assert long.strip() in "\n".join(on_a_terminal(told, columns, "history --wide"))
-
-
-def on_a_terminal(box: Box, columns: int, command: str) -> list[str]:
-    """The lines that a command prints on a terminal of so many columns."""
-    words = [sys.executable, "-m", "relay.cli", "--home", str(box.root), *command.split()]
-    env = environment(TERM="xterm", NO_COLOR="1", COLUMNS=str(columns))
-    shown = pexpect.run(
-        shlex.join(words), dimensions=(24, columns), env=env, timeout=30, encoding="utf-8"
-    )
-    assert isinstance(shown, str)
-    return shown.rstrip("\r\n").split("\r\n")
+    assert any(refused in line for line in lines_in_a_terminal(told.root, columns, "failed"))
+    assert long.strip() in "\n".join(lines_in_a_terminal(told.root, columns, "history --wide"))

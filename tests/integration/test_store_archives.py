@@ -6,8 +6,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +13,7 @@ from relay.base.config import Config, StoreSettings
 from relay.journal.journal import Journal
 from relay.journal.manifest_format import ARCHIVE_ROLLED
 from tests.box import Box
+from tests.procs import relay, rows_of
 
 CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
 
@@ -36,17 +35,6 @@ def archives(box: Box) -> list[str]:
     return sorted(path.name for path in box.path("store", "archive").glob("*/*"))
 
 
-def relay(box: Box, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "relay.cli", "--home", str(box.root), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
-
-
 def test_final_messages_leave_and_are_found(box: Box) -> None:
     for number in range(4):
         box.send("alice", f"TO: bob\nTHREAD: t-1\n\nmessage {number}")
@@ -55,10 +43,9 @@ def test_final_messages_leave_and_are_found(box: Box) -> None:
     assert archives(box) == ["000001.acomm"]
     assert set(box.store.state.relay_ids) >= {command}
     assert len(box.store.state.messages) == 1
-    listed = relay(box, "history", "--json")
-    assert len(listed.splitlines()) == 5
-    assert len(relay(box, "thread", "t-1", "--json").splitlines()) == 4
-    assert "message 2" in relay(box, "search", "message 2")
+    assert len(rows_of("history", home=box.root)) == 5
+    assert len(rows_of("thread", "t-1", home=box.root)) == 4
+    assert "message 2" in relay("search", "message 2", home=box.root).stdout
 
 
 def test_a_late_answer_finds_what_it_answers(box: Box) -> None:

@@ -14,6 +14,7 @@ import pytest
 from relay.base.errors import EXIT_INTERRUPTED
 from relay.cli.top import COLUMNS
 from tests.procs import PROJECT, Relay, environment, relay, rows_of, until
+from tests.terminals import lines_in_a_terminal
 
 pytestmark = pytest.mark.timeout(60)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -91,12 +92,10 @@ def test_lines_of_tail_fit_the_terminal_unless_they_are_wide(running: Relay, hom
     send(home, "nobody", "--as", "alice", "lost")
     until(lambda: [e for e in events(home) if e["event"] == "refused"])
     for words, is_cut in ((), True), (("--wide",), False):
-        view = terminal(home, "tail", "--no-follow", *words)
-        view.expect(pexpect.EOF)
-        (refused,) = (line for line in (view.before or "").splitlines() if " refused " in line)
+        shown = lines_in_a_terminal(home, 100, " ".join(("tail", "--no-follow", *words)))
+        (refused,) = (line for line in shown if " refused " in line)
         assert refused.endswith("…") is is_cut
         assert (len(refused) == 100) is is_cut
-        view.close()
 
 
 def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
@@ -319,11 +318,7 @@ def test_a_terminal_is_told_of_unread_messages(
     """After a command that says nothing of them; never a pipe or a program."""
 
     def shown(*words: str) -> str:
-        view = terminal(home, *words)
-        view.expect(pexpect.EOF)
-        view.close()
-        assert view.exitstatus == 0
-        return view.before or ""
+        return "\n".join(lines_in_a_terminal(home, 100, " ".join(words)))
 
     for number in range(2):
         send(home, "bob", "--as", "alice", str(number))
