@@ -35,6 +35,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the tiers that never ends is not waited for."""
+    monkeypatch.setattr("relay.daemon.session.PATIENCE_S", 0)
+
+
 @pytest.fixture
 def box(box: Box) -> Box:
     """A relay that was stopped after some checkpoints; its journal has several segments."""

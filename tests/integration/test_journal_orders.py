@@ -25,6 +25,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the tiers that never ends is not waited for."""
+    monkeypatch.setattr("relay.daemon.session.PATIENCE_S", 0)
+
+
 @pytest.fixture
 def box(box: Box) -> Box:
     """Some sealed segments, four checkpoints."""
