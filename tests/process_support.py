@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+from relay.agents.roster import META
 from relay.base.config import Config, SpawnSettings
 from relay.ledger.agents import ProcessRow
 from tests.box import Box
@@ -19,6 +22,32 @@ QUICK = SpawnSettings(
     idle_after_s=60,
     stuck_after_s=900,
 )
+
+
+def registered(box: Box, agent: str) -> subprocess.Popen[bytes]:
+    """A process that has registered as an agent, as the SDK does; what else meta.json says stays.
+
+    It is nobody's child but the test's, who ends it.
+    """
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    path = box.path("agents", agent, META)
+    meta = json.loads(path.read_text()) if path.exists() else {}
+    meta |= {
+        "pid": process.pid,
+        "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
+        "started_at": box.clock.now_ns(),
+    }
+    new = path.with_name("new")
+    new.write_text(json.dumps(meta))
+    new.rename(path)
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL."""
+    process.kill()
+    process.communicate()
 
 
 class ProcessBox(Box):

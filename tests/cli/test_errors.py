@@ -48,64 +48,51 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return err.rstrip("\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("frob", "relay: no such command 'frob'; see `relay --help`"),
-        ("sned", "relay: no such command 'sned'; did you mean send?"),
-        ("channel shwo", "relay: no such command 'shwo'; did you mean show?"),
-        ("help sned", "relay: no such command 'sned'; did you mean send?"),
-        ("help send x", "relay: `relay send` has no subcommands; see `relay send --help`"),
-        ("send --kin x", "relay: no such option '--kin'; did you mean --kind?"),
-        ("send --frob", "relay: no such option '--frob'; see `relay send --help`"),
-        ("send", "relay: Missing argument 'TO'; see `relay send --help`"),
-        (
-            "send bob hello world",
-            "relay: Got unexpected extra argument (world); put a text of several words in quotes",
-        ),
-        (
-            "agents bob",
-            "relay: no such command 'bob'; `relay agents show bob` shows an agent",
-        ),
-        *(
-            (
-                f"{command} bob",
-                "relay: Got unexpected extra argument (bob);"
-                " `relay inbox --as bob` shows the messages of one agent",
-            )
-            for command in ("inbox", "unread")
-        ),
-        (
-            "channel show",
-            "relay: Missing argument 'NAME'; see `relay channel show --help`",
-        ),
-        (
-            "send --priority 9 bob hi",
-            "relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4;"
-            " see `relay send --help`",
-        ),
-        (
-            "send --priority high bob hi",
-            "relay: Invalid value for '--priority': 'high' is not a valid integer;"
-            " see `relay send --help`",
-        ),
-        *(
-            (
-                f"{command} {option} nan",
-                f"relay: Invalid value for '{option}': nan is not a valid number;"
-                f" see `relay {command.removesuffix(' ci')} --help`",
-            )
-            for command, option in (
-                ("top", "--every"),
-                ("down", "--timeout"),
-                ("channel close ci", "--timeout"),
-            )
-        ),
-    ],
-)
-def test_a_wrong_command_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words.split()) == EXIT_USAGE
-    assert said(capsys) == line
+WRONG = """\
+$ relay frob
+relay: no such command 'frob'; see `relay --help`
+$ relay sned
+relay: no such command 'sned'; did you mean send?
+$ relay channel shwo
+relay: no such command 'shwo'; did you mean show?
+$ relay help sned
+relay: no such command 'sned'; did you mean send?
+$ relay help send x
+relay: `relay send` has no subcommands; see `relay send --help`
+$ relay send --kin x
+relay: no such option '--kin'; did you mean --kind?
+$ relay send --frob
+relay: no such option '--frob'; see `relay send --help`
+$ relay send
+relay: Missing argument 'TO'; see `relay send --help`
+$ relay send bob hello world
+relay: Got unexpected extra argument (world); put a text of several words in quotes
+$ relay agents bob
+relay: no such command 'bob'; `relay agents show bob` shows an agent
+$ relay inbox bob
+relay: Got unexpected extra argument (bob); `relay inbox --as bob` shows the messages of one agent
+$ relay unread bob
+relay: Got unexpected extra argument (bob); `relay inbox --as bob` shows the messages of one agent
+$ relay channel show
+relay: Missing argument 'NAME'; see `relay channel show --help`
+$ relay send --priority 9 bob hi
+relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4; see `relay send --help`
+$ relay send --priority high bob hi
+relay: Invalid value for '--priority': 'high' is not a valid integer; see `relay send --help`
+$ relay top --every nan
+relay: Invalid value for '--every': nan is not a valid number; see `relay top --help`
+$ relay down --timeout nan
+relay: Invalid value for '--timeout': nan is not a valid number; see `relay down --help`
+$ relay channel close ci --timeout nan
+relay: Invalid value for '--timeout': nan is not a valid number; see `relay channel close --help`
+"""
+
+
+def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = WRONG.splitlines()
+    for words, line in zip(lines[::2], lines[1::2], strict=True):
+        assert run(words.removeprefix("$ relay ").split()) == EXIT_USAGE, words
+        assert said(capsys) == line, words
 
 
 @pytest.mark.parametrize(

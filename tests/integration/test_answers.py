@@ -83,17 +83,6 @@ def test_the_same_ack_again_is_noted_once_and_delivered_as_another_message(box: 
     assert box.nacks("bob") == []
 
 
-def test_a_late_ack_counts(box: Box) -> None:
-    asked = box.send("alice", COMMAND)
-    for _ in range(8):
-        box.after(60)
-    assert delivery(box, asked)[0] == "dead"
-    answer(box, "bob", asked, "completed")
-    state, said, _ = delivery(box, asked)
-    assert (state, said) == ("acked", "completed")
-    assert list(box.store.retries.dead_letters()) == []
-
-
 def test_of_a_group_each_answers_for_itself(box: Box) -> None:
     box.join("team", "alice", "bob", "carol")
     asked = box.send("alice", "TO: #team\nKIND: command\nAWAIT: 5s\n\ndeploy")

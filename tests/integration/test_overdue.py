@@ -88,15 +88,6 @@ def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
     assert attempt(box, "bob", sent) == "2"
 
 
-def test_an_ack_ends_it(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.after(60)
-    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nreceived")
-    box.after(1000)
-    assert box.states(sent) == {"bob": "acked"}
-    assert attempt(box, "bob", sent) == "1"
-
-
 def test_a_text_is_not_tried_again_unless_it_asks(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nhi")

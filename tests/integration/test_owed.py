@@ -6,22 +6,17 @@ says `completed` or `failed`, or sends the response; the sender hears each time 
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from relay.agents.roster import META
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER
 from relay.base.message import MessageFile
 from relay.base.watcher import WatchEvents
 from tests.box import Box
-from tests.process_support import ProcessBox
+from tests.process_support import ProcessBox, end, registered
 from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.1")
@@ -316,31 +311,15 @@ def test_M08_a_ledger_that_is_made_again_knows_what_is_owed(box: Box) -> None:
     assert box.sql("SELECT due_at FROM deliveries WHERE message_id = ?", sent) == due
 
 
-def register(box: Box, agent: str) -> subprocess.Popen[bytes]:
-    """Start a process that registers as an agent, as the SDK does."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    stat = Path(f"/proc/{process.pid}/stat").read_text()
-    meta = {
-        "pid": process.pid,
-        "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
-        "started_at": box.clock.now_ns(),
-    }
-    new = box.path("agents", agent, "new")
-    new.write_text(json.dumps(meta))
-    new.rename(new.with_name(META))
-    return process
-
-
 def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
-    process = register(box, "bob")
+    process = registered(box, "bob")
     box.after(31)
     sent = box.send("alice", COMMAND)
     answer(box, sent, "in_progress")
     other = box.send("alice", COMMAND)  # not begun: it waits for the next process
     box.after(31)
     assert told(box, "alice") == []
-    process.kill()
-    process.communicate()
+    end(process)
     box.after(31)
     box.after(6)
     (notice,) = told(box, "alice")
@@ -379,12 +358,11 @@ def test_M03_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box)
     """A shell registers with its first call and says at once that it has begun."""
     box.clock.advance(1 - box.clock.now_ns() % NS_PER_S / NS_PER_S + 0.2)
     sent = box.send("alice", COMMAND)
-    process = register(box, "bob")
+    process = registered(box, "bob")
     box.clock.advance(0.1)
     answer(box, sent, "in_progress")
     box.after(31)
-    process.kill()
-    process.communicate()
+    end(process)
     box.after(31)
     box.after(6)
     assert told(box, "alice")[0].startswith(f"process {process.pid} of bob ended; ")
