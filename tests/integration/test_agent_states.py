@@ -7,7 +7,7 @@ import time
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.reach.session import BLOCKED, IDLE, WORKING, Session, save_session
+from relay.reach.session import BLOCKED, IDLE, WORKING, Session, load_session, save_session
 from tests.box import Box
 from tests.procs import relay, rows_of
 from tests.reach.test_idle_notices import has_session
@@ -41,9 +41,11 @@ def changed(box: Box, session: Session, **facts: object) -> None:
     save_session(str(box.root), session)
 
 
-def seen(ago_s: int) -> str:
-    """A time as it is shown."""
-    at = time.localtime(time.time() - ago_s)
+def seen(box: Box, agent: str) -> str:
+    """When the session of an agent was seen, as it is shown."""
+    session = load_session(str(box.root), "claude", f"of-{agent}")
+    assert session is not None
+    at = time.localtime(session.seen_at / NS_PER_S)
     is_today = at[:3] == time.localtime()[:3]
     return time.strftime("%H:%M" if is_today else "%b %d %H:%M", at)
 
@@ -57,7 +59,7 @@ def test_a_terminal_shows_what_each_does(busy: Box, columns: int) -> None:
     assert "  idle and owes 2; reviewing" in shown["bob"]
     assert shown["bob"].endswith("parser" if columns == 120 else "…")
     assert shown["carol"].endswith("  blocked on a permission")
-    assert shown["dave"].endswith(f"  not seen since {seen(60)}")
+    assert shown["dave"].endswith(f"  not seen since {seen(busy, 'dave')}")
     assert shown["eve"].endswith("  -")
     page = lines_in_a_terminal(busy.root, columns, "agents show bob")
     assert "  note      idle and owes 2; reviewing the change to the parser" in page
@@ -105,7 +107,9 @@ def test_a_session_that_has_ended_is_not_seen_since(busy: Box) -> None:
     changed(busy, has_session(busy, "ended"), pid=0)
     (bob,) = [row for row in rows_of("agents", home=busy.root) if row["name"] == "bob"]
     assert bob["state"] == "ended"
-    assert f"  not seen since {seen(60)}; reviewing" in relay("agents", home=busy.root).stdout
+    assert (
+        f"  not seen since {seen(busy, 'bob')}; reviewing" in relay("agents", home=busy.root).stdout
+    )
 
 
 def test_the_session_that_runs_counts(busy: Box) -> None:
