@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,11 +12,11 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, MessageType
 from relay.audit.jobs import acks
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import ReadDelivery, WrittenDelivery
-from relay.ledger.deliveries import TAKEN
+from relay.ledger import Ledger, ReadDelivery, WrittenDelivery
+from relay.ledger.deliveries import TAKEN, DeliveryTable
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.home_journal import Change, moved, run, write_journal
+from tests.audit.home_journal import Change, Outcome, moved, run, write_journal
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -27,76 +29,107 @@ def delivered(number: int, *, due_s: int = 0, attempt: int = 0) -> Change:
     return lambda said: [said[0], moved(number, "bob", state, attempt, due_s)]
 
 
-def test_owed_late_overdue_and_orphans_with_a_journal(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    for name in ("owed", "late", "overdue", "done"):
-        home.sent(f"1-{name}")
-        home.becomes(f"1-{name}", message_type=MessageType.COMMAND)
-    home.sent("1-unrequested")
-    home.sent("1-plain")
+class Sent(NamedTuple):
+    """A message to bob, and what is said of its delivery."""
+
+    sender: str = "alice"
+    kind: MessageType = MessageType.COMMAND
+    due_s: int = 0  # as the journal says it
+    attempt: int = 0
+    class_: str | None = None
+
+
+CASES = {
+    "owed": Sent(due_s=3600, class_="owed"),
+    "late": Sent(due_s=3600, attempt=2, class_="late"),
+    "overdue": Sent(due_s=OWED_S, class_="overdue"),
+    "done": Sent(due_s=OWED_S),
+    "unrequested": Sent(kind=MessageType.TEXT, class_="unrequested"),
+    "plain": Sent(kind=MessageType.TEXT),
+    # M03: what is begun is owed, and what was given up is not; as the ledger says it.
+    "begun": Sent("carol", class_="overdue"),
+    "silent": Sent("carol", class_="owed"),
+    "finished": Sent("carol"),
+    "over": Sent("carol", class_="given_up"),
+    # What was shown and never seen; not what was seen, returned, taken since, or shown just now.
+    "lost": Sent("dave", MessageType.TEXT, class_="offered_not_in_context"),
+    "seen": Sent("dave", MessageType.TEXT),
+    "returned": Sent("dave", MessageType.TEXT),
+    "read": Sent("dave", MessageType.TEXT),
+    "fresh": Sent("dave", MessageType.TEXT),
+}
+
+
+@pytest.fixture(scope="module")
+def outcome(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """What one run finds in a home with all of them."""
+    root = tmp_path_factory.mktemp("acks")
+    home = HomeBuilder(root / "home")
+    for name, one in CASES.items():
+        home.sent(f"1-{name}", sender=one.sender)
+        home.becomes(f"1-{name}", message_type=one.kind)
     home.keep("1-answer")
     home.becomes("1-answer", message_type=MessageType.ACKNOWLEDGMENT, correlation_id="c-7")
     home.write_store()
-    at = START_NS + 25 * NS_PER_MS
     with home.ledger.transaction():
-        home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.deliveries.acknowledge("1-unrequested", "bob", "received", at)
-        home.ledger.deliveries.mark_written([WrittenDelivery("1-late", "bob", 2, at, at)])
+        answer(home.ledger.deliveries)
+        show(home.ledger)
     write_journal(
         home,
         {
-            "1-owed": delivered(1, due_s=3600),
-            "1-late": delivered(2, due_s=3600, attempt=2),
-            "1-overdue": delivered(3, due_s=OWED_S),
-            "1-done": delivered(4, due_s=OWED_S),
-            "1-unrequested": delivered(5),
-            "1-plain": delivered(6),
+            f"1-{name}": delivered(number, due_s=one.due_s, attempt=one.attempt)
+            for number, (name, one) in enumerate(CASES.items(), 1)
         },
     )
     with home.ledger.transaction():  # the relay was at work until then
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    tables, checks, _ = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
-    assert checks == {"overdue": {"1-overdue"}, "unrequested": {"1-unrequested", "1-answer"}}
-    classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
-    assert classes == {
-        "1-owed": "owed",
-        "1-late": "late",
-        "1-overdue": "overdue",
-        "1-unrequested": "unrequested",
-        "1-answer": "unrequested",
-    }
-    (pair,) = tables["acks"]
-    assert (pair["acked"], pair["owed"], pair["late"], pair["overdue"]) == (2, 3, 1, 1)
-    assert (pair["p50_ms"], pair["max_ms"]) == (20.0, 20.0)
+    yield run(acks.JOB, home.inputs(spark, root / "run"))
+    home.close()
 
 
-def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    names = ("begun", "silent", "done", "over")
-    for name in names:
-        home.sent(f"1-{name}")
-        home.becomes(f"1-{name}", message_type=MessageType.COMMAND)
-    home.write_store()
+def answer(deliveries: DeliveryTable) -> None:
+    """What recipients said, and what the relay made of it."""
     at, due = START_NS + 25 * NS_PER_MS, START_NS + OWED_S * NS_PER_S
-    with home.ledger.transaction():
-        home.ledger.deliveries.acknowledge("1-begun", "bob", "in_progress", at)
-        home.ledger.deliveries.set_obligation("1-begun", "bob", "open", due)
-        home.ledger.deliveries.set_obligation("1-silent", "bob", "open", due + 3600 * NS_PER_S)
-        home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.deliveries.set_obligation("1-done", "bob", "answered", None, 2)
-        home.ledger.deliveries.set_obligation("1-over", "bob", "given_up", None, 2)
-    write_journal(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
-    with home.ledger.transaction():
-        home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    tables, checks, _ = run(acks.JOB, home.inputs(spark, tmp_path / "run"))
-    assert checks == {"overdue": {"1-begun"}, "given_up": {"1-over"}}
-    classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
-    assert classes == {"1-begun": "overdue", "1-silent": "owed", "1-over": "given_up"}
-    (pair,) = tables["acks"]
-    assert (pair["acked"], pair["owed"], pair["overdue"]) == (1, 2, 1)
-    assert pair["late"] == 1  # acknowledged, after two reminders
+    deliveries.acknowledge("1-done", "bob", "completed", at)
+    deliveries.acknowledge("1-unrequested", "bob", "received", at)
+    deliveries.mark_written([WrittenDelivery("1-late", "bob", 2, at, at)])
+    deliveries.acknowledge("1-begun", "bob", "in_progress", at)
+    deliveries.set_obligation("1-begun", "bob", "open", due)
+    deliveries.set_obligation("1-silent", "bob", "open", due + 3600 * NS_PER_S)
+    deliveries.acknowledge("1-finished", "bob", "completed", at)
+    deliveries.set_obligation("1-finished", "bob", "answered", None, 2)
+    deliveries.set_obligation("1-over", "bob", "given_up", None, 2)
+
+
+def show(ledger: Ledger) -> None:
+    """What was offered to a session of bob's, and what became of it."""
+    for name in ("lost", "seen", "returned", "read", "fresh"):
+        at = START_NS + (600 if name == "fresh" else -7200) * NS_PER_S
+        ledger.offers.change([OfferChange(f"1-{name}", "bob", "claude:1", 1, OFFERED, "Stop", at)])
+    for name, state in (("seen", IN_CONTEXT), ("returned", RETURNED)):
+        ledger.offers.change([OfferChange(f"1-{name}", "bob", "claude:1", 0, state, "why", at)])
+    ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, TAKEN)], at)
+
+
+def test_each_is_found_and_nothing_else(outcome: Outcome) -> None:
+    assert outcome.checks == {
+        "overdue": {"1-overdue", "1-begun"},
+        "unrequested": {"1-unrequested", "1-answer"},
+        "given_up": {"1-over"},
+        "offered_not_in_context": {"1-lost"},
+    }
+    classes = {row["message_id"]: row["class"] for row in outcome.tables["acks_owed"]}
+    expected = {f"1-{name}": one.class_ for name, one in CASES.items() if one.class_}
+    assert classes == {**expected, "1-answer": "unrequested"}
+
+
+def test_pairs_have_their_numbers(outcome: Outcome) -> None:
+    pairs = {row["sender"]: row for row in outcome.tables["acks"]}
+    names = ("acked", "owed", "late", "overdue")
+    assert [pairs["alice"][name] for name in names] == [2, 3, 1, 1]
+    assert (pairs["alice"]["p50_ms"], pairs["alice"]["max_ms"]) == (20.0, 20.0)
+    # late: acknowledged, after two reminders
+    assert [pairs["carol"][name] for name in names] == [1, 2, 1, 1]
 
 
 def test_without_a_journal_the_kind_says_what_is_owed(
@@ -115,25 +148,3 @@ def test_without_a_journal_the_kind_says_what_is_owed(
     assert run(acks.JOB, home.inputs(spark, tmp_path / "at work")).checks == {
         "overdue": {"1-command"}
     }
-
-
-def test_what_was_shown_and_never_seen_is_found(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    """Not what was seen, returned, taken since, or shown a moment ago."""
-    shown = {"lost": 0, "seen": 0, "returned": 0, "read": 0, "fresh": 7800}
-    for name in shown:
-        home.sent(f"1-{name}")
-    home.write_store()
-    with home.ledger.transaction():
-        for name, after_s in shown.items():
-            at = START_NS + (after_s - 7200) * NS_PER_S
-            home.ledger.offers.change(
-                [OfferChange(f"1-{name}", "bob", "claude:1", 1, OFFERED, "Stop", at)]
-            )
-        for name, state in (("seen", IN_CONTEXT), ("returned", RETURNED)):
-            change = OfferChange(f"1-{name}", "bob", "claude:1", 0, state, "why", at)
-            home.ledger.offers.change([change])
-        home.ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, TAKEN)], at)
-    checks = run(acks.JOB, home.inputs(spark, tmp_path / "run")).checks
-    assert checks == {"offered_not_in_context": {"1-lost"}}
