@@ -13,10 +13,10 @@ from relay.audit.schemas import subset
 
 
 def rows_of(
-    source: type[DataSource], path: str, columns: Iterable[str] = (), **options: str
+    source: type[DataSource], path: str | None, columns: Iterable[str] = (), **options: str
 ) -> list[dict[str, Any]]:
     """The rows of all partitions, in their order; all columns, or these."""
-    made = source({"path": path, **options})
+    made = source(options if path is None else {"path": path, **options})
     schema = made.schema()
     assert isinstance(schema, StructType)
     reader = made.reader(subset(schema, columns, "the source") if columns else schema)

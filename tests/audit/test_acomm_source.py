@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
@@ -37,6 +39,7 @@ from relay.audit.sources.acomm_query import SECTIONS
 from relay.base.errors import RelayError
 from relay.base.names import sha256_hex
 from tests.audit.home_builder import START_NS, START_S, stored_message
+from tests.audit.source_rows import rows_of
 
 U64_MAX = 2**64 - 1
 START = datetime(2026, 1, 31, 9, 30)
@@ -111,27 +114,24 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-@pytest.fixture
-def read(spark: SparkSession) -> Iterator[object]:
-    """Read as somebody at a Spark prompt would: ``read(path, section=...)``."""
-
-    def read(path: str | list[str], **options: str) -> DataFrame:
-        return spark.read.format("acomm").options(**options).load(path)
-
-    return read  # type: ignore[return-value]
+Rows = list[dict[str, Any]]
 
 
-def one(frame: DataFrame, **where: object) -> Row:
+def read(path: str | None, *columns: str, **options: str) -> Rows:
+    return rows_of(acomm_source.AcommSource, path, columns, **options)
+
+
+def one(rows: Rows, **where: object) -> dict[str, Any]:
     """The one row where these columns have these values."""
-    found = [r for r in frame.collect() if all(r[name] == value for name, value in where.items())]
+    found = [r for r in rows if all(r[name] == value for name, value in where.items())]
     assert len(found) == 1
     return found[0]
 
 
-def test_messages_with_every_column(read, path: str) -> None:
-    frame = read(path)
+def test_messages_with_every_column(spark: SparkSession, path: str) -> None:
+    frame = spark.read.format("acomm").load(path)
     assert frame.schema.names == formats.STORED_MESSAGE.names
-    row = one(frame, sender="alice").asDict()
+    row = one([row.asDict() for row in frame.collect()], sender="alice")
     assert row == {
         "file": path,
         "section": "messages",
@@ -170,14 +170,14 @@ def test_messages_with_every_column(read, path: str) -> None:
     }
 
 
-def test_an_encrypted_file_is_read_with_its_contents_sealed(read, path: str) -> None:
+def test_an_encrypted_file_is_read_with_its_contents_sealed(path: str) -> None:
     store_file.write(path, encrypt(STORE, bytes(32)))
     row = one(read(path), sender="alice")
     assert (row["sealed"], row["content_size"], row["checksum"]) == (True, 6, None)
     assert (len(row["content"]), row["relay_id"]) == (6 + ENCRYPTION_BYTES, "1-full")
 
 
-def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: str) -> None:
+def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(path: str) -> None:
     row = one(read(path), sender="bob")
     for name in ("channel", "topic", "metadata", "relay_id", "to", "created_ns", "created_at"):
         assert row[name] is None, name
@@ -185,20 +185,21 @@ def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: s
 
 
 @pytest.mark.shows("audit 1.1")
-def test_the_other_sections(read, path: str) -> None:
+def test_the_other_sections(path: str) -> None:
     dead = one(read(path, section="dead_letters"))
     assert (dead["section"], dead["relay_id"]) == ("dead_letters", "1-dead")
-    assert read(path, section="archive").count() == 2
+    assert len(read(path, section="archive")) == 2
     both = read(path, section="messages, dead_letters,archive")
-    assert sorted(row["section"] for row in both.collect()) == [
+    assert sorted(row["section"] for row in both) == [
         "archive",
         "archive",
         "dead_letters",
         "messages",
         "messages",
     ]
-    deliveries = read(path, section="deliveries").drop("file")
-    assert sorted(map(tuple, deliveries.collect())) == [
+    names = SECTIONS["deliveries"].names[1:]
+    deliveries = read(path, *names, section="deliveries")
+    assert sorted(tuple(row.values()) for row in deliveries) == [
         (Decimal(2), None, "alice", "Sent"),
         (Decimal(U64_MAX), "1-full", "bob", "Acknowledged"),
         (Decimal(U64_MAX), "1-full", "carol", "Bounced"),
@@ -221,33 +222,38 @@ def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
 
 
 @pytest.mark.shows("audit 1.1")
-def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
+def test_file_folder_glob_and_list(tmp_path: Path, path: str) -> None:
     other = tmp_path / "archive" / "2026-01-31" / "000001.acomm"
     other.parent.mkdir(parents=True)
     store_file.write(str(other), STORE)
     (tmp_path / "archive" / "000001.acomm.tmp").write_bytes(b"half written")
     both = {path, str(other)}
-    for given in (str(tmp_path), str(tmp_path / "**" / "*.acomm"), [path, str(other), path]):
-        frame = read(given)
-        assert {row["file"] for row in frame.collect()} == both
-        assert frame.count() == 4
-    assert read(str(tmp_path / "arch*")).count() == 2
+    listed = json.dumps([path, str(other), path])  # as Spark gives several
+    for rows in (
+        read(str(tmp_path)),
+        read(str(tmp_path / "**" / "*.acomm")),
+        read(None, paths=listed),
+    ):
+        assert {row["file"] for row in rows} == both
+        assert len(rows) == 4
+    assert len(read(str(tmp_path / "arch*"))) == 2
     (tmp_path / "empty").mkdir()
-    assert read(str(tmp_path / "empty")).collect() == []
+    assert read(str(tmp_path / "empty")) == []
 
 
-def test_small_files_share_a_partition(read, tmp_path: Path) -> None:
+def test_small_files_share_a_partition(tmp_path: Path) -> None:
     for number in range(100):
         name = tmp_path / f"{number:06}.acomm"
         store_file.write(
             str(name), StoreFile(1, 1, messages=(stored_message(number, f"1-{number}"),))
         )
-    whole = read(str(tmp_path))
-    assert acomm_source.LEAST_PARTITIONS <= whole.rdd.getNumPartitions() < 20
-    assert {row["relay_id"] for row in whole.collect()} == {f"1-{n}" for n in range(100)}
+    source = acomm_source.AcommSource({"path": str(tmp_path)})
+    partitions = source.reader(source.schema()).partitions()
+    assert acomm_source.LEAST_PARTITIONS <= len(partitions) < 20
+    assert {row["relay_id"] for row in read(str(tmp_path))} == {f"1-{n}" for n in range(100)}
     name.write_bytes(b"damaged")
     rest = read(str(tmp_path), mode="permissive")
-    assert {row["relay_id"] for row in rest.collect()} == {f"1-{n}" for n in range(99)}
+    assert {row["relay_id"] for row in rest} == {f"1-{n}" for n in range(99)}
 
 
 def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
@@ -257,12 +263,11 @@ def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> No
     assert acomm_source.load(spark, [], "messages", ["id"]).collect() == []
 
 
-def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
+def test_more_rows_than_a_batch(tmp_path: Path) -> None:
     many = tuple(stored_message(n, f"1-{n}") for n in range(acomm_source.BATCH_ROWS + 1))
     path = str(tmp_path / "many.acomm")
     store_file.write(path, StoreFile(1, 1, messages=many))
-    frame = read(path).select("relay_id").distinct()
-    assert frame.count() == len(many)
+    assert len({row["relay_id"] for row in read(path, "relay_id")}) == len(many)
 
 
 def test_every_section_has_a_getter_for_every_column(path: str) -> None:
@@ -275,51 +280,57 @@ def test_every_section_has_a_getter_for_every_column(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "schema", "line"),
+    ("options", "columns", "line"),
     [
-        ({"section": "letters"}, None, "section: expected one of messages, "),
-        ({"section": "messages,channels"}, None, "sections messages,channels have different"),
+        ({"section": "letters"}, {}, "section: expected one of messages, "),
+        ({"section": "messages,channels"}, {}, "sections messages,channels have different"),
         (
             {},
-            "sender string, colour string",
+            {"sender": StringType(), "colour": StringType()},
             "unknown column colour of section messages: expected one of file",
         ),
-        ({}, "sender long", "column sender of section messages: expected string, got bigint"),
+        (
+            {},
+            {"sender": LongType()},
+            "column sender of section messages: expected string, got bigint",
+        ),
     ],
 )
 def test_a_wrong_option_is_one_line(
-    spark: SparkSession, path: str, options: dict[str, str], schema: str | None, line: str
+    path: str, options: dict[str, str], columns: dict[str, DataType], line: str
 ) -> None:
-    reader = spark.read.format("acomm").options(**options)
-    with pytest.raises(RelayError) as caught, explained():
-        (reader.schema(schema) if schema else reader).load(path).collect()
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    with pytest.raises(RelayError) as caught:
+        acomm_source.AcommSource({"path": path, **options}).reader(schema)
     assert str(caught.value).startswith(line)
 
 
 @pytest.mark.shows("audit 1.5")
-def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: str) -> None:
+def test_a_damaged_file_fails_the_job_with_its_name(
+    spark: SparkSession, tmp_path: Path, path: str
+) -> None:
     data = bytearray(Path(path).read_bytes())
     data[200] ^= 1
     bad = tmp_path / "bad.acomm"
     bad.write_bytes(data)
     with pytest.raises(RelayError) as caught, explained():
-        read(str(tmp_path)).count()
+        spark.read.format("acomm").load(str(tmp_path)).count()
     line = str(caught.value)
     assert line.startswith(f"{bad} at ") and "SHA-256" in line
     assert "\n" not in line and "Traceback" not in line and "java" not in line
     assert caught.value.hint
 
 
-def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
+def test_damaged_engine_state_names_the_file(tmp_path: Path) -> None:
     path = str(tmp_path / "b.acomm")
     store_file.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
-    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), explained():
-        read(path, section="deliveries").collect()
+    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"):
+        read(path, section="deliveries")
 
 
-def test_missing_files_are_one_line(read, spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_files_are_one_line(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.acomm")
-    with pytest.raises(RelayError, match=f"^{gone}: no such file$"), explained():
-        read(gone).collect()
-    with pytest.raises(RelayError, match="needs a path"), explained():
-        spark.read.format("acomm").load().collect()
+    with pytest.raises(RelayError, match=f"^{gone}: no such file$"):
+        read(gone)
+    with pytest.raises(RelayError, match="needs a path"):
+        read(None)
