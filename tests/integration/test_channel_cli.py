@@ -148,7 +148,6 @@ def test_config_and_what_show_says_of_it(home: Path) -> None:
 
     unknown = refused(home, "config", "jobs", "volume=11")
     assert "setting volume does not exist: expected one of delivery, max_message_size" in unknown
-    assert "ack_timeout: 0 is not a number" in refused(home, "config", "jobs", "ack_timeout=0")
     assert "is not one line" in refused(home, "config", "jobs", "echo=true\nx: 1", code=2)
     for bad in (
         ["jobs"],
@@ -185,24 +184,14 @@ def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
     return relay("send", "--as", "alice", "--await", "300ms", f"#{channel}", "hello", home=home)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["join", "nowhere"],
-            "does not exist: `relay --home HOME channel create nowhere`",
-        ),
-        (["close", "nowhere"], "channel nowhere does not exist"),
-        (["config", "nowhere", "echo=true"], "channel nowhere does not exist"),
-        (["create", "a b"], "'a b' is not a valid channel name for channel.create"),
-        (["create", "all"], "neither all nor dm/"),
-        (["subscribe", "hooks", "a.#.b"], "PATTERN: 'a.#.b'"),
-        (["pause", "dm/__orchestrator__/operator"], "belongs to the relay and cannot be changed"),
-    ],
-)
-def test_foolish_input_is_one_line(home: Path, arguments: list[str], said: str) -> None:
+def test_foolish_input_is_one_line(home: Path) -> None:
     done(home, "create", "hooks", "--type", "pubsub")
-    assert said.replace("HOME", str(home)) in refused(home, *arguments)
+    for words, said in {
+        "join nowhere": f"does not exist: `relay --home {home} channel create nowhere`",
+        "create all": "neither all nor dm/",
+        "subscribe hooks a.#.b": "PATTERN: 'a.#.b'",
+    }.items():
+        assert said in refused(home, *words.split()), words
 
 
 def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
