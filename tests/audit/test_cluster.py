@@ -24,7 +24,6 @@ from scripts.history.__main__ import make_faulty
 from scripts.history.faults import chosen
 from scripts.history.make import Given
 from tests.audit.class_archive import java_options
-from tests.audit.home_builder import HomeBuilder
 
 JOBS = ("reconcile",)
 
@@ -51,28 +50,24 @@ def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
     assert {one.table: one.rows for one in compared}["findings/job=reconcile"] == 3
 
 
-def test_tables_that_differ_are_told(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    home.sent("1-a")
-    home.write_store()
-    clock = StandingClock(time.time_ns())
-    run_audit(RunRequest(home.path, ("reconcile",), out=str(tmp_path / "one")), clock)
-    home.sent("2-b")
-    home.write_store()
-    run_audit(RunRequest(home.path, ("reconcile", "traffic"), out=str(tmp_path / "two")), clock)
+def write(folder: Path, **columns: list[int]) -> None:
+    """A table of a run."""
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table(columns), folder / "part.parquet")
+
+
+def test_tables_that_differ_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "reconcile", copies=[1])
+    write(tmp_path / "two" / "reconcile", copies=[1, 1])
+    write(tmp_path / "two" / "traffic", messages=[2])
     found = {one.table: one.differences for one in compare(tmp_path / "one", tmp_path / "two")}
-    assert found["reconcile"] == ["1 rows and 2"]
-    assert found["traffic"] == ["0 rows and 1"]
+    assert found == {"reconcile": ["1 rows and 2"], "traffic": ["0 rows and 1"]}
     assert tables(tmp_path / "one") != tables(tmp_path / "two")
 
 
 def test_how_full_the_disk_was_is_no_difference(tmp_path: Path) -> None:
-    for run_name, free, floor in (("one", 5, 1), ("two", 6, 1), ("three", 5, 2)):
-        folder = tmp_path / run_name / "capacity_forecast"
-        folder.mkdir(parents=True)
-        table = pa.table({"free_bytes": [free], "floor_bytes": [floor]})
-        pq.write_table(table, folder / "part.parquet")
+    for name, free, floor in (("one", 5, 1), ("two", 6, 1), ("three", 5, 2)):
+        write(tmp_path / name / "capacity_forecast", free_bytes=[free], floor_bytes=[floor])
     (same,) = compare(tmp_path / "one", tmp_path / "two")
     (other,) = compare(tmp_path / "one", tmp_path / "three")
     assert same == ("capacity_forecast", 1, []) and other.differences == ["(1,) and (2,)"]

@@ -97,7 +97,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lo
 @pytest.mark.shows("audit 3.5")
 @PATIENT
 def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path: Path) -> None:
-    """In a process of its own, as somebody sees it on a terminal: Spark as it is, and compiled.
+    """In a process of its own, as somebody sees it on a terminal: with Spark as it is.
 
     Of a few jobs: that all of them find nothing else is shown where something is planted.
     """

@@ -193,10 +193,10 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
 FULL = """
 import resource, sys
 from relay.audit import inputs
-from relay.audit.session import SMALL, spark_session
+from relay.audit.session import spark_session
 from relay.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (160_000, 160_000))
-spark_session("local[1]", conf=SMALL)
+spark_session("local[1]")  # with the settings of larger homes: plans are compiled
 for inputs.SMALL_BYTES in (0, 32 << 20):
     try:
         main(["audit", "run", "reconcile", "--master", "local[1]", *sys.argv[1:]])
