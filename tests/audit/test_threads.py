@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from relay.acomm.model import MessageType
 from relay.audit.jobs import threads
@@ -65,23 +66,66 @@ def ask(
     say(home, number, MessageType.QUERY, "alice", at_ns, name)
 
 
-def test_a_thread_has_length_depth_and_duration(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+def exchange(
+    home: HomeBuilder,
+    name: str,
+    talk: list[tuple[str, str]],
+    begin_ns: int,
+    every_s: int = 1,
+    **of: object,
 ) -> None:
+    """Messages one after the other, each from the first of a pair to the second."""
+    for n, (sender, recipient) in enumerate(talk):
+        at = begin_ns + n * every_s * S
+        insert(home, "messages", [message(f"{name}-{n:03d}", at, agent_name=sender, **of)])
+        insert(home, "deliveries", [delivery(f"{name}-{n:03d}", at, 1, recipient=recipient)])
+
+
+@pytest.fixture(scope="module")
+def judged(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, DataFrame]]:
+    """What is made of threads in the store, and of pairs that wrote in the ledger alone."""
+    root = tmp_path_factory.mktemp("threads")
+    home = HomeBuilder(root / "home")
     for n, sender in enumerate(("alice", "bob", "bob", "alice", "carol")):
         say(home, 1, MessageType.TEXT, sender, START_NS + n * S)
     say(home, 2, MessageType.TEXT, "alice", START_NS)
     home.keep("1-in-none")
+    there, back = ("ann", "ben"), ("ben", "ann")
+    by_turns = [there, back] * 16
+    # From the middle of a minute into the next: neither minute has enough by itself.
+    exchange(home, "1-run", by_turns, START_NS + 44 * S + TICK)
+    exchange(home, "2-old", by_turns, START_NS - 8 * DAY)
+    exchange(home, "3-slow", [("ann", "cid"), ("cid", "ann")] * 16, START_NS, every_s=3)
+    exchange(home, "4-rpc", [("ann", "dan"), ("dan", "ann")] * 20, START_NS, message_type="query")
+    exchange(home, "5-past", [("ann", "eve")] * 20 + [("eve", "ann")] * 20, START_NS)
+    exchange(home, "6-flood", [("ann", "fay")] * 45, START_NS)
+    exchange(home, "7-few", [("ann", "gus"), ("gus", "ann")] * 15, START_NS)
     home.write_store()
     home.write_store("store/archive/2026-01-31/000001.acomm")  # in two files, and still one
-    tables = made(threads.JOB, threads.make(home.inputs(spark, tmp_path / "run")))
-    rows = {row["thread"]: row for row in tables["threads"].collect()}
+    yield made(threads.JOB, threads.make(home.inputs(spark, root / "run")))
+    home.close()
+
+
+def test_a_thread_has_length_depth_and_duration(judged: dict[str, DataFrame]) -> None:
+    rows = {row["thread"]: row for row in judged["threads"].collect()}
     assert set(rows) == {thread(1), thread(2)}
     names = ("messages", "participants", "turns", "duration_s")
     assert [rows[thread(1)][name] for name in names] == [5, 3, 4, 4.0]
     assert [rows[thread(2)][name] for name in names] == [1, 1, 1, 0.0]
-    assert counted(threads.JOB, tables) == {"threads": 2, "messages": 6}
-    assert checks(threads.JOB, tables) == []
+    counts = counted(threads.JOB, judged)
+    assert (counts["threads"], counts["messages"]) == (2, 6)
+
+
+def test_two_that_cannot_stop_are_found_and_who_works_fast_is_not(
+    judged: dict[str, DataFrame],
+) -> None:
+    assert checks(threads.JOB, judged) == [("threads.runaway", "warning", "1-run-031", "ann")]
+    (detail,) = details(threads.JOB, judged, "threads.runaway")
+    assert detail["messages"] == "32"
+    minutes = {(r["first"], r["second"], r["recent"]) for r in judged["threads_runaways"].collect()}
+    assert minutes == {("ann", "ben", True), ("ann", "ben", False)}
 
 
 def test_a_query_that_nobody_answers_is_found(
@@ -125,40 +169,3 @@ def test_a_query_that_nobody_answers_is_found(
     ]
     counts = counted(threads.JOB, tables)
     assert (counts["unanswered"], counts["answered"], counts["waiting"]) == (5, 2, 1)
-
-
-def exchange(
-    home: HomeBuilder,
-    name: str,
-    talk: list[tuple[str, str]],
-    begin_ns: int,
-    every_s: int = 1,
-    **of: object,
-) -> None:
-    """Messages one after the other, each from the first of a pair to the second."""
-    for n, (sender, recipient) in enumerate(talk):
-        at = begin_ns + n * every_s * S
-        insert(home, "messages", [message(f"{name}-{n:03d}", at, agent_name=sender, **of)])
-        insert(home, "deliveries", [delivery(f"{name}-{n:03d}", at, 1, recipient=recipient)])
-
-
-def test_two_that_cannot_stop_are_found_and_who_works_fast_is_not(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    there, back = ("ann", "ben"), ("ben", "ann")
-    by_turns = [there, back] * 16
-    # From the middle of a minute into the next: neither minute has enough by itself.
-    exchange(home, "1-run", by_turns, START_NS + 44 * S + TICK)
-    exchange(home, "2-old", by_turns, START_NS - 8 * DAY)
-    exchange(home, "3-slow", [("ann", "cid"), ("cid", "ann")] * 16, START_NS, every_s=3)
-    exchange(home, "4-rpc", [("ann", "dan"), ("dan", "ann")] * 20, START_NS, message_type="query")
-    exchange(home, "5-past", [("ann", "eve")] * 20 + [("eve", "ann")] * 20, START_NS)
-    exchange(home, "6-flood", [("ann", "fay")] * 45, START_NS)
-    exchange(home, "7-few", [("ann", "gus"), ("gus", "ann")] * 15, START_NS)
-    home.write_store()
-    tables = made(threads.JOB, threads.make(home.inputs(spark, tmp_path / "run")))
-    assert checks(threads.JOB, tables) == [("threads.runaway", "warning", "1-run-031", "ann")]
-    (detail,) = details(threads.JOB, tables, "threads.runaway")
-    assert detail["messages"] == "32"
-    minutes = {(r["first"], r["second"], r["recent"]) for r in tables["threads_runaways"].collect()}
-    assert minutes == {("ann", "ben", True), ("ann", "ben", False)}
