@@ -156,8 +156,8 @@ def test_what_cannot_be_read_there_is_one_line(
         "s3://no-such-bucket/a cannot be read: no such bucket; set these in the"
     )
     nobody = {**environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    for mode in ("failfast", "permissive"):
-        assert "nothing answers at http://127.0.0.1:1; set these" in told(nobody, ROOT, mode=mode)
+    said = told(nobody, ROOT, mode="permissive")  # not taken for damage
+    assert "nothing answers at http://127.0.0.1:1; set these" in said
     planned = load(environ, f"{ROOT}/line")
     assert planned.count() == 1  # the list of files is of this plan
     obstore.delete(bucket, "line/1.acomm")
