@@ -31,7 +31,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from relay.audit.cluster import is_on_loopback, ship_package
-from relay.audit.sources import PUSHDOWN, register
+from relay.audit.sources import register
 from relay.audit.spark_errors import (
     MEMORY_VARIABLE,
     SparkEnded,
@@ -70,7 +70,6 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Most audits live for seconds: the second compiler costs three of them before it gains any.
     DRIVER_OPTIONS: f"-XX:TieredStopAtLevel=1 {JAVA_OPTIONS}",
-    PUSHDOWN: "true",
     # Between JVM and Python, bytes: with Spark's own 64 KiB a scan is a tenth slower.
     "spark.buffer.size": str(1 << 20),
     "spark.ui.enabled": "false",

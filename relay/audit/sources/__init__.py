@@ -10,16 +10,12 @@ from relay.audit.sources.journal_source import Aof2Source
 from relay.audit.sources.ledger_source import LedgerSource
 from relay.audit.sources.originals_source import OriginalsSource
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
 
 def register(spark: SparkSession) -> None:
     """Register the formats ``acomm``, ``aof2`` and ``relay_ledger`` in a session; idempotent.
 
     Where the session has workers on other machines, agent-relay must be installed there.
     """
-    # Off by default; a query on a format that takes filters fails without it.
-    spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(AcommSource)
     spark.dataSource.register(Aof2Source)
     spark.dataSource.register(LedgerSource)

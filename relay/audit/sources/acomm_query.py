@@ -1,8 +1,7 @@
-"""Options and filters of the format ``acomm``: files, sections and conditions.
+"""Options of the format ``acomm``: files, sections and conditions.
 
-A condition decides three times: whether a file has any such message (by the texts that its
-columns or indexes name, once its checksum was verified), which rows are sent to Spark, and,
-where it came from a query, again in Spark itself. An option is decided here alone.
+A condition decides twice: whether a file has any such message (by the texts that its columns or
+indexes name, once its checksum was verified), and which rows are sent to Spark.
 
 Objects are named ``s3://bucket/key``: listed by the driver, read by workers. Credentials, region
 and endpoint are those of the reader's environment (``AWS_REGION``, ``AWS_ENDPOINT_URL``, a
@@ -23,16 +22,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
 from pyspark.sql.types import StructType
 
 from relay.acomm.engine_state import EngineState
@@ -175,12 +164,6 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": pc.less,
     "<=": pc.less_equal,
 }
-_PUSHED: dict[type, str] = {
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-}
 
 
 class Condition(NamedTuple):
@@ -214,28 +197,6 @@ def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
         if name in options:
             found.append(Condition(name, "in", _words(name, options[name])))
     return tuple(found)
-
-
-def filter_condition(one: Filter) -> Condition | None:
-    """Translate a pushed filter; None when Spark alone must decide it."""
-    column = ".".join(one.attribute) if hasattr(one, "attribute") else ""
-    if column != "created_at" and column not in TEXT_COLUMNS:
-        return None
-    if isinstance(one, In):
-        values = one.value
-    elif isinstance(one, EqualTo | EqualNullSafe):
-        values = (one.value,)
-    elif type(one) in _PUSHED:
-        values = (one.value,)
-    else:
-        return None
-    if column == "created_at":
-        if not all(isinstance(value, datetime) for value in values):
-            return None
-        values = tuple(_micros(value) for value in values)
-    elif not all(isinstance(value, str) for value in values):
-        return None
-    return Condition(column, _PUSHED.get(type(one), "in"), values)
 
 
 def matching_rows(table: MessageTable, conditions: Iterable[Condition]) -> pa.Array | None:

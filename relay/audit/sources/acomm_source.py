@@ -13,9 +13,10 @@ Options:
 - ``since`` and ``until`` (ISO 8601; UTC without a zone; from, and before), ``sender``,
   ``channel``, ``status`` (several divided by commas): these messages alone.
 
-A schema given to ``read.schema`` chooses columns, and only those are built. Options and pushed
-filters on ``created_at``, ``sender``, ``channel`` and ``status`` spare the files without such
-messages, and the rows that are not wanted.
+A schema given to ``read.schema`` chooses columns, and only those are built. The last five options
+spare the files without such messages, and the rows that are not wanted. Conditions of a query do
+not: Spark 4 keeps the filters that it passes down for a ``load``, not for each use of it, so that
+two uses with different filters gave wrong rows.
 
 Order, for each file: the bytes and their SHA-256; the columns of section 257, or the indexes of
 section 4, tell whether any message is wanted; then the requested columns, of these messages. All
@@ -34,7 +35,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -55,7 +56,6 @@ from relay.audit.sources.acomm_query import (
     SECTIONS,
     Condition,
     SectionRows,
-    filter_condition,
     find_files,
     is_remote,
     matching_rows,
@@ -153,13 +153,6 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
         self._wanted = wanted
         self._schema = schema
         self._permissive = permissive
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note the filters that can be applied here; Spark applies all of them again."""
-        if self._wanted.sections[0] in MESSAGE_SECTIONS:
-            pushed = tuple(filter(None, map(filter_condition, filters)))
-            self._wanted = FileQuery(self._wanted.sections, self._wanted.conditions + pushed)
-        return filters
 
     def partitions(self) -> list[FilesPartition]:
         """Gather files, in order, to partitions of as many bytes: a task costs some 10 ms."""
