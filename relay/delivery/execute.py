@@ -12,7 +12,8 @@ docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -48,6 +49,9 @@ from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger import WrittenDelivery
 
+# The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
+# this thread has archived and recorded the batch.
+_yield_core: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
 
@@ -154,6 +158,8 @@ class PlanExecutor:
         if self._canceller.set_aside:
             self._canceller.remove(dirs)
         done, written = self._deliver(dirs, done, staged_at)
+        if written:
+            _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
         result.replaced.extend(self._ledger_writer.record(dirs, done, written))
