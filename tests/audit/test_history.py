@@ -141,7 +141,9 @@ def test_each_damaged_file_is_found(damaged: Looked, name: str) -> None:
 @pytest.mark.shows("audit 2.4")
 @PATIENT
 @pytest.mark.parametrize("of", ["faulty", "damaged"])
-def test_nothing_but_the_planted_faults_is_found(of: str, request: pytest.FixtureRequest) -> None:
+def test_nothing_but_the_planted_faults_is_found(
+    of: str, spark: SparkSession, request: pytest.FixtureRequest
+) -> None:
     planted, found = request.getfixturevalue(of)
     assert [f for f in found if not any(is_about(f, one) for one in planted)] == []
 
