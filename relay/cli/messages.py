@@ -176,6 +176,7 @@ def send(
             answer = request(me, to, content, awaited_s, progress=_progress, **headers)
             _show_answer(answer, as_json)
             return EXIT_OK
+        step = step if awaited_s is None else "done"  # no relay runs: said even if nobody waits
         headers["wait_s"] = 0 if no_wait else None
         limit_s = (STEP_S if timeout_s is None else timeout_s) if step else WAIT_S
         headers |= {"committed": committed, "notify_idle": notify_idle}
@@ -415,11 +416,10 @@ def resend(
 def cancel(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
     """Take a message back from every recipient that has not read it; says who has.
 
-    For its sender, the operator and the lead. Nobody owes an answer to what was taken back. While
-    no relay runs, remove the file from the outbox instead.
+    For its sender, the operator and the lead. Without a relay, remove its file from the outbox.
     """
-    known = _resolve(root_of(ctx, caller["home"]), message_id)
-    send_command(ctx, "message.cancel", {"ID": known}, **caller)
+    root = root_of(ctx, caller["home"])
+    send_command(ctx, "message.cancel", {"ID": _resolve(root, message_id)}, **caller)
 
 
 @click.command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")
@@ -443,13 +443,13 @@ def ack(
 ) -> int:
     """Acknowledge a message; it counts as read, and leaves the inbox.
 
-    Exit code 5: no relay is running, and it waits in the outbox.
+    Exit code 5: no relay is running, and the ack waits in the outbox.
     """
     root = root_to_take_from(ctx, home)
     if status == "completed":
-        from relay.cli.show import require_no_query
+        from relay.cli import show
 
-        require_no_query(root, message_id)
+        show.check_is_not_query(root, message_id)
     return _answer(root, agent, message_id, as_json, lambda me, known: me.ack(known, status, text))
 
 

@@ -91,14 +91,14 @@ def read_message(root: str, given: str) -> StoredMessage:
     return StoredMessage(found.id, sender, message, found.path, found.place)
 
 
-def require_no_query(root: str, given: str) -> None:
-    """Require that a message is not a query, to which an ack is no answer. Errors: Refused."""
+def check_is_not_query(root: str, given: str) -> None:
+    """Check that a message is not a query, which an ack does not answer. Errors: Refused."""
     with contextlib.suppress(NotFound, MessageError):
         message = read_message(root, given)
         if message.file.kind == "query":
             raise Refused(
-                f"message {message.id} is a query, and `completed` is no answer to one: "
-                f"`relay reply {message.id} TEXT` answers it"
+                f"message {message.id} is a query, which `completed` does not answer: "
+                f"`relay reply {message.id} TEXT` does"
             )
 
 

@@ -153,24 +153,26 @@ class InboxRepair:
         if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0
-        if one is not None and one.queued and self._was_set_aside(agent, name, one.attempt):
+        if message and one and one.queued and self._was_set_aside(message, agent, one.attempt):
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0
         fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
         return 1
 
-    def _was_set_aside(self, agent: str, name: str, attempt: int) -> bool:
+    def _was_set_aside(self, message: Message, agent: str, attempt: int) -> bool:
         """True for an unread file that a command was to take back, which was not committed.
 
         The file of a further attempt has another ATTEMPT.
         """
+        name = f"{message.relay_id}{MSG_SUFFIX}"
+        if not self._is_whole(message, agent, PENDING):
+            return False
         found = self._parse(agent, name, PENDING)
-        inbox = self._dirs.get("agents", agent, "inbox")
-        known = found is not None and found.headers.get("ATTEMPT") == str(max(attempt, 1))
         return (
-            known
-            and not fsio.exists(name, inbox)
-            and not was_taken(self._dirs, agent, name.removesuffix(MSG_SUFFIX))
+            found is not None
+            and found.headers.get("ATTEMPT") == str(max(attempt, 1))
+            and not fsio.exists(name, self._dirs.get("agents", agent, "inbox"))
+            and not was_taken(self._dirs, agent, message.relay_id or "")
         )
 
     def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:

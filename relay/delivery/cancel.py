@@ -43,8 +43,8 @@ def find_message(message_id: str, sender: str, store: Engine, is_privileged: boo
     message = store.messages.find_by_relay_id(message_id)
     if message is None or message.id not in store.state.deliveries:
         raise Refused(
-            f"message {message_id} does not exist, or it ended long ago: "
-            f"`relay trace {message_id}` shows what became of it"
+            f"message {message_id} is not in the live store: it does not exist, waits in an "
+            f"outbox, or is in an archive; `relay trace {message_id}` shows it"
         )
     if message.sender != sender and not is_privileged:
         raise Refused(

@@ -93,8 +93,8 @@ def test_an_unknown_id_is_refused(box: Box) -> None:
     box.command("alice", "message.cancel", "ID: it")
     assert sorted(box.nacks("alice")) == [
         "ID 'it' is not a message id\n",
-        "message 1700000000000000099-99 does not exist, or it ended long ago: "
-        "`relay trace 1700000000000000099-99` shows what became of it\n",
+        "message 1700000000000000099-99 is not in the live store: it does not exist, waits in an "
+        "outbox, or is in an archive; `relay trace 1700000000000000099-99` shows it\n",
     ]
 
 

@@ -68,7 +68,7 @@ def test_completed_is_no_answer_to_a_query(home: Path) -> None:
     done = relay("ack", "--as", "bob", short(asked), "completed", home=home)
     assert done.returncode == 6
     assert f"message {asked} is a query" in done.stderr
-    assert f"`relay --home {home} reply {asked} TEXT` answers it" in done.stderr
+    assert f"`relay --home {home} reply {asked} TEXT` does" in done.stderr
     assert (home / "agents/bob/inbox" / f"{asked}.msg").exists()
 
 

@@ -169,6 +169,8 @@ def test_without_a_relay_it_is_sent_and_not_waited_for(
     assert "it waits in the outbox: no relay is running" in done.stderr
     (sent,) = (home / "agents" / "operator" / "outbox").glob("*.msg")
     assert done.stdout == f"{sent.stem}\n"
+    monkeypatch.setenv("RELAY_NO_WAIT", "1")
+    assert awaited(home, "bob", "hello").returncode == 5
 
 
 def test_a_time_that_is_none(tmp_path: Path) -> None:
