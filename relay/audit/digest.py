@@ -18,7 +18,7 @@ import msgspec
 
 from relay.base.names import ORCHESTRATOR
 from relay.ledger import open_readonly
-from relay.ledger.deliveries import CANCELLED
+from relay.ledger.deliveries import NOT_CANCELLED
 
 REFUSED = "refused"  # outcome
 MOST_NAMED = 3  # answers and slow deliveries in a digest
@@ -135,7 +135,6 @@ def make_digest(ledger: str, since_ns: int, now_ns: int) -> Digest:
         )
 
 
-_NOT_CANCELLED = f"coalesce(d.last_error, '') NOT LIKE '{CANCELLED}%'"
 _AGENTS = "SELECT name, registered_at, last_seen_at, status, changed_at FROM agents ORDER BY name"
 _SENT = f"""
 SELECT agent_name, count(*) FROM messages
@@ -157,11 +156,11 @@ WHERE id >= :first AND id < :end AND message_type IN ('command', 'query') AND st
 _ANSWERS = f"""
 SELECT iif(d.obligation = 'answered' AND d.ack_status IS 'failed', 'failed', d.obligation), count(*)
 FROM ({_ASKED}) AS m CROSS JOIN deliveries AS d USING (message_id)
-WHERE d.obligation IS NOT NULL AND {_NOT_CANCELLED} GROUP BY 1"""
+WHERE d.obligation IS NOT NULL AND {NOT_CANCELLED} GROUP BY 1"""
 _GIVEN_UP = f"""{_OWED}
 FROM ({_ASKED}) AS a CROSS JOIN deliveries AS d USING (message_id)
 CROSS JOIN messages AS m USING (message_id)
-WHERE d.obligation = 'given_up' AND {_NOT_CANCELLED}
+WHERE d.obligation = 'given_up' AND {NOT_CANCELLED}
 ORDER BY m.id DESC, d.recipient LIMIT {MOST_NAMED}"""
 # As `relay audit run latency` measures: not what waited for a reason outside the relay, nor whole
 # seconds, which a start has rebuilt from the journal.
@@ -178,7 +177,7 @@ _ENDED = f"""
 SELECT d.message_id, d.recipient, d.state, d.last_error
 FROM messages AS m CROSS JOIN deliveries AS d USING (message_id)
 WHERE m.id >= :first AND m.id < :end AND d.state IN {_ENDS} AND m.agent_name <> '{ORCHESTRATOR}'
-  AND {_NOT_CANCELLED}
+  AND {NOT_CANCELLED}
 UNION
 SELECT d.message_id, d.recipient, d.state, d.last_error
 FROM audit_log AS a CROSS JOIN deliveries AS d
@@ -186,7 +185,7 @@ FROM audit_log AS a CROSS JOIN deliveries AS d
   AND d.recipient = substr(a.what, instr(a.what, ' > ') + 3)
 CROSS JOIN messages AS m USING (message_id)
 WHERE a.id >= :log_first AND a.id < :log_end AND a.new_status IN {_ENDS} AND d.state IN {_ENDS}
-  AND m.agent_name <> '{ORCHESTRATOR}' AND {_NOT_CANCELLED}"""
+  AND m.agent_name <> '{ORCHESTRATOR}' AND {NOT_CANCELLED}"""
 _REFUSED = """
 SELECT agent_name, last_error FROM messages
 WHERE status = 'failed' AND id >= :first AND id < :end

@@ -30,12 +30,13 @@ from relay.cli.history import message_facts, parse_time, read_store, wait_for_fl
 from relay.cli.ids import begins, resolve_id, short_ids
 from relay.cli.request import control_options, send_command
 from relay.cli.tables import limit_option, local_iso, wide_option
+from relay.ledger.deliveries import NOT_CANCELLED
 
 if TYPE_CHECKING:
     from relay.engine import DeadLetter, Engine
 
 
-FAILED = """
+FAILED = f"""
 SELECT *, count(*) OVER () AS total FROM (
     SELECT message_id AS id, coalesce(processed_at, discovered_at) AS at, agent_name AS "from",
            target AS "to", message_type AS kind, 'refused' AS outcome, last_error AS reason
@@ -59,7 +60,7 @@ SELECT *, count(*) OVER () AS total FROM (
                      || ', reminded ' || d.reminders || ' times' END
     FROM deliveries AS d JOIN messages AS m USING (message_id)
     WHERE (d.state IN ('bounced', 'dead', 'expired') OR d.ack_status = 'failed'
-       OR d.obligation = 'given_up') AND coalesce(d.last_error, '') NOT LIKE 'cancelled by %'
+       OR d.obligation = 'given_up') AND {NOT_CANCELLED}
 )
 WHERE at >= :since AND (:agent IS NULL OR :agent IN ("from", "to"))
 ORDER BY at DESC LIMIT :limit

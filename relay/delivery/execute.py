@@ -233,8 +233,8 @@ class PlanExecutor:
                 )
             bounced = self._view.find(plan.message_id) if changes.bounced else None
             if bounced is not None:
-                state = DeliveryState.BOUNCED
-                self._store.deliveries.move(bounced.id, tuple(changes.bounced), state)
+                for name, why in changes.bounced.items():
+                    self._store.deliveries.move(bounced.id, [name], DeliveryState.BOUNCED, why=why)
             for ended in changes.ended:
                 self._end(ended)
             for reminder in changes.reminders:

@@ -30,6 +30,7 @@ class WrittenDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 TAKEN = "taken"  # read_how: the file is in inbox/.read
 CANCELLED = "cancelled by "  # last_error of an expired delivery whose message was taken back
+NOT_CANCELLED = f"coalesce(d.last_error, '') NOT LIKE '{CANCELLED}%'"  # of ``deliveries AS d``
 REMOVED = "removed"  # no longer in the inbox, and not in inbox/.read
 
 

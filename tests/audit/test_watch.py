@@ -28,7 +28,6 @@ from tests.audit.home_builder import START_NS, START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.procs import environment, until
 
-KILLS = 1  # each is two JVMs; what follows a kill anywhere in a batch has tests of its own
 PATIENCE_S = 200  # a JVM on a machine that has other things to do
 REFUSED = events.FileRefused(
     "1-9",
@@ -210,17 +209,16 @@ class Process:
 
 @pytest.mark.shows("audit 1.15")
 @pytest.mark.timeout(3 * PATIENCE_S)
-def test_killed_again_and_again_each_event_is_counted_once(
+def test_killed_and_begun_again_each_event_is_counted_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     chance, pause = random.Random(), threading.Event()
     with busy_relay.busy_relay(tmp_path / "home") as home:
-        for _ in range(KILLS):
-            following = Process(home, tmp_path)
-            before = following.batch()
-            until(lambda f=following, b=before: f.batch() > b, patience_s=PATIENCE_S)
-            pause.wait(chance.random())  # anywhere in a batch, or between two
-            assert following.end(signal.SIGKILL)[0] == -signal.SIGKILL
+        following = Process(home, tmp_path)
+        before = following.batch()
+        until(lambda f=following, b=before: f.batch() > b, patience_s=PATIENCE_S)
+        pause.wait(chance.random())  # anywhere in a batch, or between two
+        assert following.end(signal.SIGKILL)[0] == -signal.SIGKILL
     records = busy_relay.records(home)
     frames = [EventCodec().decode(record.payload, record.offset) for record in records]
     wanted = [type(frame.event).__name__ for frame in frames if frame.event is not None]

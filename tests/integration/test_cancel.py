@@ -180,3 +180,18 @@ def test_the_reason_outlives_the_ledger(box: Box) -> None:
         path.unlink()
     box.open()
     assert box.states(one)["bob"] == "expired" and reason(box, one) == "cancelled by alice"
+
+
+def test_the_reason_of_a_bounce_outlives_the_ledger(make_box: MakeBox) -> None:
+    box = make_box("alice", "bob", "carol", "operator")
+    box.join("team", "alice", "bob", "carol")
+    box.command("operator", "agent.retire", "NAME: carol", "REASON: done here")
+    one = box.send("alice", "TO: #team\n\nlunch at noon")
+    before = reason(box, one, "carol")
+    assert before is not None and "done here" in before
+    box.kill()
+    for path in box.root.glob("ledger.db*"):
+        path.unlink()
+    box.open()
+    assert box.states(one) == {"bob": "written", "carol": "bounced"}
+    assert reason(box, one, "carol") == before
