@@ -61,20 +61,6 @@ def test_M15_two_channels_in_one_message_are_not_guessed_between(box: Box) -> No
     assert box.store.channels.get_by_name("build") is None
 
 
-@pytest.mark.parametrize("name", ["all", "dm/alice/bob"])
-def test_M15_a_channel_that_nobody_joins(box: Box, name: str) -> None:
-    box.send("alice", f"TO: #{name}\nKIND: join\n\n")
-    assert len(box.nacks("alice")) == 1
-
-
-def test_M15_killed_before_it_is_noted_it_is_answered_once(box: Box) -> None:
-    box.drop("bob", "TO: #build\nKIND: join\n\n")
-    box.tick()
-    box.restart()
-    box.tick()
-    assert len(acks(box, "bob")) == 1
-
-
 # -- control messages to somebody else -----------------------------------------------------
 
 
@@ -98,28 +84,6 @@ def test_to_join_an_agent_is_refused(box: Box) -> None:
 
 
 # -- m5: nobody subscribes -----------------------------------------------------------------
-
-
-def test_m05_what_nobody_subscribes_to_is_said_at_once(box: Box) -> None:
-    channel(box)
-    sent = box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
-    (nack,) = box.nacks("alice")
-    assert "no recipients: there are no other subscribers to topic test.red of #ci" in nack
-    assert box.states(sent) == {}
-    box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.green")
-    box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
-    assert len(box.nacks("alice")) == 2
-    box.send("alice", "TO: #ci\nTOPIC: test.green\n\nsee there")
-    assert len(box.nacks("alice")) == 2
-
-
-def test_m05_what_is_kept_for_later_subscribers_is_no_fault(box: Box) -> None:
-    channel(box, sticky=True)
-    box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
-    assert box.nacks("alice") == []
-    box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.#")
-    box.tick(2)
-    assert "see there" in box.bodies("bob")
 
 
 @pytest.mark.timeout(60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from relay.daemon.opening import open_store_readonly
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("engine 7.9")
@@ -101,12 +100,3 @@ def test_a_copy_owed_before_a_crash_is_delivered_after_it(box: Box) -> None:
     box.restart()
     box.tick(2)
     assert from_team(box, "carol") == ["welcome"]
-
-
-def test_whatever_a_channel_asks_for_the_journal_has_it_at_once(box: Box) -> None:
-    configure(box, "flush: manual")
-    box.flush()
-    sent = box.send("alice", "TO: #team\n\nimportant")
-    assert sent not in box.stored()
-    seen = open_store_readonly(box.home, box.clock, box.config)
-    assert seen.messages.find_by_relay_id(sent) is not None

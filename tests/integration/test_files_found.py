@@ -86,20 +86,6 @@ def test_an_empty_file_has_five_seconds(any_box: Box) -> None:
     assert "the file is empty" in any_box.nacks("alice")[0]
 
 
-def test_a_file_still_in_pending_under_the_same_name_is_not_taken(box: Box) -> None:
-    name = box.name()
-    pending = box.path("agents", "alice", "outbox", ".pending", name)
-    pending.write_text("TO: bob\n\nnot yet")
-    box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nhi")
-    box.tick()
-    box.after(0.2)
-    assert box.bodies("bob") == []
-
-    pending.unlink()
-    box.after(0.2)
-    assert box.bodies("bob") == ["hi"]
-
-
 def left(box: Box, name: str, text: str = "TO: bob\n\na long report") -> Path:
     """Write a file into .pending of alice, and do not rename it."""
     path = box.path("agents", "alice", "outbox", ".pending", name)
@@ -135,16 +121,6 @@ def test_B1_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) 
     kept.rename(box.path("agents", "alice", "outbox", name))  # as the nack says
     box.tick()
     assert box.bodies("bob") == ["a long report"]
-
-
-def test_B1_one_that_is_renamed_in_time_is_sent(box: Box) -> None:
-    name = box.name()
-    pending = left(box, name)
-    box.after(3000)
-    pending.rename(box.path("agents", "alice", "outbox", name))
-    box.tick()
-    box.after(3600)
-    assert box.bodies("bob") == ["a long report"] and box.nacks("alice") == []
 
 
 def test_B1_other_names_are_removed_after_an_hour(box: Box) -> None:
@@ -305,15 +281,6 @@ def test_where_inotify_has_no_watch_left_the_agent_is_scanned(
     box.after(0.2)
     assert box.states(sent) == {"bob": "written"}
     assert any("fs.inotify.max_user_watches" in line["event"] for line in box.log)
-
-
-def test_an_agent_whose_directory_is_a_link_is_none(box: Box, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "outbox").mkdir(parents=True)
-    box.path("agents", "mallory").symlink_to(elsewhere)
-    box.after(31)
-    assert "mallory" not in box.roster.agents
-    assert sorted(p.name for p in elsewhere.iterdir()) == ["outbox"]
 
 
 @pytest.mark.shows("ready 2.2")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.base.errors import StateFault, UnsafePath
-from relay.base.home import Home
+from relay.base.errors import StateFault
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Inbound, Plan
 from relay.engine import events, transitions
@@ -18,55 +16,6 @@ from relay.engine.state import State
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.5")
-
-
-def test_an_mtime_beyond_the_ledgers_numbers(box: Box) -> None:
-    for name in (box.name(), "hello.msg"):
-        pending = box.path("agents", "alice", "outbox", ".pending", name)
-        pending.write_text("TO: bob\n\nfrom the year 2300")
-        os.utime(pending, ns=(10_413_792_000 * 10**9, 10_413_792_000 * 10**9))
-        os.rename(pending, box.path("agents", "alice", "outbox", name))
-    box.tick()
-    assert box.bodies("bob") == ["from the year 2300"]
-    assert "hello.msg is not a valid message name" in box.nacks("alice")[0]
-
-
-@pytest.mark.parametrize("meta", [b'{"role":"\xff"}', b'{"x":' + b"[" * 60_000, b"[]", b""])
-def test_a_broken_meta_json_is_nobodys_role(box: Box, meta: bytes) -> None:
-    box.path("agents", "bob", "meta.json").write_bytes(meta)
-    box.send("alice", "TO: Lead\n\nwho?")
-    assert "no lead is set" in box.nacks("alice")[0]
-
-
-def test_a_refused_file_mended_under_the_same_name_is_answered(box: Box) -> None:
-    name = box.name()
-    box.send("alice", "TO: nobody\n\n1", name)
-    box.send("alice", "TO: bob\n\n2", name)
-    box.flush()
-    box.flush()
-    nacks = box.nacks("alice")
-    assert len(nacks) == 2
-    assert any("its id is taken by a message that is failed" in nack for nack in nacks)
-
-
-def test_a_file_rewritten_in_place_while_in_hand_is_not_lost(box: Box) -> None:
-    name = box.name()
-    box.send("alice", "TO: bob\n\nfirst", name)
-    box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nsecond, longer")
-    box.flush()
-    box.after(6)
-    assert "its id is taken" in box.nacks("alice")[0]
-    box.flush()
-    (kept,) = box.path("archive").glob("*/alice/rejected/*.msg")
-    assert kept.read_text() == "TO: bob\n\nsecond, longer"
-
-
-def test_the_same_body_for_another_agent_is_another_message(box: Box) -> None:
-    name = box.name()
-    box.send("alice", "TO: bob\n\nhi", name)
-    box.flush()
-    box.send("alice", "TO: carol\n\nhi", name)
-    assert "its id is taken" in box.nacks("alice")[0]
 
 
 def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
@@ -173,17 +122,3 @@ def test_a_ledger_removed_while_the_relay_runs_is_noticed(box: Box) -> None:
     with pytest.raises(LedgerError, match="removed or replaced"):
         box.tick()
     box.kill()
-
-
-@pytest.mark.parametrize("what", ["file", "directory"])
-def test_init_takes_nothing_that_is_not_its_own(tmp_path: Path, what: str) -> None:
-    target = tmp_path / "theirs"
-    if what == "file":
-        target.write_text("x")
-    else:
-        target.mkdir()
-        (target / "run.sh").write_text("#!/bin/sh")
-    mode = target.stat().st_mode
-    with pytest.raises(UnsafePath):
-        Home.create(str(target), b"{}")
-    assert target.stat().st_mode == mode

@@ -118,14 +118,6 @@ def test_one_that_never_ends_holds_its_sender_up_for_five_seconds(box: Box) -> N
     assert decided(box, "alice") == [sent, growing.stem]
 
 
-def test_a_backlog_larger_than_a_batch_goes_by_name(box: Box) -> None:
-    names = [f"1700000000{number:09d}-.msg" for number in range(600)]
-    for name in reversed(names):
-        box.drop("alice", "TO: bob\n\nhi", name)
-    box.tick(4)
-    assert decided(box, "alice") == [name.removesuffix(".msg") for name in names]
-
-
 def test_what_waits_is_decided_by_priority_then_by_name(box: Box) -> None:
     sent = [
         box.drop("alice", f"TO: bob\n{header}\nhi")

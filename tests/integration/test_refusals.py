@@ -79,15 +79,6 @@ def test_a_name_that_is_no_message_id_is_refused_without_a_row(box: Box) -> None
     assert kept.read_text() == "TO: bob\n\nhi"
 
 
-def test_other_files_are_left_alone(box: Box) -> None:
-    box.drop("alice", "notes", "notes.txt")
-    box.drop("alice", "TO: bob\n\nhi", ".hidden.msg")
-    box.flush()
-
-    assert (box.path("agents", "alice", "outbox") / "notes.txt").exists()
-    assert box.inbox("alice") == {}
-
-
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "dangling"])
 def test_what_is_no_regular_file_is_refused_and_noted(box: Box, kind: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"

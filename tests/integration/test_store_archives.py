@@ -63,15 +63,6 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     ) == [("completed",)]
 
 
-def test_an_unread_text_is_rolled_and_read_later(box: Box) -> None:
-    sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(3)]
-    rolled(box)
-    assert len(box.store.state.messages) == 0
-    box.take("bob", sent[0])
-    box.tick()
-    assert box.states(sent[0]) == {"bob": "read"}
-
-
 @pytest.mark.damages
 def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box: Box) -> None:
     asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nwork")

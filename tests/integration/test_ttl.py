@@ -68,18 +68,3 @@ def test_m06_attempts_end_with_it_too(box: Box) -> None:
     box.tick(2)
     assert box.states(sent) == {"bob": "expired"}
     assert "its TTL of 100 s passed" in box.nacks("alice")[0]
-
-
-def test_m06_held_for_an_inbox_that_is_broken_it_ends_with_it_too(box: Box) -> None:
-    now = box.clock.now_ns()
-    inbox = box.path("agents", "bob", "inbox")
-    inbox.rename(inbox.with_name("aside"))
-    inbox.write_text("no directory")
-    box.clock.advance(5)
-    sent = drop_at(box, "TO: bob\nTTL: 10\n\nquick", f"{now}-aa.msg", now)
-    box.tick()
-    assert box.states(sent) == {"bob": "held"}
-    box.after(6)
-    inbox.unlink()
-    inbox.with_name("aside").rename(inbox)
-    assert box.states(sent) == {"bob": "expired"}
