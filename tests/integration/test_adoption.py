@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from relay.base.config import SpawnSettings
 from tests.disk import failing
 from tests.process_support import ProcessBox
 
@@ -154,7 +153,3 @@ def test_a_spec_that_nobody_needs_is_removed_at_the_start(box: ProcessBox) -> No
     box.path("run", "v.1769851800000000000-01.json").write_text("{}")
     reopen(box)
     assert box.specs() == []
-
-
-def test_nothing_is_started_again_unless_somebody_says_so() -> None:
-    assert SpawnSettings().restart == "never"

@@ -69,13 +69,6 @@ def test_mail_to_a_retired_agent_bounces_with_the_reason(box: Box) -> None:
     assert life(box, "bob") == ("retired", "done here")
 
 
-def test_broadcasts_leave_a_retired_agent_out(box: Box) -> None:
-    retire(box, "bob")
-    sent = box.send("alice", "TO: *\n\nall of you")
-    assert box.states(sent) == {"carol": "written", "operator": "written"}
-    assert box.nacks("alice") == []
-
-
 def test_in_a_channel_its_copy_bounces_and_the_others_have_theirs(box: Box) -> None:
     for name in ("alice", "bob", "carol"):
         box.send(name, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
@@ -86,33 +79,6 @@ def test_in_a_channel_its_copy_bounces_and_the_others_have_theirs(box: Box) -> N
     assert "bob is retired since" in why
     (nack,) = box.nacks("alice")
     assert "done here" in nack and f"bob did not get {sent}.msg" in nack
-
-
-def test_the_lead_that_is_retired_bounces(box: Box) -> None:
-    box.path("agents", "bob", META).write_text('{"role": "lead"}')
-    retire(box, "bob")
-    box.send("alice", "TO: Lead\n\nhelp")
-    assert "bob is retired" in box.nacks("alice")[0]
-
-
-def test_an_answer_to_a_retired_agent_bounces_and_counts_as_given(box: Box) -> None:
-    asked = box.send("bob", "TO: alice\nKIND: command\n\ndeploy")
-    retire(box, "bob")
-    box.send("alice", f"TO: bob\nKIND: ack\nRE: {asked}\n\ncompleted")
-    assert "bob is retired" in box.nacks("alice")[0]
-    assert box.states(asked) == {"alice": "acked"}
-
-
-def test_what_was_held_for_it_ends_as_bounced(box: Box) -> None:
-    inbox = box.path("agents", "bob", "inbox")
-    inbox.rename(inbox.with_name("aside"))
-    inbox.write_text("in the way")
-    sent = box.send("alice", "TO: bob\n\nhi")
-    assert box.states(sent) == {"bob": "held"}
-    retire(box, "bob")
-    box.after(61)
-    assert box.states(sent) == {"bob": "bounced"}
-    assert "not delivered to bob: bob is retired" in box.nacks("alice")[0]
 
 
 def test_what_it_owes_an_ack_for_is_not_delivered_again_but_bounced(box: Box) -> None:
@@ -184,13 +150,6 @@ def test_retired_and_gone_still_says_why(box: Box) -> None:
     assert life(box, "bob") == ("retired", "done here")
 
 
-def test_it_stays_retired_over_a_restart(box: Box) -> None:
-    retire(box, "bob")
-    box.restart()
-    box.send("alice", "TO: bob\n\nhi")
-    assert "done here" in box.nacks("alice")[0]
-
-
 def test_an_answer_that_the_disk_did_not_take_does_its_work_later(box: Box) -> None:
     with failing("write", ".msg"):
         box.send("operator", RETIRE.format("bob"))
@@ -226,12 +185,6 @@ def test_who_may_not_be_retired_or_by_whom(box: Box, sender: str, name: str, say
     (nack,) = box.nacks(sender)
     assert nack.startswith(says)
     assert box.sql("SELECT DISTINCT status FROM agents") == [("active",)]
-
-
-def test_the_lead_may_retire(box: Box) -> None:
-    box.path("agents", "carol", META).write_text('{"role": "lead"}')
-    box.send("carol", RETIRE.format("bob"))
-    assert life(box, "bob") == ("retired", "done here")
 
 
 # -- terminated ------------------------------------------------------------------------------

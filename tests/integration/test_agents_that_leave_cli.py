@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent, Refused
-from tests.procs import PROJECT, agents_of, environment, home_of, relay, rows_of, until
+from agent_sdk import Agent
+from tests.procs import agents_of, environment, relay, rows_of, until
 
 # a relay that scans every second, for which a process is dead after one
 EAGER = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
@@ -79,21 +79,6 @@ def test_all_of_one_agent_is_on_a_page(home: Path) -> None:
     assert wrong.returncode == 1 and "did you mean bob?" in wrong.stderr
 
 
-def test_who_may_not_is_told(home: Path) -> None:
-    done = relay("agents", "retire", "alice", "--as", "bob", home=home)
-    assert done.returncode == 6
-    assert done.stderr == ("relay: agent.retire is for operator and the lead alone, not for bob\n")
-    done = relay("agents", "retire", "nobody", home=home)
-    assert done.returncode == 6 and "there is no agent nobody" in done.stderr
-
-
-def test_register_brings_back_who_is_away(home: Path) -> None:
-    relay("agents", "retire", "bob", home=home)
-    done = relay("register", "bob", home=home)
-    assert done.returncode == 0, done.stderr
-    until(lambda: agents_of(home)["bob"]["status"] == "active")
-
-
 def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(home: Path) -> None:
     program = (
         "import sys\nfrom agent_sdk import Agent\n"
@@ -123,19 +108,6 @@ def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(hom
             assert message is not None and message.body == "are you back?"
 
 
-def test_what_the_sdk_saves_the_sdk_loads(home: Path) -> None:
-    with Agent("bob", home) as bob:
-        assert (bob.load_state(), bob.saved_states()) == (None, [])
-        assert bob.save_state("one\n") == 1
-        assert bob.save_state("zw\u00f6lf\r\n\n".encode()) == 2
-        assert bob.load_state() == "zw\u00f6lf\r\n\n"
-        assert bob.load_state(1) == "one\n"
-        first, second = bob.saved_states()
-        assert (first.version, first.size, second.version, second.size) == (1, 4, 2, 9)
-        with pytest.raises(Refused, match="bob has no version 3: there are 1, 2"):
-            bob.load_state(3)
-
-
 def test_continuity_on_the_command_line(home: Path) -> None:
     done = relay("continuity", "load", "--as", "bob", home=home)
     assert done.returncode == 1
@@ -158,30 +130,3 @@ def test_continuity_on_the_command_line(home: Path) -> None:
     ]
     table = relay("continuity", "list", "--as", "bob", home=home).stdout.splitlines()
     assert len(table) == 3 and rows[0]["message_id"].partition("-")[2][:8] in table[1]
-
-
-def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
-    root = home_of(tmp_path / "other", "bob")
-    done = relay("continuity", "save", "--as", "bob", "x", home=root)
-    assert done.returncode == 5 and "no relay is running" in done.stderr
-    assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))
-
-
-def test_a_shell_saves_and_loads(home: Path) -> None:
-    script = (
-        f". '{PROJECT}/agent_sdk/relay.sh'\n"
-        "printf 'half\\nway' | relay_send -k continuity -H 'ACTION: save' __orchestrator__ -\n"
-        "relay_recv -t 30 | relay_body\n"
-        "relay_send -k continuity -H 'ACTION: load' __orchestrator__\n"
-        "relay_recv -t 30 | relay_body\n"
-    )
-    done = subprocess.run(
-        ["sh", "-c", script],
-        env=environment(AGENT_RELAY_DIR=str(home), AGENT_RELAY_NAME="bob"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    _, saved, _, loaded, *rest = done.stdout.splitlines()
-    assert (saved, loaded) == ("completed saved as version 1 (8 bytes)", "completed version 1")
-    assert rest == ["half", "way"]

@@ -116,15 +116,6 @@ def test_M02_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
     assert read(any_box, sent[0]) == ("read", "taken")
 
 
-def test_M02_so_has_one_whose_inbox_alone_went(any_box: Box) -> None:
-    any_box.send("alice", HI)
-    any_box.after(1.1)
-    shutil.rmtree(inbox(any_box))
-    for _ in range(4):
-        any_box.after(1.1)
-    assert attempts(any_box) == {"hi": "2"}
-
-
 def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Box) -> None:
     """As `rm -r` does it, and the relay looks in between."""
     sent = box.send("alice", HI)
@@ -195,15 +186,6 @@ def test_M02_whose_mailbox_is_gone_already_may_be_retired(box: Box) -> None:
     assert [text for text in box.nacks("operator") if "there is no agent" in text] == [
         "there is no agent nobody: `relay agents` lists them\n"
     ]
-
-
-def test_M02_one_message_that_vanished_is_said_in_the_singular(box: Box) -> None:
-    box.send("alice", HI)
-    shutil.rmtree(box.path("agents", "bob"))
-    box.home.make_agent("bob")
-    box.after(1.1)
-    box.after(1.1)
-    assert said(box)[0].startswith("1 unread message vanished with the mailbox of bob: ")
 
 
 def test_M02_it_counts_whatever_was_promised(box: Box) -> None:
@@ -311,19 +293,6 @@ def test_D4_so_has_one_that_was_put_back_in_place(box: Box) -> None:
     assert attempts(box) == {"hi": "1", "later": "2"}
 
 
-def test_D4_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob")
-    sent = [box.send("alice", f"TO: bob\n\n{n}") for n in range(2)]
-    box.take("bob", sent[0])
-    box.close()
-    shutil.copytree(tmp_path / "home", tmp_path / "copy", symlinks=True)
-    copy = Box(tmp_path / "copy")
-    copy.after(31)
-    assert attempts(copy) == {"1": "1"} and said(copy) == []
-    assert copy.states(sent[0]) == {"bob": "read"}
-    copy.close()
-
-
 def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
     taken, removed = (box.send("alice", HI) for _ in range(2))
     box.kill()
@@ -375,16 +344,6 @@ def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
         box.after(31)
     assert read(box, dead) == ("dead", None)
     box.close()
-
-
-def test_M01_so_does_one_that_was_read_while_no_relay_ran(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
-    for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.after(pause_s)
-    box.kill()
-    box.take("bob", sent)
-    box.open()
-    assert read(box, sent) == ("dead", "taken")
 
 
 @pytest.mark.timeout(60)

@@ -80,23 +80,6 @@ def test_the_sender_gets_one_ack_when_it_is_idle_and_has_read_it(
     assert alice.receive(0.2) is None
 
 
-def test_the_sender_of_a_command_hears_once_that_it_is_idle_without_an_answer(
-    running: Relay, home: Path, bob_cli: Cli, alice: Agent
-) -> None:
-    sent = alice.send("bob", "deploy", kind="command")
-    assert read_by_bob(home).id == sent
-    bob_cli.is_now(IDLE)
-    notice = alice.receive(20)
-    assert notice is not None
-    assert (notice.kind, notice.re) == ("notification", sent)
-    assert notice.body.startswith("bob is idle and has not answered the command sent ")
-    assert running.stop() == 0
-    running.start()
-    bob_cli.is_now(WORKING)
-    bob_cli.is_now(IDLE)
-    assert alice.receive(6) is None
-
-
 def test_wait_idle_returns_when_it_is(
     running: Relay, home: Path, bob_cli: Cli, alice: Agent
 ) -> None:

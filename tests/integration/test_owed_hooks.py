@@ -58,21 +58,6 @@ def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alic
     until(lambda: agents_of(home)["bob"]["owed"] == 0)
 
 
-def test_the_bell_of_a_sender_that_waits_for_it(
-    running: Relay, home: Path, bob: Cli, alice: Agent
-) -> None:
-    bob.prompt("work")
-    done = relay("send", "bob", "when you can", "--as", "alice", "--notify-idle", home=home)
-    sent = done.stdout.strip()
-    until(lambda: (home / "agents/bob/inbox" / f"{sent}.msg").exists())
-    assert f"Message {sent} from alice" in bob.tool()
-    bob.tool()
-    assert bob.stop() == ""
-    ack = alice.receive(20)
-    assert ack is not None
-    assert ack.body == f"completed bob is idle and has read {sent}\n"
-
-
 @pytest.mark.parametrize("step", ["print", "printed"])
 def test_a_hook_killed_around_its_print_tells_it_no_more_often(
     running: Relay, home: Path, bob: Cli, alice: Agent, step: str

@@ -164,19 +164,6 @@ def test_M07_a_shell_that_sends_is_registered(
     assert f"process {pid} has exited" in line_of(home, "bob")
 
 
-def test_M07_a_later_shell_takes_the_place_of_the_one_before(
-    shell: list[str], quiet: Path, tmp_path: Path
-) -> None:
-    home = quiet
-    Sourced(shell, home, tmp_path, "bob", "relay_recv").kill()
-    before = meta(home, "bob")
-    second = Sourced(shell, home, tmp_path, "bob", "relay_recv")
-    after = meta(home, "bob")
-    assert before["pid"] != after["pid"] == second.process.pid
-    assert set(after) == set(before)
-    second.kill()
-
-
 @pytest.mark.parametrize(
     "script", ['. "$RELAY_SH"; relay_send alice hi', 'sh "$RELAY_SH" send alice hi']
 )

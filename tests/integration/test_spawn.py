@@ -160,10 +160,3 @@ def test_killed_between_the_fork_and_the_note_it_is_found(desk: Desk) -> None:
     until(lambda: desk.row("w").get("pid") == pid)
     assert len([p for p in members(desk.home, "w") if os.getsid(p.pid) == p.pid]) == 1
     assert desk.me.receive(0) is None  # its answer was said once
-
-
-def test_ready_once_it_has_written(desk: Desk) -> None:
-    desk.spawn("w", HELLO + "sleep 1000")
-    assert desk.hear().body == "hello"
-    until(lambda: desk.row("w")["state"] in ("ready", "working"))
-    assert desk.row("w")["rss_bytes"]

@@ -145,22 +145,6 @@ def test_what_is_refused_is_one_line(home: Path) -> None:
         assert "w" not in [row["name"] for row in listed(home, "--all")]
 
 
-def test_releasing_what_there_is_not(home: Path) -> None:
-    ran = relay("release", "nobody", home=home)
-    assert (ran.returncode, ran.stdout) == (6, "")
-    assert "the relay has no process nobody" in ran.stderr
-
-
-def test_nobody_waits_where_no_relay_runs(tmp_path: Path) -> None:
-    root = home_of(tmp_path / "home")
-    for command in (["spawn", "w", "--cli", "sh", "--prompt", "x"], ["release", "w"]):
-        ran = relay(*command, home=root)
-        assert ran.returncode != 0 and "no relay is running" in ran.stderr
-    assert list(root.glob("agents/operator/outbox/*.msg")) == []
-    ran = relay("ps", home=root)
-    assert (ran.returncode, ran.stdout) == (0, "") and "no processes" in ran.stderr
-
-
 def test_the_sdk_asks_and_hears(home: Path, tmp_path: Path) -> None:
     with Agent("operator", home) as me:
         sent = me.spawn("three", "sh", "exit 5", cwd=tmp_path, env={"A": "1"}, timeout_s=20)

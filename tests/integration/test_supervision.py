@@ -37,25 +37,6 @@ def test_a_process_is_started_and_the_asker_gets_its_pid(box: ProcessBox) -> Non
     assert box.sql("SELECT status FROM agents WHERE name = 'w'") == [("active",)]
 
 
-@pytest.mark.parametrize(
-    ("asker", "lines", "said"),
-    [
-        ("alice", (), "nack spawn is for lead, operator (spawn.allow_from in config.json), not"),
-        ("operator", ("ENV: PATH=x",), "nack ENV: PATH may not be set: spawn.env_deny has PATH"),
-    ],
-)
-def test_what_may_not_be_is_refused_and_nothing_is_begun(
-    box: ProcessBox, asker: str, lines: tuple[str, ...], said: str
-) -> None:
-    sent = box.spawn("w", *lines, asker=asker)
-
-    (answer,) = box.said(asker, sent)
-    assert answer.startswith(said)
-    assert (box.spawner.processes, box.rows(), box.specs()) == ([], {}, [])
-    assert not box.path("agents", "w").exists()
-    assert box.sql("SELECT * FROM pending_operations") == []
-
-
 def test_what_the_system_refuses_is_said_and_failed(box: ProcessBox) -> None:
     box.spawner.refuses = "there is no program sh"
     sent = box.spawn()

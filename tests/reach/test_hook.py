@@ -136,15 +136,6 @@ def test_a_body_that_never_fits_is_named_once_and_stays(root: Path, claude: Cli)
     assert reports(root, "bob") == []
 
 
-def test_many_small_ones_come_in_parts(root: Path, claude: Cli) -> None:
-    for number in range(300):
-        put(root, "bob", f"FROM: alice\nTO: bob\n\n{number}", f"{1700000000000000000 + number}-aa")
-    while claude.tool():
-        pass
-    lines = "\n".join(claude.texts).splitlines()
-    assert [line for line in lines if line[0] == "|"] == [f"| {number}" for number in range(300)]
-
-
 def test_at_a_stop_the_turn_goes_on_with_what_has_come(root: Path, claude: Cli) -> None:
     put(root, "bob", HELLO, ID)
     assert f"Message {ID} from alice" in claude.stop()
@@ -356,16 +347,6 @@ def test_a_hook_that_is_killed_has_shown_nothing(root: Path, claude: Cli, step: 
         ("offered", "tool call 2", 2, ID),
         ("in_context", "transcript", "line 2", ID),
     ]
-
-
-def test_a_hook_killed_at_its_very_end_is_found_out_by_the_transcript(
-    root: Path, claude: Cli
-) -> None:
-    put(root, "bob", HELLO, ID)
-    claude.tool(killed_at="saved")
-    assert "offer 2" in claude.tool() + claude.tool()
-    claude.tool()
-    assert told(reports(root, "bob"))[-1][:2] == ("in_context", "transcript")
 
 
 def test_the_name_of_a_file_forges_no_message(root: Path, claude: Cli) -> None:

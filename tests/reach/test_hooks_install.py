@@ -324,14 +324,6 @@ def test_hooks_that_an_earlier_version_put_into_the_shared_file_are_moved(projec
     assert relay("install", "claude").output == f"claude: {own} has them already\n"
 
 
-def test_hooks_of_an_earlier_version_are_renewed(project: Path) -> None:
-    path = theirs(project, '{"hooks": {"Stop": [{"hooks": [{"command": "relay bell --rewake"}]}]}}')
-    assert "an earlier version wrote them" in relay("status", "claude").output
-    relay("install", "claude")
-    assert len(commands(path, "Stop")) == 2
-    assert "an earlier version" not in relay("status", "claude").output
-
-
 @pytest.mark.parametrize("first", ["--user", "--project"])
 def test_hooks_of_the_user_and_of_a_project_do_not_both_run(project: Path, first: str) -> None:
     second = {"--user": "--project", "--project": "--user"}[first]

@@ -68,21 +68,6 @@ def test_send_waits_for_the_answer(served: Path) -> None:
     asyncio.run(session())
 
 
-def test_an_answer_ends_what_is_owed(served: Path) -> None:
-    sent = relay("send", "--as", "alice", "bob", "deploy", "--kind", "command", home=served)
-    number = sent.stdout.strip()
-
-    async def session() -> None:
-        async with Client(server_of(served).server) as client:
-            assert "; owed an answer:\n| deploy" in await call(client, "inbox", wait_s=10)
-            assert await call(client, "agents", owing=True) == "bob: active, unread 0, owes 1"
-            await call(client, "answer", id=number, status="completed", body="done it")
-            assert await call(client, "agents", owing=True) == "no agents"
-            assert "done it" in await call(client, "trace", id=number)
-
-    asyncio.run(session())
-
-
 def test_who_sends_where_an_answer_is_owed_hears_it(
     served: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,15 +181,6 @@ def test_agents_tells_whose_process_has_ended(served: Path) -> None:
             before = _seen(served, "bob")
             await call(client, "agents")
             assert _seen(served, "bob") > before  # a call is a sign of life
-
-    asyncio.run(session())
-
-
-def test_a_refused_message_is_an_error_in_one_line(served: Path) -> None:
-    async def session() -> None:
-        async with Client(server_of(served).server) as client:
-            text = await refusal(client, "send", to="nobody", body="x")
-            assert "there is no agent nobody" in text
 
     asyncio.run(session())
 

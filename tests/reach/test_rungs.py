@@ -179,13 +179,6 @@ def test_a_text_that_is_held_or_refused_did_not_ring(
     assert failure(ClaudeInbox(), target(bob)) == status
 
 
-def test_a_text_that_is_delivered_did(
-    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has(Inbox(tmp_path / "inbox.sock", status="delivered").path, monkeypatch)
-    assert ClaudeInbox().ring(target(bob), TEXT) == "delivered"
-
-
 def test_a_socket_that_is_not_ours_gets_no_token(
     bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,17 +271,6 @@ def test_answers_that_are_not_understood_are_passed_over(
     server.close()
 
 
-def test_one_that_fails_gives_way_to_the_next_and_both_are_reported(
-    bob: Cli, tmp_path: Path
-) -> None:
-    bob.inbox(tmp_path / "inbox.sock", status="denied")
-    bob.wake('{"argv": ["true"]}')
-    bob.bell()
-    bob.drop()
-    until(lambda: len(bob.reports()) == 2)
-    assert sorted(bob.results()) == ["claude-inbox: failed: denied", "command: rang: exit 0"]
-
-
 # -- codex-queue ---------------------------------------------------------------------------
 
 
@@ -313,14 +295,6 @@ def test_codex_that_hangs_is_ended_with_what_it_started(
     assert failure(CodexQueue(), target(eve)) == "codex did not end in 0.5 s"
     child = int((tmp_path / "pid").read_text())
     until(lambda: not rungs.runs(child, None))
-
-
-def test_codex_that_writes_without_end_is_ended(
-    eve: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rungs, "PROGRAM_S", 0.5)
-    program(tmp_path, "codex", "yes")
-    assert failure(CodexQueue(), target(eve)) == "codex did not end in 0.5 s"
 
 
 def test_codex_that_leaves_a_child_with_its_output_is_not_waited_for(
