@@ -52,11 +52,6 @@ def test_the_oldest_by_name_comes_first(relay: HandRelay, alice: Agent) -> None:
     assert len(relay.waiting("alice", "inbox/.read")) == 3
 
 
-def test_a_thousand_waiting_messages_come_in_order(relay: HandRelay, alice: Agent) -> None:
-    sent = [relay.deliver("alice", "x") for _ in range(1000)]
-    assert [message.id for message in alice.messages(timeout_s=0)] == sent
-
-
 def test_what_the_relay_stages_is_not_seen(relay: HandRelay, alice: Agent) -> None:
     (relay.box("alice", "inbox/.pending") / "1706123456-ab.msg").write_text("TO: alice\n\nx")
     (relay.box("alice", "inbox") / "notes.txt").write_text("not a message")

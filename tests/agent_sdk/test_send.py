@@ -18,7 +18,7 @@ from relay.base.clock import Clock
 from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
 from relay.base.message import parse
 from relay.base.names import sha256_hex
-from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds, says_the_disk_is_full
+from tests.agent_sdk.support import FIRST_NS, HandRelay, says_the_disk_is_full
 from tests.disk import killed_at
 
 pytestmark = pytest.mark.shows("ready 1.1")
@@ -314,25 +314,6 @@ def test_no_home_and_no_name_are_errors(relay: HandRelay, tmp_path: Path) -> Non
         with pytest.raises(InvalidName):
             Agent(name, relay.root)
     assert relay.root.joinpath("agents").exists()
-
-
-def test_the_home_comes_from_the_environment(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AGENT_RELAY_DIR", str(relay.root))
-    with Agent("alice") as alice:
-        assert alice.home == str(relay.root)
-        assert alice.name == "alice"
-
-
-def test_no_descriptor_is_left(relay: HandRelay) -> None:
-    before = open_fds()
-    with Agent("alice", relay.root) as alice:
-        alice.send("bob", "hello")
-        alice.attach(b"data")
-        alice.receive(timeout_s=0)
-    alice.close()
-    assert open_fds() == before
 
 
 def test_who_acts_for_another_process_leaves_meta_json_alone(relay: HandRelay) -> None:

@@ -44,11 +44,6 @@ def test_all_are_sent_in_order_with_one_sync_of_files_and_one_of_the_directory(
     assert (last.to, str(last.kind), last.ttl_s) == ("carol", "query", 9)
 
 
-def test_none_is_nothing(relay: HandRelay) -> None:
-    with Agent("alice", relay.root) as alice:
-        assert alice.send_many([]) == []
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -152,19 +152,6 @@ def test_build_never_replaces_what_is_no_store(tmp_path: Path, name: str) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["store.acomm"]
 
 
-def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
-    lines = "\n".join(jsonl.to_lines(small_store()))
-    error = refused("build", tmp_path / "gone" / "new.acomm", stdin=lines)
-    assert str(error) == f"{tmp_path}/gone/new.acomm: No such file or directory"
-
-
-@pytest.mark.parametrize("command", ["check", "dump", "build"])
-def test_help_ends_with_examples(command: str) -> None:
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"  relay acomm {command}" in result.stdout.split("Examples:\n")[1]
-
-
 def test_help_needs_no_codec() -> None:
     code = (
         "import sys, relay.cli.acomm; "

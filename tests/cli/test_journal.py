@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config, JournalSettings, encode
-from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
+from relay.base.errors import EXIT_STATE, AlreadyRunning, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.daemon import init
@@ -152,15 +152,6 @@ def test_prune_plans_first(with_store: Path) -> None:
     assert covered_offset(str(home / BASE)) == covered_offset(str(home / (STORE + ".prev")))
 
 
-def test_prune_goes_no_further_than_its_base(with_store: Path) -> None:
-    for name in (STORE, STORE + ".prev"):
-        path = with_store / name
-        path.write_bytes(path.read_bytes()[:-7])
-    assert run(with_store, "prune", "--keep-bytes", "0B", "--dry-run").stdout == ""
-    assert run(with_store, "prune", "--keep-bytes", "0B").stdout == ""
-    assert not (with_store / BASE).exists()
-
-
 def test_what_is_kept_stands_in_the_configuration(with_store: Path) -> None:
     configure(with_store, keep_mib=1)
     nothing = run(with_store, "prune", "--dry-run")  # it has no MiB yet
@@ -191,21 +182,6 @@ def test_the_object_store_is_the_configured_one(home: Path, tmp_path: Path) -> N
     other.mkdir()
     assert run(home, "upload", 1, "--objects", other).stdout == "uploaded segment 1\n"
     assert [path.name for path in other.rglob("*.zst")] == [f"{1:020d}.seg.zst"]
-
-
-def damage(path: Path) -> bytes:
-    """One byte of it; what it was."""
-    data = path.read_bytes()
-    path.write_bytes(data[:900] + bytes([data[900] ^ 7]) + data[901:])
-    return data
-
-
-def test_a_damaged_segment_is_mended_from_another_tier(home: Path) -> None:
-    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
-    path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
-    whole = damage(path)
-    assert run(home, "hydrate", 1).stdout == "hydrated segment 1\n"
-    assert path.read_bytes() == whole
 
 
 def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
@@ -240,12 +216,6 @@ def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
     Path(segment_path(str(folder), 1)).unlink()
     Path(segment_path(str(folder), 1)).write_bytes(whole)
     assert records(home) == before
-
-
-def test_a_damaged_configuration_is_said_so(home: Path) -> None:
-    (home / "config.json").write_text('{"journal": {"keep_byte": 1}}')
-    error = refused(run(home, "status"))
-    assert isinstance(error, ConfigError) and "keep_byte" in str(error)
 
 
 @pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "1 d", "9999999999999999d"])

@@ -144,13 +144,6 @@ def test_installed_shown_and_removed(
     assert (code, said) == (1, f"relay: there is no {unit}; nothing was installed for {home}\n")
 
 
-def test_printing_writes_nothing(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(home, capsys, "install", "--print")[0] == 0
-    assert not (tmp_path / "config").exists()
-
-
 def test_a_link_in_its_place_is_not_followed(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,13 +283,6 @@ def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
     connection.close()
 
 
-def test_a_browser_led_here_by_a_foreign_name_gets_nothing(asked: Asked) -> None:
-    port = free_port()
-    asked.admin.begin(f"127.0.0.1:{port}")
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
-        assert asked.ask("/status", port=port, host=host)[0] == 403
-
-
 def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Asked) -> None:
     port = free_port()
     asked.serve()

@@ -69,16 +69,6 @@ def test_an_ack_after_the_ttl_counts_in_both(box: Box) -> None:
     agree(box, sent, bob="acked")
 
 
-def test_an_ack_from_one_who_was_away_counts_in_both(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    with away(box, "bob"):
-        box.after(60)
-        box.after(1)
-        agree(box, sent, bob="bounced")
-    ack(box, "bob", sent)
-    agree(box, sent, bob="acked")
-
-
 def test_what_is_acked_while_its_next_attempt_is_held_is_not_written_again(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
@@ -91,16 +81,6 @@ def test_what_is_acked_while_its_next_attempt_is_held_is_not_written_again(box: 
     box.after(60)
     assert box.inbox("bob") == {}
     agree(box, sent, bob="acked")
-
-
-def test_a_replay_to_one_who_is_gone_bounces_in_both(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.until_dead()
-    with away(box, "bob"):
-        replay(box, sent)
-        box.after(0)
-        agree(box, sent, bob="bounced")
-    assert "not acknowledged by bob: no longer an agent\n" in box.nacks("alice")
 
 
 def test_who_is_back_before_the_disk_has_room_gets_it(

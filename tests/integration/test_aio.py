@@ -8,29 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Refused, RelayError, Timeout, aio
+from agent_sdk import Refused, RelayError, aio
 from tests.agent_sdk.support import open_fds
 from tests.procs import Relay
 
 pytestmark = pytest.mark.home("alice", "bob")
-
-
-def test_a_query_and_its_answer(running: Relay, home: Path) -> None:
-    """Two agents in one event loop."""
-
-    async def answer(bob: aio.Agent) -> None:
-        async for message in bob.messages():
-            await bob.reply(message, f"{message.body} main")
-            return
-
-    async def talk() -> str:
-        async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-            task = asyncio.create_task(answer(bob))
-            response = await alice.query("bob", "which branch?", 10)
-            await task
-            return response.body
-
-    assert asyncio.run(talk()) == "which branch? main"
 
 
 def test_an_answer_goes_to_the_task_that_waits_for_it(running: Relay, home: Path) -> None:
@@ -81,24 +63,6 @@ def test_a_cancelled_receive_has_taken_nothing(running: Relay, home: Path) -> No
         return got
 
     assert sorted(asyncio.run(talk()), key=int) == [str(number) for number in range(20)]
-
-
-def test_refused_and_no_answer(running: Relay, home: Path) -> None:
-    """The errors of the agent without asyncio; a nack of the recipient, too."""
-
-    async def talk() -> None:
-        async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-            with pytest.raises(Timeout, match=r"no response to .* came within 0.05 s"):
-                await alice.query("bob", "which?", 0.05)
-            asked = asyncio.create_task(alice.query("bob", "again?", 10))
-            assert await bob.receive(10) is not None
-            question = await bob.receive(10)
-            assert question is not None
-            await bob.nack(question, "no such repository")
-            with pytest.raises(Refused, match="no such repository"):
-                await asked
-
-    asyncio.run(talk())
 
 
 def test_other_tasks_run_while_one_waits(running: Relay, home: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from agent_sdk import Agent
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, StoreFile
 from relay.base.home import STORE
-from tests.procs import Relay, home_of, relay, rows_of, until
+from tests.procs import home_of, relay, rows_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.6")]
 
@@ -184,16 +182,6 @@ def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
     return relay("send", "--as", "alice", "--await", "300ms", f"#{channel}", "hello", home=home)
 
 
-def test_foolish_input_is_one_line(home: Path) -> None:
-    done(home, "create", "hooks", "--type", "pubsub")
-    for words, said in {
-        "join nowhere": f"does not exist: `relay --home {home} channel create nowhere`",
-        "create all": "neither all nor dm/",
-        "subscribe hooks a.#.b": "PATTERN: 'a.#.b'",
-    }.items():
-        assert said in refused(home, *words.split()), words
-
-
 def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
     with Agent("alice", home) as alice, Agent("operator", home) as operator:
         alice.send("operator", "lunch?")
@@ -214,18 +202,6 @@ def test_without_a_relay_it_is_said_at_once_and_nothing_is_sent(tmp_path: Path) 
     for arguments in changes:
         assert "no relay is running" in refused(home, *arguments, code=5)
     assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
-
-
-def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -> None:
-    with Relay(home_of(tmp_path / "home")) as running:
-        os.kill(running.pid, signal.SIGSTOP)
-        said = refused(running.home, "create", "ci", "--timeout", "0.2", code=4)
-        assert "within 0.2 s: the relay has not picked it up yet, it waits" in said
-        assert "in the outbox; `relay --home " in said
-        os.kill(running.pid, signal.SIGCONT)
-        until(  # it was sent, and is done all the same
-            lambda: relay("channel", "show", "ci", home=running.home).returncode == 0
-        )
 
 
 def test_words_about_a_channel_are_shown(tmp_path: Path) -> None:

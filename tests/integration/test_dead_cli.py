@@ -178,10 +178,3 @@ def test_an_age_that_is_none(home: Path) -> None:
     for age in ("7", "d", "1w", "-1d", "1.5h", "²d", "1234567890d", ""):
         done = relay("dead", "purge", "--older-than", age, home=home)
         assert done.returncode == 2 and "invalid age" in done.stderr, age
-
-
-def test_without_a_relay_nothing_is_asked(home: Path) -> None:
-    for verb in (["replay", FIRST], ["discard", FIRST], ["purge", "--older-than", "1d"]):
-        done = relay("dead", *verb, home=home)
-        assert done.returncode == 5 and "no relay is running" in done.stderr
-    assert len(rows_of("dead", "list", home=home)) == 2

@@ -87,13 +87,6 @@ def test_a_sound_home_has_no_findings(box: Box) -> None:
     assert doctor(box) == []
 
 
-def test_a_fresh_home_has_none_either(tmp_path: Path) -> None:
-    fresh = Box(tmp_path / "fresh", "alice")
-    assert doctor(fresh) == []  # beside a relay that runs
-    fresh.close()
-    assert doctor(fresh) == []
-
-
 def test_a_setting_that_there_is_not(box: Box) -> None:
     box.path("config.json").write_text('{"journl": {}}')
     (line,) = doctor(box)

@@ -99,16 +99,6 @@ def test_no_key_is_made_where_the_file_before_waits_for_its_own(home: Path) -> N
     assert not (home / "store.key").exists()
 
 
-@pytest.mark.damages
-def test_an_encrypted_store_with_encryption_off_is_refused(home: Path) -> None:
-    run_and_send(home)
-    configure(home, encrypt=False)
-    up = relay("up", home=home)
-    assert up.returncode == 5
-    assert "is encrypted, and no key was given" in up.stderr
-    assert "store.encrypt" in up.stderr  # what to do
-
-
 def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> None:
     configure(home, encrypt=False)
     run_and_send(home)

@@ -10,7 +10,6 @@ import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import DeliveryState
-from relay.base import fsio
 from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
 from tests.procs import until
 
@@ -35,23 +34,6 @@ def test_it_is_in_the_file_when_the_time_is_up(path: str) -> None:
             store.send_message(channel.id, "a", MessageType.TEXT, text)
             until(lambda wanted=text: wanted in in_file(path))
     assert in_file(path) == [b"one", b"two"]
-
-
-def test_one_that_fails_is_tried_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.engine.checkpoint.RETRY_FIRST_NS", 20_000_000)
-    with CommStore.open(path, SOON) as store:
-        tries: list[str] = []
-
-        def full(operation: str, name: str) -> None:
-            if operation == "rename":
-                tries.append(name)
-                if len(tries) < 3:
-                    raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(fsio, "fault", full)
-        store.create_channel("c", ChannelType.GROUP, "a")
-        until(lambda: len(store_file.read(path).channels) == 1)
-        assert len(tries) >= 3
 
 
 def test_a_manual_store_has_no_timer_and_a_closed_one_has_none_left(path: str) -> None:

@@ -116,18 +116,6 @@ def test_M11_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:
     assert " #team " in group
 
 
-def test_channels(told: Box) -> None:
-    assert {row["name"]: row["type"] for row in lines(told, "channel", "list")} == {
-        "team": "Group",
-        "ci": "PubSub",
-    }
-    (team,) = lines(told, "channel", "show", "#team")
-    assert team["participants"] == {"alice": "Owner", "bob": "Member"}
-    (ci,) = lines(told, "channel", "show", "ci")
-    assert ci["subscriptions"] == [{"subscriber": "carol", "pattern": "build.#", "filter": None}]
-    assert relay("channel", "show", "nowhere", home=told.root).returncode == 1
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

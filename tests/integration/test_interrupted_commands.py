@@ -82,17 +82,6 @@ def test_a_relay_that_does_not_serve(running: Relay, home: Path) -> None:
     until(lambda: relay("status", home=home).returncode == 0)
 
 
-def test_a_broken_config_beside_a_running_relay(running: Relay, home: Path) -> None:
-    before = (home / "config.json").read_text()
-    (home / "config.json").write_text("{")
-    done = relay("status", home=home)
-    assert "config.json is invalid, still using the previous one: " in done.stdout
-    found = relay("doctor", home=home).stdout
-    assert "the relay fails at its next start" in found
-    (home / "config.json").write_text(before)
-    assert "config.json is invalid" not in relay("status", home=home).stdout
-
-
 @pytest.mark.home("alice", "bob", detection={"scan_interval_s": 1})
 def test_sent_while_the_ledger_is_gone(running: Relay, home: Path) -> None:
     for path in home.glob("ledger.db*"):

@@ -142,15 +142,6 @@ def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ]
 
 
-def test_only_operator_and_lead_may(box: Box) -> None:
-    for verb in ("seal", "compress", "upload", "evict", "evict-warm", "hydrate", "prune"):
-        assert "is for operator and the lead alone, not for alice" in ask(
-            box, f"journal.{verb}", "alice"
-        )
-    assert "expected an integer, got" in ask(box, "journal.compress\nSEGMENTS: 1 two")
-    assert steps(box) == []
-
-
 def test_a_command_that_is_decided_twice_is_one_order(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

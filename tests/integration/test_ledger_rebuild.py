@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
-from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.base.errors import AlreadyRunning
-from relay.base.home import LEDGER, LOCK, Home
+from relay.base.home import LEDGER, Home
 from relay.daemon import ledger_backup
 from relay.daemon.ledger_backup import Rebuilt
 from relay.ledger import file as ledger_file
@@ -108,14 +106,6 @@ def test_D2_a_ledger_that_is_gone_or_no_database(tmp_path: Path) -> None:
     assert any(line.startswith("agents and their keys; ") for line in done.lost)
     path.unlink()
     assert rebuild(tmp_path / "home").aside == "" and rows(path, MESSAGES) == before
-
-
-def test_D2_not_while_a_relay_runs(tmp_path: Path) -> None:
-    a_home(tmp_path / "home")
-    before = (tmp_path / "home" / LEDGER).read_bytes()
-    with fsio.locked(str(tmp_path / "home" / LOCK)), pytest.raises(AlreadyRunning):
-        rebuild(tmp_path / "home")
-    assert (tmp_path / "home" / LEDGER).read_bytes() == before
 
 
 @pytest.mark.damages

@@ -12,7 +12,6 @@ import pytest
 
 from relay.acomm import store_file
 from scripts.history.make import Given, History
-from scripts.history.talk import Talk, make_cast
 from tests.procs import PROJECT, Relay, environment, relay, until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("audit 2.6")]
@@ -85,42 +84,6 @@ def test_the_same_seed_gives_the_same_home(tmp_path: Path) -> None:
     assert [name for name, data in first.items() if again[name] != data] == []
     other = contents(made(tmp_path / "c", seed=6, messages=300))
     assert other["ledger.db"] != first["ledger.db"]
-
-
-def test_a_fifth_are_commands_and_work_is_done_by_day(tmp_path: Path) -> None:
-    home = made(tmp_path / "home", messages=3000)
-    with closing(sqlite3.connect(home / "ledger.db")) as db:
-        kinds = dict(db.execute("SELECT message_type, count(*) FROM messages GROUP BY 1"))
-        assert sum(kinds.values()) == 3000
-        assert 0.15 < kinds["command"] / 3000 < 0.25
-        assert kinds["ack"] == kinds["command"]
-        assert kinds["response"] == kinds["query"] > 0
-        (several,) = db.execute(
-            "SELECT count(DISTINCT a.message_id) FROM deliveries a JOIN deliveries b "
-            "ON a.message_id = b.message_id AND a.recipient < b.recipient"
-        ).fetchone()
-        assert several > 0
-        by_day, by_night = (
-            db.execute(
-                "SELECT count(*) FROM messages WHERE discovered_at / 3600000000000 % 24 "
-                f"BETWEEN {first} AND {first + 3}"
-            ).fetchone()[0]
-            for first in (9, 0)
-        )
-        assert by_day > 5 * by_night
-
-
-def test_posts_of_an_hour_are_in_order_and_add_up() -> None:
-    import random
-
-    rng = random.Random(1)
-    talk = Talk(rng, make_cast(rng, 10), 5_000, 0, 5 * 86_400 * 10**9)
-    count = 0
-    for end_ns, posts in talk.hours():
-        times = [post.at_ns for post in posts]
-        assert times == sorted(times) and all(at < end_ns for at in times)
-        count += sum(1 + (post.follow.left if post.follow else 0) for post in posts)
-    assert count == 5_000
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.base.message import parse_delivered
 from tests.procs import (
     Relay,
-    drop,
     environment,
     home_of,
-    inbox_of,
     relay,
     relay_anew,
     rows_of,
@@ -47,15 +44,6 @@ def test_init_makes_the_documents_tree_with_narrow_modes(home: Path) -> None:
     config = json.loads((home / "config.json").read_text())
     assert config["detection"]["settle_ms"] == 100
     assert config["limits"]["max_body_bytes"] == 1_048_576
-
-
-def test_init_again_changes_nothing_and_narrows_modes(home: Path) -> None:
-    (home / "config.json").write_text('{"lead": "alice"}')
-    home.chmod(0o755)
-    again = relay("init", home=home)
-    assert again.stdout.startswith("completed ")
-    assert (home / "config.json").read_text() == '{"lead": "alice"}'
-    assert home.stat().st_mode & 0o777 == 0o700
 
 
 def test_up_send_trace_inbox_ack_down(home: Path) -> None:
@@ -99,27 +87,6 @@ def test_a_killed_relay_holds_nothing_up(running: Relay, home: Path) -> None:
     running.kill()
     assert relay("down", home=home).returncode == 5
     assert relay("up", home=home).returncode == 0
-
-
-def test_a_refusal_comes_by_itself(home: Path) -> None:
-    """How soon: ``scripts/bench latency`` measures it."""
-    assert relay("up", home=home).returncode == 0
-    (home / "agents/alice/outbox/.pending").mkdir(parents=True, exist_ok=True)  # as `mkdir -p`
-    drop(home, "alice", "TO: nobody\n\nhi", "1700000000000000000-.msg")
-    until(lambda: inbox_of(home, "alice"))
-    (path,) = inbox_of(home, "alice")
-    message = parse_delivered(path.read_bytes())
-    assert message.kind == "nack"
-    assert "there is no agent nobody" in message.body.decode()
-
-
-def test_what_waits_while_no_relay_runs_is_delivered_by_the_next(home: Path) -> None:
-    with Agent("alice", home) as alice, Agent("bob", home) as bob:
-        sent = alice.send("bob", "good morning")
-        assert relay("up", home=home).returncode == 0
-        message = bob.receive(10)
-        assert message is not None
-        assert (message.id, message.body, message.sender) == (sent, "good morning", "alice")
 
 
 def test_agents_talk_through_the_sdk(home: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 from relay.base import fsio
 from relay.base.clock import iso_date
 from relay.base.config import Config, RetentionSettings, encode
-from relay.base.errors import LedgerError
 from relay.daemon import prune
 from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
@@ -284,14 +283,6 @@ def test_what_interrupted_senders_left_of_attachments_goes_after_an_hour(box: Bo
     assert sorted(kept.parent.iterdir()) == sorted([young, kept])
 
 
-def test_zero_keeps_for_ever(box: Box) -> None:
-    archived(box, "a")
-    box.clock.advance(4000 * DAY_S)
-    before = files(box)
-    assert not any(gone.number for gone in run(box).values())
-    assert files(box) == before
-
-
 def test_links_are_not_followed(box: Box, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "2020-01-01").mkdir(parents=True)
@@ -336,18 +327,6 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     said = box.sql("SELECT detail FROM security_events WHERE kind = 'audit_pruned'")
     assert sum(int(line.split()[1]) for (line,) in said) >= count
     assert len(said) == 3
-
-
-def test_younger_rows_stay_append_only(box: Box) -> None:
-    box.clock.advance(400 * DAY_S)
-    now = box.clock.now_ns()
-    box.ledger._db.execute(
-        "INSERT INTO audit_log (at, what, new_status) VALUES (?, 'young', 'x')", (now,)
-    )
-    prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), now)
-    assert box.sql("SELECT what FROM audit_log") == [("young",)]
-    with pytest.raises(LedgerError, match="append-only"):
-        box.ledger._db.execute("DELETE FROM audit_log")
 
 
 def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:

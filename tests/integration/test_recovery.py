@@ -188,11 +188,6 @@ def _no_room(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def _disk_full(operation: str, name: str) -> None:
-    if "/" not in name:  # in an inbox
-        raise OSError(28, "No space left on device")
-
-
 def _fail(*_: object, **__: object) -> None:
     raise KeyboardInterrupt  # SIGKILL: nothing is cleaned up
 
@@ -239,17 +234,6 @@ def test_what_was_read_while_the_relay_was_down_is_noted(box: Box) -> None:
     box.take("bob", sent)
     box.open()
     assert box.states(sent) == {"bob": "read"}
-
-
-def test_a_channel_made_before_the_crash_is_there_after_it(box: Box) -> None:
-    """Join and message are fed again in the order of discovery, across agents."""
-    box.join("team", "bob", "alice")
-    sent = box.send("alice", "TO: #team\n\nhello")
-    restart(box)
-    box.flush()
-    assert box.row(sent)["status"] == "archived"
-    assert box.bodies("bob").count("hello") == 1
-    assert box.nacks("alice") == []
 
 
 def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:

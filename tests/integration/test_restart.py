@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.errors import LedgerError
 from relay.base.home import Home, running_trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
@@ -231,14 +230,6 @@ def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:
     assert box.bodies("bob") == ["on"]
 
 
-def test_a_full_disk_is_not_called_a_damaged_ledger(box: Box) -> None:
-    box.ledger._db.execute("PRAGMA max_page_count = 1")
-    with pytest.raises(LedgerError, match="is full") as caught, box.ledger.transaction():
-        for number in range(300):
-            box.ledger.set_state(f"key {number}", "x" * 4000, 1)
-    assert caught.value.hint.startswith("free some space")
-
-
 @pytest.mark.damages
 def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
@@ -251,16 +242,6 @@ def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
     box.send("alice", "TO: bob\n\nmore")
     box.restart()
     assert box.bodies("bob") == ["hi", "more"]
-
-
-def test_a_sender_that_is_away_at_the_restart_loses_nothing(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\n\nhi")
-    box.kill()
-    os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
-    box.open()
-    box.tick()
-    assert box.store.messages.find_by_relay_id(sent) is not None
-    assert (box.row(sent)["status"], box.bodies("bob")) == ("archived", ["hi"])
 
 
 def test_an_ack_whose_file_is_away_at_the_restart_counted(box: Box) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from relay.base import fsio
-from relay.base.errors import EXIT_OK, EXIT_STATE, EXIT_TIMEOUT, EXIT_USAGE
+from relay.base.errors import EXIT_OK, EXIT_STATE, EXIT_TIMEOUT
 from relay.cli import run
 from tests.procs import Relay, until
 
@@ -22,19 +21,6 @@ def send(home: Path, *options: str) -> int:
 
 def waiting(home: Path) -> list[str]:
     return [path.stem for path in (home / "agents" / "alice" / "outbox").glob("*.msg")]
-
-
-def test_it_returns_when_the_message_is_accepted(
-    running: Relay, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert send(home, "--committed") == EXIT_OK
-    sent = capsys.readouterr().out.strip()
-    assert waiting(home) == []
-    assert (home / "agents" / "bob" / "inbox" / f"{sent}.msg").exists()
-    with sqlite3.connect(home / "ledger.db") as db:
-        query = "SELECT status FROM messages WHERE message_id = ?"
-        until(lambda: db.execute(query, (sent,)).fetchone() == ("archived",))
-    db.close()
 
 
 def test_not_taken_in_time_it_waits_in_the_outbox(
@@ -59,15 +45,6 @@ def test_not_taken_in_time_it_waits_in_the_outbox(
 def test_without_a_relay_nothing_is_sent(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert send(home, "--committed") == EXIT_STATE
     assert "no relay is running" in capsys.readouterr().err
-    assert waiting(home) == []
-
-
-def test_it_cannot_be_used_with_await(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert send(home, "--committed", "--await", "1s") == EXIT_USAGE
-    assert (
-        "--await, --until, --committed and --no-wait cannot be used together"
-        in capsys.readouterr().err
-    )
     assert waiting(home) == []
 
 

@@ -39,12 +39,6 @@ def send(home: Path, *words: str, code: int = 0) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr.removeprefix("relay: ").strip()
 
 
-def test_a_delivered_message(running: Relay, home: Path) -> None:
-    sent, said = send(home, "bob", "hi")
-    assert said == "delivered to bob, not read yet"
-    assert [path.stem for path in inbox_of(home, "bob")] == [sent]
-
-
 def test_a_name_that_does_not_exist_is_exit_code_6(running: Relay, home: Path) -> None:
     sent, said = send(home, "bbo", "hi", code=6)
     assert "there is no agent bbo" in said
@@ -68,18 +62,6 @@ def test_without_waiting_nothing_is_said(
     _, said = send(home, "bbo", "hi", *([how] if how.startswith("--") else []))
     assert said == ""
     until(lambda: inbox_of(home, "alice"), "the nack comes as a message")
-
-
-@pytest.mark.home("alice", "bob", "carol", "dora")
-def test_several_recipients_are_counted(running: Relay, home: Path) -> None:
-    assert send(home, "*", "hi")[1] == "delivered to 4 recipients, not read yet"  # operator, too
-
-
-def test_a_recipient_that_cannot_be_written_is_held(running: Relay, home: Path) -> None:
-    inbox = home / "agents/bob/inbox"
-    inbox.rename(home / "agents/bob/away")
-    inbox.symlink_to(home / "agents/bob/away")
-    assert send(home, "bob", "hi")[1].startswith("held for bob: ")
 
 
 def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: Relay, home: Path) -> None:
@@ -152,13 +134,6 @@ def test_options_that_exclude_each_other(home: Path) -> None:
 def test_m1_a_bare_number_of_await_is_seconds(running: Relay, home: Path) -> None:
     _, said = send(home, "bob", "which?", "--kind", "query", "--await", "1", code=4)
     assert "within 1 s: delivered to bob, not read yet" in said
-
-
-def test_re_accepts_the_beginning_of_an_id(running: Relay, home: Path) -> None:
-    sent, _ = send(home, "bob", "which?", "--kind", "query")
-    words = ("send", "--as", "bob", "alice", "main", "--kind", "response", "--re", sent[20:28])
-    assert relay(*words, home=home).returncode == 0
-    assert f"RE: {sent}\n" in inbox_of(home, "alice")[0].read_text()
 
 
 @pytest.mark.parametrize("output", [">&-", "> /dev/full"])

@@ -99,18 +99,6 @@ def test_a_file_that_somebody_put_into_an_inbox(running: Relay, home: Path) -> N
     assert (done.returncode, "has only a copy left" in done.stderr) == (1, True)
 
 
-def test_reply_goes_to_the_sender_in_the_thread(running: Relay, home: Path) -> None:
-    for kind, expected in (("query", "response"), ("message", "message")):
-        sent = send(home, "bob", "which?", "--kind", kind, "--thread", "t-1")
-        assert relay("reply", "--as", "bob", sent[20:28], "main", home=home).returncode == 0
-        until(lambda: inbox_of(home, "alice"))
-        with Agent("alice", home, registers=False) as alice:
-            answer = alice.receive(5)
-        assert answer is not None
-        got = (answer.sender, answer.kind, answer.re, answer.thread, answer.body)
-        assert got == ("bob", expected, sent, "t-1", "main")
-
-
 @pytest.mark.home("alice", "bob", "carol")
 def test_resend_is_a_new_message_of_the_same_sender(running: Relay, home: Path) -> None:
     words = ("nobody-here", "deploy", "--kind", "command", "--thread", "t-1", "--priority", "1")
@@ -256,19 +244,6 @@ def test_one_of_several_files_or_all(running: Relay, home: Path, tmp_path: Path)
     assert (folder / "plan.txt").read_text() == "a plan"
     code, said = get("sha256:" + "0" * 64, "-o", str(folder))
     assert (code, "a directory needs the id of a message" in said) == (2, True)
-
-
-def test_names_that_are_none_are_not_refused(running: Relay, home: Path, tmp_path: Path) -> None:
-    """A file written by hand may name its attachments as it likes; the hash is a name, too."""
-    (tmp_path / "a").write_text("text")
-    put = relay("attachment", "put", str(tmp_path / "a"), home=home).stdout.strip()
-    for number, names in enumerate(("../../a", "..", "a/b", "\u202etxt.exe")):
-        text = f"TO: bob\nATTACHMENT: {put}\nATTACHMENT-NAMES: {names}\n\nhi"
-        sent = drop(home, "alice", text, f"100000000{number}-01.msg")
-        until(lambda: inbox_of(home, "bob"))
-        taken = relay("inbox", "--take", "--as", "bob", home=home).stdout
-        assert sent in taken
-        assert f"   attachment {put[7:15]}, 4 bytes ({put})\n" in taken
 
 
 def test_unread_lists_all_inboxes_the_oldest_first(running: Relay, home: Path) -> None:

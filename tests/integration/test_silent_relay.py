@@ -59,17 +59,6 @@ def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: P
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr
 
 
-def test_M06_a_relay_that_continues_answers_again(running: Relay, home: Path) -> None:
-    os.kill(running.pid, signal.SIGSTOP)
-    with Home(str(home)) as opened:
-        assert ask(opened, 0.2).is_silent
-        os.kill(running.pid, signal.SIGCONT)
-        until(lambda: ask(opened).status)
-    done = relay("status", "--json", home=home)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["answers"] is True
-
-
 def test_M06_who_accepts_nobody_does_not_answer_either(running: Relay, home: Path) -> None:
     """Its queue of connections is full: to connect is refused at once, and says nothing."""
     os.kill(running.pid, signal.SIGSTOP)

@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreLocked
-from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
-from tests.fakes import FakeClock
+from relay.engine import ChannelType, CommStore, MessageType
 from tests.procs import environment, until
 
 pytestmark = pytest.mark.shows("engine 6.1", "engine 6.5", "engine 8.11")
-
-
-def count(path: Path) -> int:
-    """Messages in the file, as a reader sees them: readers need no lock."""
-    from relay.acomm import store_file
-
-    return len(store_file.read(str(path)).messages)
 
 
 def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
@@ -35,36 +27,6 @@ def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
         assert store.receive_messages(None, "b") == []
     with pytest.raises(RelayError, match="exists already"):
         CommStore.create(path)
-
-
-def test_batches_of_a_hundred_or_five_seconds(tmp_path: Path) -> None:
-    path = tmp_path / "s.acomm"
-    clock = FakeClock()
-    store = CommStore.open(str(path), clock=clock)
-    channel = store.create_channel("c", ChannelType.GROUP, "a")
-    for number in range(99):
-        store.send_message(channel.id, "a", MessageType.TEXT, f"{number}")
-    assert count(path) == 0
-    store.send_message(channel.id, "a", MessageType.TEXT, "the hundredth")
-    assert count(path) == 100
-    store.send_message(channel.id, "a", MessageType.TEXT, "one more")
-    clock.advance(5)
-    store.join_channel(channel.id, "b")
-    assert count(path) == 101
-    store.close()
-
-
-@pytest.mark.parametrize(("policy", "written"), [(FlushPolicy(1), 3), (FlushPolicy(None, None), 0)])
-def test_immediate_and_manual(tmp_path: Path, policy: FlushPolicy, written: int) -> None:
-    path = tmp_path / "s.acomm"
-    store = CommStore.open(str(path), policy, FakeClock())
-    channel = store.create_channel("c", ChannelType.GROUP, "a")
-    for _ in range(3):
-        store.send_message(channel.id, "a", MessageType.TEXT, "x")
-    assert count(path) == written
-    store.flush()
-    assert count(path) == 3
-    store.close()
 
 
 @pytest.mark.shows("engine 6.9")

@@ -266,13 +266,6 @@ def test_a_batch_of_its_own_in_a_manual_store(tmp_path: Path) -> None:
         assert contents(path) == [b"x"]
 
 
-def test_a_wrong_way_of_flushing_is_refused(tmp_path: Path) -> None:
-    with CommStore.open(str(tmp_path / "s.acomm")) as store:
-        channel = store.create_channel("c", ChannelType.GROUP, "a")
-        with pytest.raises(RelayError, match="'now' is not immediate, batch or manual"):
-            store.configure_channel(channel.id, flush="now")
-
-
 def test_a_later_version_is_not_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def later(_: str) -> None:
         raise VersionError(str(path), 8, "version 1", 9)

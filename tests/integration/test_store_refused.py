@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from relay.acomm import fields, records, store_file
+from relay.acomm import fields, store_file
 from relay.acomm.model import (
     Channel,
     ChannelType,
@@ -152,27 +152,6 @@ def test_check_names_each_and_dump_reads(beyond: tuple[Path, str, str]) -> None:
     code, said = run("acomm", "dump", path)
     assert code == 0
     assert len(said.splitlines()) >= 3
-
-
-def test_each_is_named_with_the_offset_of_its_record(tmp_path: Path) -> None:
-    path = tmp_path / "two.acomm"
-    long = msgspec.structs.replace(MESSAGE, id=2, content=b"y" * 1_048_600, created_at=6)
-    longer = msgspec.structs.replace(MESSAGE, id=3, content=b"z" * 1_048_601, created_at=7)
-    most = records.MAX_CONTENT_BYTES
-    try:
-        acomm_sections = store_file.encode_sections.__globals__
-        acomm_sections["MAX_CONTENT_BYTES"] = 10**9
-        store = msgspec.structs.replace(SOUND, messages=(MESSAGE, long, longer))
-        store_file.write(str(path), store, compress=False)
-    finally:
-        acomm_sections["MAX_CONTENT_BYTES"] = most
-    _, said = run("acomm", "check", path)
-    data, lines = path.read_bytes(), said.splitlines()
-    assert len(lines) == 3
-    for line, number in zip(lines, (2, 3), strict=False):
-        offset = int(line.split(" at ")[1].split(":")[0])
-        assert int.from_bytes(data[offset : offset + 8], "little") == number
-        assert f"content of message {number}" in line
 
 
 # -- of a later version, or with sections that are not known ---------------------------------

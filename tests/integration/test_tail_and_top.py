@@ -124,14 +124,6 @@ def test_tail_shows_what_should_not_be_there(running: Relay, home: Path) -> None
     assert "(not_a_regular_file: agents/alice/outbox/1000000001-01.msg" in said
 
 
-def test_text_of_others_reaches_no_terminal_raw(running: Relay, home: Path) -> None:
-    outbox = home / "agents" / "alice" / "outbox"
-    (outbox / ".pending" / "1000000001-01.msg").write_text("TO: \x1b[31mred\n\nhi")
-    os.rename(outbox / ".pending" / "1000000001-01.msg", outbox / "1000000001-01.msg")
-    until(lambda: [e for e in events(home) if e["event"] == "refused"])
-    assert "\x1b" not in relay("tail", "--no-follow", home=home).stdout
-
-
 def test_a_time_that_is_none_is_named(home: Path) -> None:
     for since in ("", "5", "5x", "-5m", "1h30m", "99999999999s"):
         done = relay("tail", "--no-follow", f"--since={since}", home=home)
@@ -167,16 +159,6 @@ def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(
     assert "\x1b[?1049l" in shown and "\x1b[?25h" in shown  # the screen before, and a cursor
     assert "Traceback" not in shown
     assert behind.read_text() == before.read_text() and " echo " in before.read_text()
-
-
-def test_top_ends_with_an_interrupt_as_well(running: Relay) -> None:
-    view = terminal(running.home, "top")
-    view.expect("relay ready")
-    view.sendintr()
-    view.expect(pexpect.EOF)
-    view.close()
-    assert view.exitstatus == EXIT_INTERRUPTED
-    assert "\x1b[?1049l" in (view.before or "")
 
 
 def test_top_continues_when_the_relay_goes(running: Relay) -> None:

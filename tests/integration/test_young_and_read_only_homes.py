@@ -61,14 +61,3 @@ def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(box: Box) -> Non
         box.open()
         assert made_again(box) == [] and len(box.store.state.messages) == 1
         box.kill()
-
-
-@pytest.mark.box("alice", "bob")
-def test_m13_a_file_that_was_there_is_missed(box: Box) -> None:
-    box.send("alice", "TO: bob\n\nhi")
-    box.flush()
-    box.kill()
-    box.path(STORE).unlink()
-    box.open()
-    (line,) = made_again(box)
-    assert "relay.acomm is missing: the store is rebuilt from the journal" in line
