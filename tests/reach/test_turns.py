@@ -24,7 +24,7 @@ from tests.reach.bells import until
 from tests.reach.hooks import put
 
 TURNS = int(os.environ.get("RELAY_TURNS", "6"))
-CLAUDE = (sys.executable, "-m", "tests.fakes.harness", "claude", "--cwd")
+CLAUDE = (sys.executable, "-m", "tests.fakes.harness", "claude")
 
 
 def installed(root: Path, vendor: str) -> Path:
@@ -89,7 +89,7 @@ def test_a_message_that_races_with_a_stop_is_in_the_context_once(root: Path, ven
             cli.sender = sender = threading.Thread(target=_send, args=(root, one, delay))
             cli.prompt("go")
             sender.join()
-            stop_s = 0.8 * stop_s + 0.2 * cli.ran()[-1]["ms"] / 1000
+            stop_s = 0.8 * stop_s + 0.2 * cli.ran[-1].took_s
             if vendor == "claude":
                 cli.idle(20, until=partial(cli.saw, f"Message {one}"))
             elif not cli.saw(f"Message {one}"):
@@ -129,7 +129,7 @@ def test_a_session_that_is_killed_leaves_the_message_to_the_next(root: Path, mom
         put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one)
     else:
         (inbox / ".pending" / one).write_text("FROM: alice\nTO: bob\n\nhello")
-        steps = json.dumps([{"prompt": "go"}, {"die": 1}])
+        steps = json.dumps([{"prompt": "go", "steps": [{"die": 1}]}])
         assert subprocess.run([*CLAUDE, project], input=steps.encode(), env=env).returncode == -9
         until((root / "done").exists, 30)
     settings.write_text(text)

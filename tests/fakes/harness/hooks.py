@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,28 +26,18 @@ SETTINGS = {
 }
 # seconds; Codex gives no value of its own for single events
 TIMEOUTS = {"claude": 600.0, "codex": 600.0, "gemini": 60.0}
-SHORT = {("claude", "UserPromptSubmit"): 30.0, ("claude", "SessionEnd"): 1.5}
+SHORT = {("claude", "UserPromptSubmit"): 30.0}
 UNIT = {"claude": 1.0, "codex": 1.0, "gemini": 0.001}  # of `timeout`, in seconds
 # the fact of an event that its matcher is compared with
 MATCHED = {
     "SessionStart": "source",
-    "SessionEnd": "reason",
-    "Notification": "notification_type",
     "PreToolUse": "tool_name",
-    "PermissionRequest": "tool_name",
     "PostToolUse": "tool_name",
-    "PostToolUseFailure": "tool_name",
     "BeforeTool": "tool_name",
     "AfterTool": "tool_name",
 }
 TEXT_IS_CONTEXT = ("SessionStart", "UserPromptSubmit")  # of Claude and Codex
-MOST_CONTEXT = 10_000  # characters; more becomes a file
-PREVIEW = 2_000
 BLOCKED = 2  # exit status
-
-
-class BadSettings(Exception):
-    """A settings file that the agent CLI would not read."""
 
 
 class Hook(NamedTuple):
@@ -85,24 +75,14 @@ class Ran(NamedTuple):
         return None
 
 
-def read_settings(vendor: str, folders: Iterable[Path]) -> dict[str, list[dict[str, Any]]]:
-    """The groups of hooks of each event: of the user first, then of the project.
-
-    Errors: BadSettings.
-    """
+def read_settings(vendor: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The groups of hooks of each event."""
     events: dict[str, list[dict[str, Any]]] = {}
-    for folder in dict.fromkeys(folders):
-        for name in SETTINGS[vendor]:
-            path = folder / name
-            if not path.exists():
-                continue
-            try:
-                parse = tomllib.loads if path.suffix == ".toml" else json.loads
-                found = parse(path.read_text()).get("hooks", {})
-                for event, groups in found.items():
-                    events.setdefault(event, []).extend(groups)
-            except (ValueError, AttributeError, TypeError) as exc:
-                raise BadSettings(f"{path}: {exc}") from exc
+    for path in (folder / name for name in SETTINGS[vendor]):
+        if path.exists():
+            parse = tomllib.loads if path.suffix == ".toml" else json.loads
+            for event, groups in parse(path.read_text()).get("hooks", {}).items():
+                events.setdefault(event, []).extend(groups)
     return events
 
 
@@ -137,16 +117,9 @@ def _matches(matcher: str | None, value: str) -> bool:
 class Runner:
     """Runs hooks of one vendor, in the directory and environment of a session."""
 
-    def __init__(
-        self,
-        vendor: str,
-        cwd: Path,
-        env: dict[str, str],
-        time_scale: float,
-        note: Callable[..., None],
-    ) -> None:
-        self.vendor, self.cwd, self.env, self.time_scale = vendor, cwd, env, time_scale
-        self.note = note
+    def __init__(self, vendor: str, cwd: Path, env: dict[str, str]) -> None:
+        self.vendor, self.cwd, self.env = vendor, cwd, env
+        self.ran: list[Ran] = []
         self.background: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._is_closed = False
@@ -210,11 +183,11 @@ class Runner:
                 start_new_session=True,
             )
         except OSError as exc:
-            return self._ended(Ran(hook, 127, "", "", 0.0, str(exc)), event)
+            return self._ended(Ran(hook, 127, "", "", 0.0, str(exc)))
         self._processes.add(process)
         code: int | None = None
         try:
-            out, err = process.communicate(stdin, hook.timeout_s * self.time_scale)
+            out, err = process.communicate(stdin, hook.timeout_s)
             code = process.returncode
         except subprocess.TimeoutExpired:
             _kill(process)
@@ -223,20 +196,10 @@ class Runner:
             self._processes.discard(process)
         took = time.monotonic() - began
         ran = Ran(hook, code, out.decode(errors="replace"), err.decode(errors="replace"), took)
-        return self._ended(_understood(self.vendor, event, ran), event)
+        return self._ended(_understood(self.vendor, event, ran))
 
-    def _ended(self, ran: Ran, event: str) -> Ran:
-        command = ran.hook.command
-        self.note(
-            "hook",
-            event=event,
-            command=command if isinstance(command, str) else " ".join(command),
-            code=ran.code,
-            ms=round(ran.took_s * 1000, 1),
-            out=ran.out,
-            err=ran.err,
-            error=ran.error,
-        )
+    def _ended(self, ran: Ran) -> Ran:
+        self.ran.append(ran)
         return ran
 
     def close(self) -> None:
