@@ -34,7 +34,8 @@ class Play(NamedTuple):
         """Killed before the effect of that number, 0 for behind the last; the effects until it."""
         with pytest.MonkeyPatch.context() as patch:
             box = self.before(root)
-            axe = Axe(patch, root)
+            axe = Axe(patch, box.root)
+            box.spawner.step = axe.step  # type: ignore[attr-defined]
             axe.falls_at = falls_at
             with contextlib.suppress(Killed):
                 self.act(box)

@@ -1,9 +1,8 @@
 """Killed between any two effects of a spawn, an end, a restart and a release: the same end.
 
 Never two processes of a name, each thing said once, no intent left open, and no value of ENV
-anywhere but in ``run/``. Each write, rename, transaction, start and signal is recorded; the relay
-is killed right before each distinct one of them (``tests.kills``), the first time that it happens,
-and what it started lives on, as the system's processes do.
+anywhere but in ``run/``. Starts and signals are effects as well; what the killed relay started
+lives on, as the system's processes do.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.kills import Axe, Effect, Killed, firsts
+from tests.box import Box
+from tests.crash.plays import Play
 from tests.process_support import ProcessBox
 
 SECRET = "hunter2"
@@ -137,12 +137,12 @@ def check_refused(box: ProcessBox) -> None:
 
 
 class Scenario(NamedTuple):
-    """What is there before, what is interrupted, and what is so at the end."""
+    """What is there before, what is interrupted, how it ends, and what happens in between."""
 
-    before: Callable[[ProcessBox], None]
+    before: Callable[[ProcessBox], object]
     act: Callable[[ProcessBox], None]
     check: Callable[[ProcessBox], None]
-    meanwhile: Callable[[ProcessBox], None] = lambda box: None  # while no relay runs
+    meanwhile: Callable[[ProcessBox], object] = lambda box: None
 
 
 SCENARIOS = {
@@ -164,28 +164,22 @@ def leaks(box: ProcessBox) -> list[str]:
     ]
 
 
-def play(root: Path, scenario: Scenario, falls_at: int = 0) -> list[Effect]:
-    """Kill before that effect (0: never), start again, let time go by, and look; the effects."""
-    with pytest.MonkeyPatch.context() as patch:
+def kill_before_each(tmp_path: Path, scenario: Scenario, *, lets_go: bool = False) -> int:
+    """Play it whole, and killed before each distinct effect; how many effects it has."""
+
+    def before(root: Path) -> Box:
         root.mkdir()
         box = ProcessBox(root / "home", "alice")
+        box.spawner.lets_go = lets_go
         scenario.before(box)
-        axe = Axe(patch, box.root)
-        box.spawner.step = axe.step
-        axe.falls_at = falls_at
-        dropped = False
-        try:
-            scenario.act(box)
-            dropped = True
-        except Killed:
-            pass
-        effects, axe.falls_at = list(axe.effects), 0
-        if not dropped:
-            box.kill()
-            box.spawner.adopt_all()
-            scenario.meanwhile(box)
-            box.clock.advance(1)
-            box.open()
+        return box
+
+    def meanwhile(box: ProcessBox) -> None:
+        box.spawner.adopt_all()
+        scenario.meanwhile(box)
+        box.clock.advance(1)
+
+    def check(box: ProcessBox) -> None:
         for _ in range(4):
             box.after(5.2)
         box.flush()
@@ -195,18 +189,8 @@ def play(root: Path, scenario: Scenario, falls_at: int = 0) -> list[Effect]:
         assert SECRET not in str(box.log)
         with contextlib.suppress(ValueError):
             box.spawner.end(0)
-        box.kill()
-    return effects
 
-
-def kill_before_each(tmp_path: Path, scenario: Scenario) -> int:
-    """Play it whole, and killed before each distinct effect; how many effects it has."""
-    effects = play(tmp_path / "whole", scenario)
-    killed_at = {
-        play(tmp_path / f"at-{number:03d}", scenario, number)[-1] for number in firsts(effects)
-    }
-    assert killed_at == set(effects)
-    return len(effects)
+    return Play(before, scenario.act, check, meanwhile).kill_before_each(tmp_path, taking=False)
 
 
 @pytest.mark.timeout(180)
@@ -218,10 +202,4 @@ def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str) ->
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["spawn", "restart"])
 def test_a_program_that_closes_the_lock_is_not_doubled_either(tmp_path: Path, name: str) -> None:
-    before, act, check, _ = SCENARIOS[name]
-
-    def lets_go(box: ProcessBox) -> None:
-        box.spawner.lets_go = True
-        before(box)
-
-    kill_before_each(tmp_path, Scenario(lets_go, act, check))
+    assert kill_before_each(tmp_path, SCENARIOS[name], lets_go=True) > 8
