@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 from tests.fakes.harness.session import Harness
 
@@ -16,7 +17,7 @@ def main(vendor: str, folder: str) -> None:
             if "prompt" in step:
                 cli.prompt(step["prompt"], *step.get("steps", ()))
             else:
-                cli.idle(step["idle"])
+                time.sleep(step["idle"])
 
 
 if __name__ == "__main__":

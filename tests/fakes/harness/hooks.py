@@ -15,7 +15,6 @@ import subprocess
 import threading
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +45,6 @@ class Hook(NamedTuple):
     command: str | list[str]
     timeout_s: float
     is_async: bool = False
-    rewakes: bool = False
 
 
 class Ran(NamedTuple):
@@ -103,10 +101,8 @@ def matching(
             seconds = SHORT.get((vendor, event), TIMEOUTS[vendor])
             if "timeout" in entry:
                 seconds = entry["timeout"] * UNIT[vendor]
-            is_claude = vendor == "claude"
-            rewakes = is_claude and bool(entry.get("asyncRewake"))
-            is_async = rewakes or (is_claude and bool(entry.get("async")))
-            found.setdefault(str(command), Hook(command, seconds, is_async, rewakes))
+            is_async = vendor == "claude" and bool(entry.get("asyncRewake"))
+            found.setdefault(str(command), Hook(command, seconds, is_async))
     return list(found.values())
 
 
@@ -122,23 +118,15 @@ class Runner:
         self.ran: list[Ran] = []
         self.background: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._is_closed = False
 
-    def run(
-        self,
-        hooks: list[Hook],
-        event: str,
-        facts: dict[str, Any],
-        done: Callable[[Ran], None],
-    ) -> list[Ran]:
-        """Run hooks of an event in parallel; ``done`` is called for those of the background."""
+    def run(self, hooks: list[Hook], event: str, facts: dict[str, Any]) -> list[Ran]:
+        """Run hooks of an event in parallel; those of the background go on behind it."""
         stdin = json.dumps(facts).encode()
         results: list[Ran | None] = []
         threads = []
         for hook in hooks:
             if hook.is_async:
-                work = self._in_background
-                one = threading.Thread(target=work, args=(hook, event, stdin, done), daemon=True)
+                one = threading.Thread(target=self._run, args=(hook, event, stdin), daemon=True)
                 self.background = [t for t in self.background if t.is_alive()] + [one]
                 one.start()
                 continue
@@ -161,13 +149,6 @@ class Runner:
         self, results: list[Ran | None], at: int, hook: Hook, event: str, stdin: bytes
     ) -> None:
         results[at] = self._run(hook, event, stdin)
-
-    def _in_background(
-        self, hook: Hook, event: str, stdin: bytes, done: Callable[[Ran], None]
-    ) -> None:
-        ran = self._run(hook, event, stdin)
-        if not self._is_closed:
-            done(ran)
 
     def _run(self, hook: Hook, event: str, stdin: bytes) -> Ran:
         began = time.monotonic()
@@ -204,7 +185,6 @@ class Runner:
 
     def close(self) -> None:
         """End the hooks that still run."""
-        self._is_closed = True
         for process in list(self._processes):
             _kill(process)
         for one in self.background:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import subprocess
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tests.fakes.harness.hooks import Ran, Runner, matching, read_settings
-from tests.fakes.harness.inbox import Inbox, as_hooks_see_it
 
 Step = dict[str, Any]
 MOST_BLOCKS = 8  # stops in a row that Claude Code lets hooks refuse
@@ -32,18 +27,11 @@ GEMINI = {
 CODEX = {"PostToolBatch": ""}
 
 
-class Prompt(NamedTuple):
-    """Text that begins a turn, or comes between two tool calls."""
-
-    text: str
-    origin: str  # typed, inbox, rewake
-
-
 class Seen(NamedTuple):
     """A text in the model's context."""
 
     text: str
-    through: str  # the event of the hook, or the origin of a prompt
+    through: str  # the event of the hook; prompt, or refused
 
 
 class Harness:
@@ -53,7 +41,6 @@ class Harness:
         self.vendor, self.cwd = vendor, Path(cwd)
         self.session_id = str(uuid.uuid4())
         self.context: list[Seen] = []
-        self.prompts: queue.Queue[Prompt] = queue.Queue()
         self._turn_number = 0
         self._pending: list[Seen] = []  # the model has not got it yet
         self._results: list[dict[str, Any]] = []
@@ -61,11 +48,6 @@ class Harness:
         self.transcript.parent.mkdir(parents=True, exist_ok=True)
         self.env = {**os.environ, "HOME": str(self.cwd)}
         self.env[f"{vendor.upper()}_PROJECT_DIR"] = str(self.cwd)
-        self._inbox: Inbox | None = None
-        if vendor == "claude":
-            self._inbox = Inbox(self.prompts)
-            self.env["CLAUDE_CODE_MESSAGING_SOCKET"] = self._inbox.path
-            self.env["CLAUDE_CODE_MESSAGING_TOKEN"] = self._inbox.token
         self._runner = Runner(vendor, self.cwd, self.env)
 
     def __enter__(self) -> Self:
@@ -74,21 +56,14 @@ class Harness:
     def __exit__(self, *_: object) -> None:
         """End what runs for the session, without SessionEnd."""
         self._runner.close()
-        if self._inbox is not None:
-            self._inbox.close()
 
     def saw(self, text: str) -> list[Seen]:
         """What the model saw with that text in it, for example a message's id; empty: never."""
         return [one for one in self.context if text in one.text]
 
-    @property
-    def ran(self) -> list[Ran]:
-        """The hooks that were run, in the order of their ends."""
-        return list(self._runner.ran)
-
     def errors(self) -> list[str]:
         """Why outputs of hooks had no effect."""
-        return [one.error for one in self.ran if one.error]
+        return [one.error for one in list(self._runner.ran) if one.error]
 
     def _write(self, line: dict[str, Any]) -> None:
         """Write a line of the transcript, as Claude Code's or Codex's looks like."""
@@ -103,7 +78,7 @@ class Harness:
     def _enter(self, seen: Seen) -> None:
         self.context.append(seen)
         text, through = seen
-        if through in ("typed", "inbox"):
+        if through == "prompt":
             role = {"role": "user", "content": text}
             self._write(
                 {"type": "message", **role}
@@ -118,8 +93,6 @@ class Harness:
 
     def _call_model(self) -> None:
         """The model gets all that has come since its last call."""
-        while not self.prompts.empty() and self.vendor == "claude":  # between tool calls
-            self._pending.append(Seen(*self.prompts.get()))
         for result in self._results:
             self._write(result)
         self._results.clear()
@@ -150,16 +123,9 @@ class Harness:
             common |= {"turn_id": f"t-{self._turn_number}", **more}
         else:
             common |= {"timestamp": _now()}
-        ran = self._runner.run(hooks, own, common | facts, lambda one: self._late(one, own))
+        ran = self._runner.run(hooks, own, common | facts)
         self._pending += [Seen(one.context, own) for one in ran if one.context]
         return ran
-
-    def _late(self, ran: Ran, event: str) -> None:
-        """A hook of the background has ended: exit 2 of asyncRewake wakes the session."""
-        if ran.hook.rewakes and ran.code == 2:
-            self.prompts.put(Prompt(ran.err.strip(), "rewake"))
-        elif ran.context:
-            self._pending.append(Seen(ran.context, event))
 
     # -- a session and its turns --------------------------------------------------------------
 
@@ -168,33 +134,21 @@ class Harness:
         self.fire("SessionStart", source="startup")
 
     def prompt(self, text: str, *steps: Step) -> None:
-        """A person types a prompt, for which the model takes these steps: one turn."""
-        self._turn(Prompt(text, "typed"), *steps)
-
-    def idle(self, seconds: float, until: Callable[[], Any] = lambda: False) -> None:
-        """Wait at the prompt; a bell begins a turn meanwhile. Ends early by ``until``."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not until():
-            with contextlib.suppress(queue.Empty):
-                self._turn(self.prompts.get(timeout=min(left, 0.02)))
-
-    def _turn(self, prompt: Prompt, *steps: Step) -> None:
-        """One turn, from its prompt to the stop that is not refused."""
+        """One turn: a person types a prompt, the model takes these steps, until the stop that is
+        not refused."""
         self._turn_number += 1
-        if prompt.origin != "rewake" and _refusals(
-            self.fire("UserPromptSubmit", prompt=as_hooks_see_it(*prompt))
-        ):
+        if _refusals(self.fire("UserPromptSubmit", prompt=text)):
             self._pending.clear()
             return
-        self._pending.insert(0, Seen(*prompt))
-        left, blocks = deque(steps), 0
+        self._pending.insert(0, Seen(text, "prompt"))
+        left, blocks = list(steps), 0
         while True:
             self._call_model()
             while left:
-                self._do(left.popleft())
+                self._do(left.pop(0))
             facts: dict[str, Any] = {"stop_hook_active": blocks > 0}
             if self.vendor == "gemini":
-                facts |= {"prompt": prompt.text, "prompt_response": "noted"}
+                facts |= {"prompt": text, "prompt_response": "noted"}
             else:
                 facts |= {"last_assistant_message": "noted"}
             ran = self.fire("Stop", **facts)
