@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from relay.acomm.model import Channel, ChannelType
 from relay.engine.check import check
+from relay.engine.commstore import CommStore
 from relay.engine.state import State
+from tests.engine.support import channel_of
 
 MOST_MESSAGES = 1000  # larger ones take longer than their test
 
@@ -32,3 +35,9 @@ def stores_are_sound(
         found = [one.text for state in small for one in check(state)]
         # a test may use a relay id twice, a relay never does
         assert [line for line in found if "relay_ids" not in line] == []
+
+
+@pytest.fixture
+def group(store: CommStore) -> Channel:
+    """A group of a, who owns it, and b."""
+    return channel_of(store, ChannelType.GROUP, "a", "b")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import (
@@ -18,6 +21,7 @@ from relay.acomm.model import (
     ParticipantRole,
     StoreFile,
 )
+from relay.base.errors import CommError
 from relay.engine.commstore import CommStore
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
@@ -101,6 +105,16 @@ def receive(store: CommStore, number: int, who: str) -> None:
     """One message leaves its recipient's queue."""
     store.engine.deliveries.receive(number, who)
     store._queues.resume()
+
+
+def refused(store: CommStore, call: Callable[[], object], kind: type[CommError] = CommError) -> Any:
+    """The call is refused in one line, and the store is as it was."""
+    before = store.snapshot()
+    with pytest.raises(kind) as caught:
+        call()
+    assert store.snapshot() == before
+    assert "\n" not in str(caught.value)
+    return caught.value
 
 
 def routed(

@@ -21,12 +21,11 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import FormatError
-from relay.engine import archives, transitions
+from relay.engine import archives
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import InlineExecutor, state_of
 from relay.engine.engine import Engine
-from relay.engine.events import Event
 from relay.engine.state import State
 from tests.engine.support import BY_FILES, accept
 from tests.fakes import FakeClock
@@ -193,26 +192,6 @@ def test_killed_while_they_leave_the_rest_leaves_later(
     scene.roll()
     assert len(scene.store.state.messages) == 0
     assert len(scene.store.state.archives) == 1
-
-
-def test_the_same_events_give_the_same_store(scene: Scene) -> None:
-    replayed = State(scene.store.state.created_at)
-    for event in _events_of(scene):
-        transitions.apply(replayed, event)
-    assert replayed.snapshot() == scene.store.snapshot()
-    assert replayed.archives != ()
-
-
-def _events_of(scene: Scene) -> list[Event]:
-    """Everything that happens in a store, from its beginning, rolled in the end."""
-    scene.open()
-    scene.channel = scene.store.channels.create("c", ChannelType.GROUP, "a")
-    scene.store.channels.join(scene.channel.id, "b")
-    for n in range(6):
-        scene.send(str(n), metadata={"relay_id": f"1-{n}"})
-    scene.store.deliveries.receive(1, "b")
-    scene.roll(100)
-    return scene.store.fresh_events
 
 
 def test_what_is_archived_by_retention_is_rolled_too(tmp_path: Path) -> None:

@@ -221,20 +221,6 @@ def test_a_flush_holds_what_was_there_when_it_began(bench: Callable[..., Bench])
     assert one.on_disk() == 2
 
 
-def test_a_turn_while_it_is_written_makes_no_second_one(bench: Callable[..., Bench]) -> None:
-    thread = LaterExecutor()
-    one = bench(FlushPolicy(messages=1, ms=5000), thread)
-    one.send()
-    assert not one.commit()
-    assert not one.commit()
-    thread.run()
-    assert one.commit()
-    assert one.due_in_s() is None
-    one.clock.advance(60)
-    assert one.commit()
-    assert thread.waiting == []
-
-
 class WaitedFor(Future[Any]):
     """Its thread gets to the work when somebody waits for it, and not before."""
 

@@ -14,7 +14,7 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.base.errors import ValidationFailed
+from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.engine.commstore import CommStore
 from relay.engine.retries import SYSTEM
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
@@ -32,15 +32,6 @@ def overdue(store: CommStore, clock: FakeClock) -> list[tuple[int, tuple[str, ..
     clock.advance(10.1)
     assert store.tick() == []
     return [(letter.message.id, letter.recipients) for letter in store.dead_letters()]
-
-
-def test_who_received_and_said_nothing_is_named_once(store: CommStore, clock: FakeClock) -> None:
-    number = send(store, one_attempt(store), "lead").id
-    assert len(store.receive_messages(None, "worker")) == 1
-    opened = reopened(store, clock)
-    assert overdue(store, clock) == [(number, ("worker",))]
-    opened.tick()
-    assert opened.snapshot() == store.snapshot()
 
 
 @pytest.mark.parametrize("state", [s for s in ChannelState if s is not ChannelState.ACTIVE])
@@ -92,16 +83,6 @@ def test_dead_for_one_it_stays_with_the_others(store: CommStore, clock: FakeCloc
     assert opened.snapshot() == store.snapshot()
 
 
-def test_a_replayed_message_stands_where_it_stood(store: CommStore, clock: FakeClock) -> None:
-    channel = one_attempt(store)
-    first = send(store, channel, "lead").id
-    overdue(store, clock)
-    second = send(store, channel, "lead").id
-    store.replay_dead_letter(first)
-    opened = reopened(store, clock)
-    assert [m.id for m in opened.receive_messages(channel.id, "worker")] == [first, second]
-
-
 def test_dead_letters_are_in_the_order_of_their_messages(
     store: CommStore, clock: FakeClock
 ) -> None:
@@ -129,7 +110,8 @@ def test_discarded_it_takes_nobody_elses_relay_id_along(store: CommStore, clock:
     assert store.engine.messages.find_by_relay_id("r-1") is None
 
 
-def test_after_a_restart_dead_letters_are_replayed_and_purged_alike(
+@pytest.mark.shows("engine 1.9", "engine 3.7")
+def test_replayed_discarded_and_purged_after_a_restart_too(
     store: CommStore, clock: FakeClock
 ) -> None:
     channel = one_attempt(store)
@@ -146,7 +128,11 @@ def test_after_a_restart_dead_letters_are_replayed_and_purged_alike(
             one.purge_dead_letters(older_than_s=-1)
         assert one.purge_dead_letters(older_than_s=50) == 1
         assert one.dead_letters() == []
+        with pytest.raises(MessageNotFound, match="dead letter 1 does not exist"):
+            one.replay_dead_letter(1)
     assert opened.snapshot() == store.snapshot()
+    last = max(message.id for message in opened.state.messages.values())
+    assert send(reopened(opened, clock), channel, "lead").id > last > 3  # none is used twice
 
 
 @pytest.mark.parametrize("first", ["acknowledged", "dead"])

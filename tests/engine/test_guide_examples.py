@@ -6,7 +6,6 @@ import pytest
 
 from relay.acomm.model import (
     ChannelType,
-    DeliveryState,
     MessageFilter,
     MessageStatus,
     MessageType,
@@ -136,44 +135,3 @@ def test_validation_error_example(store: CommStore) -> None:
     )
     assert caught.value.value_length == 1_500_000
     assert len(store) == 0
-
-
-def test_what_is_received_is_not_received_again(store: CommStore) -> None:
-    channel = store.create_channel("c", ChannelType.GROUP, "lead")
-    store.join_channel(channel.id, "worker")
-    sent = store.send_message(channel.id, "lead", MessageType.TEXT, "hi")
-    assert [m.id for m in store.receive_messages(None, "worker", peek=True)] == [sent.id]
-    assert [m.id for m in store.receive_messages(None, "worker")] == [sent.id]
-    assert store.receive_messages(None, "worker") == []
-    assert store.state.deliveries[sent.id]["worker"].state is DeliveryState.RECEIVED
-
-
-@pytest.mark.shows("engine 2.5")
-def test_a_message_past_its_ttl_is_not_received(store: CommStore) -> None:
-    channel = store.create_channel("c", ChannelType.GROUP, "lead")
-    store.join_channel(channel.id, "worker")
-    sent = store.send_message(channel.id, "lead", MessageType.TEXT, "hi", ttl=10)
-    clock = store.engine.clock
-    assert isinstance(clock, FakeClock)
-    clock.advance(11)
-    assert store.receive_messages(None, "worker") == []
-    expired = store.get_message(sent.id)
-    assert expired is not None and expired.status is MessageStatus.FAILED
-
-
-@pytest.mark.shows("engine 2.1")
-def test_priorities_first_then_first_come_first_served(store: CommStore) -> None:
-    channel = store.create_channel("c", ChannelType.GROUP, "lead")
-    store.join_channel(channel.id, "worker")
-    for priority, text in ((3, "a"), (0, "b"), (2, "c"), (0, "d")):
-        store.send_message(channel.id, "lead", MessageType.TEXT, text, priority=priority)
-    store.configure_channel(channel.id, priority_ordering=True)
-    peeked = store.receive_messages(channel.id, "worker", peek=True)
-    assert [m.content for m in peeked] == [b"b", b"d", b"c", b"a"]
-    store.configure_channel(channel.id, priority_ordering=False)
-    assert [m.content for m in store.receive_messages(channel.id, "worker")] == [
-        b"a",
-        b"b",
-        b"c",
-        b"d",
-    ]

@@ -13,7 +13,6 @@ from relay.acomm.model import (
     MessageType,
     Priority,
 )
-from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
 from relay.engine.engine import Engine
 from relay.engine.state import State
@@ -183,16 +182,6 @@ def test_an_answer_that_is_owed_counts_after_a_start_as_well(clock: FakeClock) -
     for one in (engine, opened):
         second = accept(one, channel.id, "a", MessageType.TEXT, "y").id
         assert one.deliveries.is_held(second)
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", 2**32])
-def test_a_limit_that_is_none_is_refused(store: CommStore, value: object) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
-    before = store.snapshot()
-    with pytest.raises(ValidationFailed) as caught:
-        store.configure_channel(channel.id, max_pending=value)
-    assert caught.value.field == "max_pending"
-    assert store.snapshot() == before
 
 
 def test_ten_thousand_held_messages_continue_one_by_one(store: CommStore) -> None:

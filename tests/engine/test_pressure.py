@@ -8,7 +8,7 @@ import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
-from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
+from relay.base.errors import CommError, StoreCapacity, StoreFull
 from relay.engine import transitions
 from relay.engine.commstore import CommStore
 from relay.engine.events import Event
@@ -218,49 +218,6 @@ def test_description_and_tags_are_kept_and_changed(store: CommStore, clock: Fake
     assert (changed.description, changed.tags, changed.config.echo) == (None, ("x", "y"), True)
     assert store.configure_channel(channel.id, echo=False).tags == ("x", "y")
     assert reopened(store, clock).get_channel(channel.id).tags == ("x", "y")
-
-
-@pytest.mark.shows("engine 4.4")
-@pytest.mark.parametrize(
-    ("words", "field", "length"),
-    [
-        ({"description": "é" * 1025}, "description", 1025),
-        ({"description": "\ud800"}, "description", None),
-        ({"description": 5}, "description", None),
-        ({"tags": ["x"] * 101}, "tags", 101),
-        ({"tags": ["é" * 33]}, "tags", 66),
-        ({"tags": [""]}, "tags", 0),
-        ({"tags": "one"}, "tags", None),
-        ({"tags": [5]}, "tags", None),
-    ],
-)
-def test_words_that_are_too_many_are_refused(
-    store: CommStore, words: dict[str, object], field: str, length: int | None
-) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a")
-    before = store.snapshot()
-    for call in (
-        lambda: store.create_channel("other", ChannelType.GROUP, "a", **words),  # type: ignore[arg-type]
-        lambda: store.configure_channel(channel.id, **words),
-    ):
-        with pytest.raises(ValidationFailed) as caught:
-            call()
-        assert (caught.value.field, caught.value.value_length) == (field, length)
-        assert store.snapshot() == before
-
-
-@pytest.mark.shows("engine 4.3")
-@pytest.mark.parametrize(("kind", "most"), [(ChannelType.GROUP, 2), (ChannelType.DIRECT, 1)])
-def test_a_channel_is_not_limited_to_fewer_than_it_has(
-    store: CommStore, kind: ChannelType, most: int
-) -> None:
-    others = ("b", "c") if kind is ChannelType.GROUP else ("b",)
-    channel = channel_of(store, kind, "a", *others)
-    before = store.snapshot()
-    with pytest.raises(ValidationFailed, match="too few for channel c") as caught:
-        store.configure_channel(channel.id, max_participants=most)
-    assert caught.value.field == "max_participants"
-    assert store.snapshot() == before
 
 
 # -- fan-out -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.acomm.model import (
+    Channel,
     ChannelType,
     DeliveryMode,
     Message,
@@ -87,10 +88,11 @@ def test_time_alone_archives_with_tick(store: CommStore, clock: FakeClock) -> No
     assert live(store) == []
 
 
-def test_a_policy_that_is_set_later_holds_for_what_is_there(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
-    send_received(store, channel.id, 5, "ten bytes!")
-    store.configure_channel(channel.id, retention=kept(RetentionKind.SIZE, 20))
+def test_a_policy_that_is_set_later_holds_for_what_is_there(
+    store: CommStore, group: Channel
+) -> None:
+    send_received(store, group.id, 5, "ten bytes!")
+    store.configure_channel(group.id, retention=kept(RetentionKind.SIZE, 20))
     store.tick()
     assert live(store) == [4, 5]
 
@@ -173,14 +175,13 @@ def test_archiving_one_by_its_number(store: CommStore, clock: FakeClock) -> None
         assert one.get_thread(str(first.correlation_id))[0].id == first.id
 
 
-def test_archiving_all_before_a_time(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
-    send(store, channel, "a", content="unread")
+def test_archiving_all_before_a_time(store: CommStore, clock: FakeClock, group: Channel) -> None:
+    send(store, group, "a", content="unread")
     clock.advance(10)
     at = clock.now_ns() // 10**9
     for number in range(3):
         clock.advance(1)
-        send(store, channel, "a", content=f"{number}")
+        send(store, group, "a", content=f"{number}")
     for number in (2, 3, 4):
         receive(store, number, "b")
     assert store.archive(before=at + 3) == 2
@@ -189,10 +190,9 @@ def test_archiving_all_before_a_time(store: CommStore, clock: FakeClock) -> None
 
 
 def test_the_archive_is_in_the_order_of_sending_whenever_it_came_in(
-    store: CommStore, clock: FakeClock
+    store: CommStore, clock: FakeClock, group: Channel
 ) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
-    send_received(store, channel.id, 4)
+    send_received(store, group.id, 4)
     for number in (3, 1, 4, 2):
         store.archive(number)
         reopened(store, clock)
@@ -261,13 +261,12 @@ def test_compact_leaves_a_message_that_others_have_open(store: CommStore, clock:
 
 
 @pytest.mark.shows("engine 5.7")
-def test_the_store_in_numbers(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+def test_the_store_in_numbers(store: CommStore, clock: FakeClock, group: Channel) -> None:
     topics = channel_of(store, ChannelType.PUB_SUB, "a", name="topics")
     store.subscribe(topics.id, "b", "#")
-    store.configure_channel(channel.id, max_pending=2)
+    store.configure_channel(group.id, max_pending=2)
     for number in range(4):
-        send(store, channel, "a", content=f"{number}")
+        send(store, group, "a", content=f"{number}")
     receive(store, 1, "b")
     store.archive(1)
     stats = store.stats()
@@ -280,10 +279,11 @@ def test_the_store_in_numbers(store: CommStore, clock: FakeClock) -> None:
     assert again._replace(used_bytes=0) == stats._replace(used_bytes=0)
 
 
-def test_looking_for_many_at_once_leaves_the_indexes_right(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+def test_looking_for_many_at_once_leaves_the_indexes_right(
+    store: CommStore, group: Channel
+) -> None:
     for number in range(200):
-        send(store, channel, "a", content=f"{number}")
+        send(store, group, "a", content=f"{number}")
         if number % 2:
             receive(store, number + 1, "b")
     assert store.evict() == 100

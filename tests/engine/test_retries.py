@@ -10,11 +10,9 @@ from relay.acomm.model import (
     ChannelType,
     DeliveryMode,
     DeliveryState,
-    MessageFilter,
     MessageStatus,
     MessageType,
 )
-from relay.base.errors import MessageNotFound
 from relay.engine import events
 from relay.engine.commstore import CommStore
 from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
@@ -134,14 +132,6 @@ def test_timers_are_kept_per_recipient(scene: Scene) -> None:
     assert kept is not None and kept.status is not MessageStatus.DEAD_LETTER
 
 
-def test_timers_survive_a_restart(scene: Scene) -> None:
-    scene.send()
-    scene.reopened()
-    scene.after(10.1)
-    scene.reopened()
-    assert scene.after(1.1) == [("worker", 2)]
-
-
 @pytest.mark.shows("engine 3.8")
 def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
     system = scene.store.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
@@ -153,14 +143,6 @@ def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
         (notice,) = scene.store.receive_messages(None, listener)
         assert notice.topic == DEAD_LETTER_TOPIC
         assert b"is dead: no acknowledgment within 10 s" in notice.content
-
-
-def test_dead_letters_are_found_by_status(scene: Scene) -> None:
-    sent = scene.send()
-    for _ in range(8):
-        scene.after(15)
-    found = scene.store.query_messages(MessageFilter(status=(MessageStatus.DEAD_LETTER,)))
-    assert [m.id for m in found.messages] == [sent]
 
 
 @pytest.mark.shows("engine 3.7")
@@ -198,19 +180,6 @@ def test_a_late_ack_takes_a_dead_letter_back(scene: Scene) -> None:
     scene.reopened()
     assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
     assert scene.after(1000) == []
-
-
-def test_a_late_ack_of_one_leaves_the_other_dead(scene: Scene) -> None:
-    scene.store.join_channel(scene.channel.id, "other")
-    sent = scene.send()
-    for _ in range(8):
-        scene.after(15)
-    scene.store.acknowledge_message(sent, "other", "received")
-    (letter,) = scene.store.dead_letters()
-    assert letter.recipients == ("worker",)
-    scene.store.replay_dead_letter(sent)
-    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
-    assert scene.store.receive_messages(None, "other") == []
 
 
 @pytest.mark.shows("engine 3.10")
@@ -267,24 +236,6 @@ def test_so_many_at_a_time(scene: Scene) -> None:
     assert len(scene.after(1.1)) == 10
 
 
-@pytest.mark.shows("engine 1.9", "engine 3.7")
-def test_discard_and_purge(scene: Scene) -> None:
-    first = scene.send()
-    for _ in range(8):
-        scene.after(15)
-    second = scene.send()
-    for _ in range(8):
-        scene.after(15)
-    assert scene.store.purge_dead_letters(older_than_s=100) == 1
-    assert [letter.message.id for letter in scene.store.dead_letters()] == [second]
-    scene.store.discard_dead_letter(second)
-    assert scene.store.dead_letters() == []
-    with pytest.raises(MessageNotFound, match="dead letter 1 does not exist"):
-        scene.store.replay_dead_letter(first)
-    scene.reopened()
-    assert scene.send() > second  # numbers are never used twice, also after a purge
-
-
 @pytest.mark.shows("engine 3.11")
 def test_exactly_once_is_not_delivered_again(scene: Scene) -> None:
     scene = Scene(EXACTLY_ONCE)
@@ -336,12 +287,6 @@ def test_a_message_past_its_ttl_is_not_tried_again(scene: Scene) -> None:
     assert scene.store.dead_letters() == []
 
 
-def test_at_most_once_has_no_timer() -> None:
-    scene = Scene(ChannelConfig())
-    scene.send()
-    assert scene.store.next_due_ms() is None
-
-
 @pytest.mark.shows("engine 3.6")
 @pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
 def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageType) -> None:
@@ -390,20 +335,3 @@ def test_a_timer_of_an_earlier_version_stops_where_nothing_asked_for_it() -> Non
     assert scene.after(1) == []
     assert scene.store.next_due_ms() is None
     assert scene.state(sent) is DeliveryState.DELIVERED
-
-
-def test_events_replayed_give_the_same_store(scene: Scene) -> None:
-    applied: list[events.Event] = []
-    scene.store.engine._core.fresh_events = applied
-    before = scene.store.snapshot().file()
-    sent = scene.send()
-    scene.after(10.1)
-    scene.after(1.1)
-    for _ in range(8):
-        scene.after(15)
-    scene.store.replay_dead_letter(sent)
-    scene.store.receive_messages(None, "worker")
-    replica = CommStore.load(scene.clock, before)
-    for event in applied:
-        replica.engine.apply(event)
-    assert replica.snapshot().file() == scene.store.snapshot().file()

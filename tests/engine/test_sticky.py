@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.acomm.model import (
+    Channel,
     ChannelType,
     DeliveryState,
     MessageFilter,
@@ -50,11 +51,10 @@ def test_who_joins_gets_what_was_sent_oldest_first_and_once(
     assert received(store, channel.id, "b") == ["one", "two", "three"]
 
 
-def test_without_the_setting_nothing_of_before_comes(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
-    send(store, channel, "a")
-    store.join_channel(channel.id, "late")
-    assert received(store, channel.id, "late") == []
+def test_without_the_setting_nothing_of_before_comes(store: CommStore, group: Channel) -> None:
+    send(store, group, "a")
+    store.join_channel(group.id, "late")
+    assert received(store, group.id, "late") == []
 
 
 def test_its_own_messages_and_answers_to_others_do_not_come(store: CommStore) -> None:

@@ -36,29 +36,10 @@ def test_the_guides_table(topic: str, pattern: str, answer: str, reason: str) ->
     match_mode(pattern)
 
 
-@pytest.mark.parametrize(
-    ("topic", "pattern", "answer"),
-    [
-        ("a", "#", True),
-        ("a.b.c", "#", True),
-        ("a", "*", True),
-        ("a.b", "*", False),
-        ("a.b", "*.*", True),
-        ("a", "*.#", True),
-        ("a.b.c", "*.b.#", True),
-        ("a", "a.b.#", False),
-        ("ab", "a.#", False),
-        ("a.b", "a", False),
-        ("a", "a.b", False),
-        ("A.b", "a.b", False),
-        ("build.frontend.success", "*.failure", False),
-        ("a.*", "a.b", False),
-        ("a.#", "a.b", False),
-        ("a.*", "a.*", True),
-    ],
-)
-def test_the_edges_of_the_rule(topic: str, pattern: str, answer: bool) -> None:
-    assert topic_matches(topic, pattern) is answer
+def test_the_edges_of_the_rule() -> None:
+    assert topic_matches("a", "*.#") and topic_matches("a.*", "a.*")
+    for topic, pattern in (("A.b", "a.b"), ("ab", "a.#"), ("a.*", "a.b"), ("a.#", "a.b")):
+        assert not topic_matches(topic, pattern), pattern
 
 
 @pytest.mark.parametrize(
@@ -84,12 +65,6 @@ def test_a_wildcard_is_a_whole_segment_and_text_inside_of_one(
         assert topic_matches(other, pattern) is expected
         assert topic_matches(other, pattern) is by_the_guides_algorithm(other, pattern)
         assert list(trie.match(other)) == [1] * expected
-
-
-@pytest.mark.parametrize("pattern", ["a.#.b", "#.a", "a.b#", "a*.b", "#a", "a#", "*a", ""])
-def test_what_would_match_nothing_or_more_than_it_says_is_no_pattern(pattern: str) -> None:
-    with pytest.raises(ValidationFailed, match="topic_pattern"):
-        match_mode(pattern)
 
 
 def by_the_guides_algorithm(topic: str, pattern: str) -> bool:
@@ -143,49 +118,26 @@ def test_the_mode_is_inferred(pattern: str, mode: MatchMode) -> None:
     assert match_mode(pattern) is mode
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "",
-        ".",
-        "a.",
-        ".a",
-        "a..b",
-        "#.a",
-        "a.#.b",
-        "##",
-        "a..#",
-        "#.#",
-        "a#",
-        "a.b#",
-        "a*",
-        "*a.b",
-        "**",
-        "a b",
-        "é",
-        "a/b",
-        "a\n",
-        "p" * 257,
-    ],
+NO_PATTERNS = (
+    *("", ".", "a.", ".a", "a..b", "#.a", "a.#.b", "##", "a..#", "#.#", "a#", "#a", "a.b#", "a*"),
+    *("a*.b", "*a", "*a.b", "**", "a b", "é", "a/b", "a\n", "p" * 257),
 )
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(ValidationFailed) as caught:
-        match_mode(pattern)
-    assert caught.value.field == "topic_pattern"
-    assert "\n" not in str(caught.value)
+NO_TOPICS = ("", ".", "a.", ".a", "a..b", "*", "#", "*.a", "a b", "é", "t" * 257)
 
 
-@pytest.mark.parametrize("topic", ["a", "a.b", "a-b_9.C", "a.*.#", "a.b*", "t" * 256])
-def test_a_topic_that_a_message_may_carry(store: CommStore, topic: str) -> None:
+def test_what_is_no_pattern_or_no_topic_is_refused() -> None:
+    for check, field, values in (
+        (match_mode, "topic_pattern", NO_PATTERNS),
+        (check_topic, "topic", NO_TOPICS),
+    ):
+        for value in values:
+            with pytest.raises(ValidationFailed) as caught:
+                check(value)
+            assert (caught.value.field, "\n" in str(caught.value)) == (field, False)
+            assert caught.value.value_length == len(value.encode())
+
+
+def test_a_topic_that_a_message_may_carry(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a", "b")
-    assert send(store, channel, "a", topic=topic).topic == topic
-
-
-@pytest.mark.parametrize(
-    "topic", ["", ".", "a.", ".a", "a..b", "*", "#", "*.a", "a b", "é", "t" * 257]
-)
-def test_a_topic_that_none_may_carry(topic: str) -> None:
-    with pytest.raises(ValidationFailed) as caught:
-        check_topic(topic)
-    assert caught.value.field == "topic"
-    assert caught.value.value_length == len(topic.encode())
+    for topic in ("a", "a.b", "a-b_9.C", "a.*.#", "a.b*", "t" * 256):
+        assert send(store, channel, "a", topic=topic).topic == topic
