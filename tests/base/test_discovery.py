@@ -59,15 +59,13 @@ def test_without_any_home_the_default_is_chosen(project: Path, tmp_path: Path) -
     assert (choice.root, choice.rule) == (str(tmp_path / "me/.agent-relay"), "default")
 
 
-def test_a_home_above_the_working_directory_is_found(project: Path) -> None:
+def test_the_nearest_home_above_the_working_directory_is_found(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = make_home(project)
     assert found() == (str(home), f"above {project}/src/deep")
     assert default_root() == str(home)
     assert choose().rule == "search"
-
-
-def test_the_nearest_is_found(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_home(project.parent)
     nearest = make_home(project / "src")
     assert found()[0] == str(nearest)
     monkeypatch.chdir(project / "src")
@@ -87,18 +85,12 @@ def test_environment_and_argument_come_first(
 
 
 def test_the_persons_own_directory_and_what_is_above_it_are_not_searched(
-    project: Path, tmp_path: Path
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_home(tmp_path)
     make_home(tmp_path / "me")
     assert search() is None
     assert choose().rule == "default"
-
-
-def test_a_home_directory_given_as_a_link_ends_the_search(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_home(tmp_path)
     (tmp_path / "also-me").symlink_to("me")
     monkeypatch.setenv("HOME", str(tmp_path / "also-me"))
     assert search() is None
@@ -181,14 +173,6 @@ def test_a_checked_out_directory_is_refused(project: Path) -> None:
     assert caught.value.hint.startswith(f"`chmod 700 {home}` if you made it")
 
 
-def test_a_refused_home_does_not_disturb_a_process_with_another(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_home(project).chmod(0o755)
-    monkeypatch.setenv(HOME_VARIABLE, str(make_home(tmp_path / "mine")))
-    assert other_home() is None
-
-
 # -- two homes -----------------------------------------------------------------------------
 
 
@@ -207,38 +191,26 @@ def test_two_homes_are_noticed(
     )
 
 
-def test_the_default_home_is_not_a_second_one(
+def test_one_home_is_no_second_one(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_home(tmp_path / "me")
-    monkeypatch.setenv(HOME_VARIABLE, str(make_home(tmp_path / "mine")))
-    assert other_home() is None
-
-
-def test_two_names_of_one_home_are_one_home(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_home(project)
+    mine = make_home(tmp_path / "mine")
+    monkeypatch.setenv(HOME_VARIABLE, str(mine))
+    assert other_home() is None  # the default home is not searched for
+    home = make_home(project)
+    assert other_home() is not None
+    home.chmod(0o755)
+    assert other_home() is None  # one that is refused disturbs nobody who has another
+    home.chmod(0o700)
     (tmp_path / "link").symlink_to(project)
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "link/.agent-relay"))
-    assert other_home() is None
-
-
-def test_what_a_relay_started_has_its_home_from_the_relay(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_home(project)
-    monkeypatch.setenv(HOME_VARIABLE, str(make_home(tmp_path / "mine")))
-    monkeypatch.setenv(SPAWN_VARIABLE, "1706123456789012345-a1b2c3d4")
-    assert other_home() is None
-
-
-def test_a_variable_that_names_no_home_is_reported_as_such(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_home(project)
+    assert other_home() is None  # two names of it
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "nothing"))
     assert other_home() is None  # opening it says that it does not exist
+    monkeypatch.setenv(HOME_VARIABLE, str(mine))
+    monkeypatch.setenv(SPAWN_VARIABLE, "1706123456789012345-a1b2c3d4")
+    assert other_home() is None  # what a relay started has its home from it
 
 
 # -- work trees of git ---------------------------------------------------------------------
@@ -253,46 +225,22 @@ def link_work_tree(main: Path, tree: Path, pointer: str = "{}") -> None:
     (tree / ".git").write_text(f"gitdir: {pointer.format(folder)}\n")
 
 
+@pytest.mark.parametrize("pointer", ["{}", "../../me/work/project/.git/worktrees/fix"])
 def test_a_linked_work_tree_has_the_home_of_the_main_one(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pointer: str
 ) -> None:
-    home = make_home(project)
     tree = tmp_path / "trees/fix"
-    link_work_tree(project, tree)
+    link_work_tree(project, tree, pointer)  # as of git 2.48 it may be relative
     (tree / "src").mkdir()
     monkeypatch.chdir(tree / "src")
     assert main_work_tree(str(tree)) == str(project)
-    assert found() == (str(home), f"in the main work tree of {tree}")
-
-
-def test_or_the_one_above_the_main_one(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = make_home(project.parent)
     make_home(tmp_path / "trees")  # nearer, but not for the main work tree
-    link_work_tree(project, tmp_path / "trees/fix")
-    monkeypatch.chdir(tmp_path / "trees/fix")
-    assert found() == (str(home), f"above the main work tree of {tmp_path}/trees/fix")
-
-
-def test_a_home_in_the_linked_work_tree_itself_comes_first(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_home(project)
-    link_work_tree(project, tmp_path / "trees/fix")
-    own = make_home(tmp_path / "trees/fix")
-    monkeypatch.chdir(tmp_path / "trees/fix")
-    assert found()[0] == str(own)
-
-
-def test_a_relative_pointer_as_of_git_2_48(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    above = make_home(project.parent)
+    assert found() == (str(above), f"above the main work tree of {tree}")
     home = make_home(project)
-    tree = tmp_path / "me/work/fix"
-    link_work_tree(project, tree, "../project/.git/worktrees/fix")
-    monkeypatch.chdir(tree)
-    assert found()[0] == str(home)
+    assert found() == (str(home), f"in the main work tree of {tree}")
+    own = make_home(tree)
+    assert found()[0] == str(own)
 
 
 def test_a_submodule_is_a_folder_like_others(

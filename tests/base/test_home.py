@@ -11,7 +11,6 @@ import pytest
 
 from relay.base import fsio
 from relay.base.config import Config, decode, encode
-from relay.base.discovery import HOME_VARIABLE, default_root
 from relay.base.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
 from relay.base.home import MAX_OPEN_DIRS, Dirs, Home
 
@@ -100,17 +99,14 @@ def test_a_directory_with_other_things_in_it_is_left_alone(root: Path) -> None:
     assert stat.S_IMODE(root.stat().st_mode) == 0o755
 
 
-def test_an_empty_directory_or_what_a_shell_has_begun_becomes_a_home(root: Path) -> None:
-    root.mkdir()
-    Home.create(str(root), b"{}").close()
+def test_an_empty_directory_or_what_a_shell_has_begun_becomes_a_home(tmp_path: Path) -> None:
+    root = tmp_path / "a/b/home"
+    Home.create(str(root), b"{}").close()  # with its parents
     (root / "config.json").unlink()
     with Home.create(str(root), b"{}") as home:  # agents/ may be there before the relay is
         assert home.read_config() == b"{}"
-
-
-def test_parents_of_the_home_are_made(tmp_path: Path) -> None:
-    Home.create(str(tmp_path / "a/b/home"), b"{}").close()
-    assert (tmp_path / "a/b/home/agents").is_dir()
+    (tmp_path / "empty").mkdir()
+    Home.create(str(tmp_path / "empty"), b"{}").close()
 
 
 @pytest.mark.damages  # an empty file in the place of the ledger
@@ -166,16 +162,6 @@ def test_a_home_that_is_a_link_is_refused(home: Home, root: Path, tmp_path: Path
     (tmp_path / "link").symlink_to(root)
     with pytest.raises(UnsafePath):
         Home(str(tmp_path / "link"))
-
-
-def test_which_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert default_root() == os.path.expanduser("~/.agent-relay")
-    monkeypatch.setenv(HOME_VARIABLE, "from/env")
-    assert default_root() == str(tmp_path / "from/env")
-    assert default_root("given") == str(tmp_path / "given")
-    monkeypatch.setenv(HOME_VARIABLE, "")
-    assert default_root() == os.path.expanduser("~/.agent-relay")
 
 
 # -- agents --------------------------------------------------------------------------------

@@ -56,30 +56,6 @@ def test_a_bad_file_is_refused_in_one_line_that_names_it_and_the_fault(name: str
     assert caught.value.exit_code == EXIT_USAGE
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "header"),
-    [
-        ("header-without-colon", 2, ""),
-        ("twice", 2, "TO"),
-        ("nul", 1, "TO"),
-        ("long-header", 0, ""),
-        ("unknown-kind", 2, "KIND"),
-        ("priority-9", 2, "PRIORITY"),
-        ("ttl-zero", 2, "TTL"),
-        ("traversal", 1, "TO"),
-        ("checksum", 2, "CHECKSUM"),
-        ("no-to", 0, ""),
-    ],
-)
-def test_line_and_header_are_named_where_they_are_known(name: str, line: int, header: str) -> None:
-    with pytest.raises(MessageError) as caught:
-        parse(read("bad", name), file="f.msg")
-    assert (caught.value.line, caught.value.header) == (line, header)
-    where = str(caught.value).split(": ")[0]
-    assert (f"line {line}" in where) == bool(line)
-    assert (f"header {header}" in where) == bool(header)
-
-
 def test_without_a_file_name_the_rule_alone_is_said() -> None:
     with pytest.raises(MessageError) as caught:
         parse(b"")

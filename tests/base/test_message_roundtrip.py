@@ -116,24 +116,18 @@ def test_no_value_can_stand_as_a_header_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("header", "says"),
     [
-        (MessageFile("bob", Kind.MESSAGE, {"X": "1\n2"}, b"x"), "line break"),
-        (MessageFile("bob", Kind.MESSAGE, {"X": "1\x002"}, b"x"), "control character"),
-        (
-            MessageFile("bob", Kind.MESSAGE, {"x": "1"}, b"x"),
-            "'x' is not a header name in upper case",
-        ),
-        (
-            MessageFile("bob", Kind.MESSAGE, {"": "1"}, b"x"),
-            "'' is not a header name in upper case",
-        ),
-        (MessageFile("bob", Kind.MESSAGE, {"X": "\udcff"}, b"x"), "not valid UTF-8"),
+        ({"X": "1\n2"}, "line break"),
+        ({"X": "1\x002"}, "control character"),
+        ({"x": "1"}, "'x' is not a header name in upper case"),
+        ({"": "1"}, "'' is not a header name in upper case"),
+        ({"X": "\udcff"}, "not valid UTF-8"),
     ],
 )
-def test_what_cannot_be_rendered_is_said(message: MessageFile, says: str) -> None:
+def test_what_cannot_be_rendered_is_said(header: dict[str, str], says: str) -> None:
     with pytest.raises(MessageError, match=says):
-        render(message)
+        render(MessageFile("bob", Kind.MESSAGE, header, b"x"))
 
 
 # -- fuzz ----------------------------------------------------------------------------------

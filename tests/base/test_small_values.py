@@ -56,36 +56,23 @@ def test_an_error_is_one_line_whatever_it_is_given() -> None:
     assert RelayError.hint == ""
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (MessageError("given twice"), "given twice"),
-        (MessageError("given twice", file="a.msg"), "a.msg: given twice"),
-        (MessageError("given twice", line=3, header="X"), "line 3, header X: given twice"),
-        (
-            MessageError("given twice", file="a.msg", line=3, header="X"),
-            "a.msg, line 3, header X: given twice",
-        ),
-    ],
-)
-def test_a_message_error_says_where(error: MessageError, text: str) -> None:
-    assert str(error) == text
-    assert error.rule == "given twice"
+def test_a_message_error_says_where() -> None:
+    said = {
+        "given twice": MessageError("given twice"),
+        "a.msg: given twice": MessageError("given twice", file="a.msg"),
+        "line 3, header X: given twice": MessageError("given twice", line=3, header="X"),
+    }
+    assert all(str(error) == text and error.rule == "given twice" for text, error in said.items())
+    error = MessageError("given twice", file="a.msg", line=3, header="X")
+    assert str(error) == "a.msg, line 3, header X: given twice"
 
 
 def test_the_facts_are_attributes() -> None:
     fault = FormatError("s.acomm", 4096, "crc 3c4d", "1a2b")
     assert str(fault) == "s.acomm at 4096: expected crc 3c4d, found 1a2b"
     assert (fault.path, fault.offset, fault.expected, fault.found) == (
-        "s.acomm",
-        4096,
-        "crc 3c4d",
-        "1a2b",
+        *("s.acomm", 4096, "crc 3c4d", "1a2b"),
     )
     refused = ValidationFailed("content", "the message is empty", 0)
     assert str(refused) == "content: the message is empty"
-    assert (refused.field, refused.reason, refused.value_length) == (
-        "content",
-        "the message is empty",
-        0,
-    )
+    assert (refused.field, refused.value_length) == ("content", 0)
