@@ -71,9 +71,7 @@ STATES = st.builds(
     st.dictionaries(
         U64,
         st.builds(
-            ChannelSettings,
-            st.none() | st.integers(1, 2**64 - 1),
-            st.sampled_from(FLUSH_MODES),
+            ChannelSettings, st.none() | st.integers(1, 2**64 - 1), st.sampled_from(FLUSH_MODES)
         ),
         max_size=3,
     ),

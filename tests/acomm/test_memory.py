@@ -41,10 +41,7 @@ def larger() -> model.StoreFile:
 
 
 STORE = larger()
-FILES = {
-    "plain": store_file.encode(STORE, compress=False),
-    "compressed": store_file.encode(STORE),
-}
+FILES = {"plain": store_file.encode(STORE, compress=False), "compressed": store_file.encode(STORE)}
 
 
 def declared(data: bytes) -> int:

@@ -311,10 +311,6 @@ def test_it_loads_nothing_that_python_has_not_loaded_already() -> None:
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["__future__", "relay.base.discovery"]

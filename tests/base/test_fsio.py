@@ -219,9 +219,7 @@ def test_the_old_file_survives_whatever_fails(
     assert os.listdir(tmp_path) == ["f"]
 
 
-def test_a_full_disk_is_not_filled_with_the_piece(
-    tmp_path: Path,
-) -> None:
+def test_a_full_disk_is_not_filled_with_the_piece(tmp_path: Path) -> None:
     path = tmp_path / "f"
     fsio.write_atomic(str(path), b"old")
     with no_room_above(4096), pytest.raises(OSError):

@@ -122,10 +122,7 @@ def test_the_delivered_example_is_what_is_delivered() -> None:
     sent, _, delivered = examples()
     message = parse(sent.encode())
     assert message == MessageFile(
-        "bob",
-        Kind.QUERY,
-        {"THREAD": "release-7", "PRIORITY": "1"},
-        b"How many tests are red?",
+        "bob", Kind.QUERY, {"THREAD": "release-7", "PRIORITY": "1"}, b"How many tests are red?"
     )
     assert delivered.encode() == render_delivered(
         message._replace(to="#team"),

@@ -15,12 +15,7 @@ from relay.base.names import message_id_of, sha256_hex
 from relay.delivery.apply import StoreWriter
 from relay.delivery.control import Orchestrator
 from relay.delivery.plan import plan_file
-from relay.delivery.values import (
-    Applied,
-    Inbound,
-    OutboxFile,
-    Plan,
-)
+from relay.delivery.values import Applied, Inbound, OutboxFile, Plan
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from tests.engine.support import NOW_S, relay_engine

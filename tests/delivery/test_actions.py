@@ -235,18 +235,6 @@ def test_an_agent_that_can_be_none(ci: Engine) -> None:
         )
 
 
-@pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
-def test_a_pattern_that_is_none(ci: Engine, verb: str) -> None:
-    text = refused(ci, f"ACTION: channel.{verb}\nCHANNEL: ci\nPATTERN: a.#.b")
-    assert text.startswith("topic_pattern: ")
-
-
-def test_a_group_has_no_topics(store: Engine) -> None:
-    channel_of(store, ChannelType.GROUP, "alice", name="ci")
-    text = refused(store, "ACTION: channel.subscribe\nCHANNEL: ci\nPATTERN: #", "bob")
-    assert "only a PubSub channel has topics" in text
-
-
 def test_nobody_joins_what_is_not_to_be_joined(store: Engine) -> None:
     for name in ("all", "dm/alice/bob"):
         channel_of(store, ChannelType.PUB_SUB, "alice", name=name)

@@ -13,13 +13,7 @@ from relay.base.names import ORCHESTRATOR, sha256_hex
 from relay.delivery.control import MAX_NOTE
 from relay.delivery.file_ops import reconstruct
 from relay.delivery.plan import outcome, refuse
-from relay.delivery.values import (
-    Answer,
-    Applied,
-    Inbound,
-    OutboxFile,
-    Row,
-)
+from relay.delivery.values import Answer, Applied, Inbound, OutboxFile, Row
 from tests.delivery.planning import AGENTS, AT_NS, Table, read
 from tests.engine.support import standing
 
@@ -71,13 +65,6 @@ def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
     assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
 
 
-def test_a_message_to_the_lead(table: Table) -> None:
-    table.lead = "carol"
-    (posting,) = table.decide("TO: Lead\n\nhi").files
-    assert posting.recipients == ("carol",)
-    assert parse_delivered(posting.data).to == "Lead"
-
-
 def test_a_group_without_its_former_members(table: Table) -> None:
     for who in ("alice", "bob", "carol"):
         table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
@@ -93,20 +80,6 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.SENT}  # until it is done
 
 
-def test_what_goes_to_nobody_is_answered(table: Table) -> None:
-    work = table.decide("TO: dave\n\nhi")
-    says = "there is no agent dave"
-    assert says in work.plan.refusal
-    assert table.store.messages.find_by_relay_id(work.plan.message_id) is None
-    (posting,) = work.files
-    assert posting.recipients == ("alice",)
-    answer = parse_delivered(posting.data)
-    assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
-    assert answer.headers["RE"] == work.plan.message_id
-    assert answer.body.decode().startswith(f"not delivered: {work.plan.message_id}.msg: ")
-    assert says in answer.body.decode()
-
-
 def test_what_the_engine_refuses_is_answered(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
     work = table.decide("TO: #ci\nTOPIC: t\n\nhi")
@@ -114,26 +87,32 @@ def test_what_the_engine_refuses_is_answered(table: Table) -> None:
     assert len(work.files) == 1
 
 
-def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table) -> None:
-    work = table.decide("TO: dave\n\nhi")
+def test_what_goes_to_nobody_is_answered_and_the_answer_kept_by_ledger_and_engine(
+    table: Table,
+) -> None:
+    work = table.decide("TO: dave\n\nhi", number=7)
+    assert "there is no agent dave" in work.plan.refusal
+    assert table.store.messages.find_by_relay_id(work.plan.message_id) is None
     (posting,) = work.files
+    assert posting.recipients == ("alice",)
+    answer = parse_delivered(posting.data)
+    assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
+    assert answer.headers["RE"] == work.plan.message_id
+    assert answer.body.decode().startswith(f"not delivered: {work.plan.message_id}.msg: there is")
     own = posting.system
     assert own is not None
-    body = parse_delivered(posting.data).body
-    assert (own.message_id, own.agent_name, own.target) == (
-        posting.message_id,
-        ORCHESTRATOR,
-        "alice",
-    )
-    assert (own.message_type, own.checksum, own.file_size) == ("nack", sha256_hex(body), len(body))
+    ids = (posting.message_id, ORCHESTRATOR, "alice")
+    assert (own.message_id, own.agent_name, own.target) == ids
+    facts = ("nack", sha256_hex(answer.body), len(answer.body))
+    assert (own.message_type, own.checksum, own.file_size) == facts
     assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
     assert work.system_ids == [posting.message_id]
     stored = table.store.messages.get(posting.number)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
-    assert reconstruct(stored) == parse_delivered(posting.data)._replace(
-        headers={"RE": work.plan.message_id}
-    )
+    assert reconstruct(stored) == answer._replace(headers={"RE": work.plan.message_id})
+    again = Table().decide("TO: dave\n\nhi", number=7)  # nothing of it was written before a crash
+    assert [p.data for p in again.files] == [posting.data]
 
 
 def test_the_answers_id_comes_from_the_message_not_from_the_file() -> None:
@@ -224,13 +203,6 @@ def test_a_sender_is_notified_once_of_what_became_of_its_message(table: Table) -
 # -- again after a crash -------------------------------------------------------------------
 
 
-def test_decided_again_before_anything_was_written_it_is_the_same(table: Table) -> None:
-    first = table.decide("TO: dave\n\nhi", number=7)
-    again = Table().decide("TO: dave\n\nhi", number=7)
-    assert [p.message_id for p in again.files] == [p.message_id for p in first.files]
-    assert [p.data for p in again.files] == [p.data for p in first.files]
-
-
 def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table: Table) -> None:
     first = table.decide("TO: bob\n\nhi", number=7)
     sequence = table.store.sequence
@@ -264,9 +236,7 @@ def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> No
     assert stored and table.store.messages.recipients(stored.id) == first.files[0].recipients
 
 
-def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
-    table: Table,
-) -> None:
+def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(table: Table) -> None:
     first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
     again = table.decide("TO: dave\n\nhi", number=7)
     assert (again.plan.refusal, [*again.plan.changes.bounced]) == ("", ["dave"])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from relay.acomm.model import Channel, ChannelState, ChannelType, DeliveryState, MessageStatus
-from relay.base.errors import ChannelUnavailable, Refused
+from relay.base.errors import ChannelUnavailable
 from relay.delivery.actions import execute
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
+from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 3.5")
@@ -64,18 +64,6 @@ def test_what_a_channel_held_continues_when_it_drains_or_closes(
     assert standing(store, 1) == {"worker": DeliveryState.DELIVERED}
 
 
-def test_a_held_replay_outlives_a_restart(
-    store: CommStore, channel: Channel, clock: FakeClock
-) -> None:
-    store.set_channel_state(channel.id, ChannelState.PAUSED)
-    store.replay_dead_letter(1)
-    opened = reopened(store, clock)
-    clock.advance(60)
-    assert opened.tick() == []
-    opened.set_channel_state(channel.id, ChannelState.ACTIVE)
-    assert standing(opened, 1) == {"worker": DeliveryState.DELIVERED}
-
-
 @pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
 def test_a_draining_or_closed_channel_refuses_a_replay(
     store: CommStore, channel: Channel, state: ChannelState
@@ -94,12 +82,3 @@ def test_the_command_says_that_it_waits_for_the_channel(store: CommStore, channe
         "dead letter 1 is held: channel c is Paused; "
         "it is sent again to worker when the channel is resumed"
     )
-
-
-def test_the_command_is_refused_where_the_channel_takes_nothing(
-    store: CommStore, channel: Channel
-) -> None:
-    store.set_channel_state(channel.id, ChannelState.CLOSED)
-    with pytest.raises((Refused, ChannelUnavailable), match="channel c is Closed"):
-        execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store.engine)
-    assert len(store.dead_letters()) == 1

@@ -42,7 +42,8 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
 
 def test_a_renamed_file_that_does_not_parse_is_malformed_at_once(desk: Desk) -> None:
     desk.rename(b"nonsense")
-    desk.hint(renamed=True)
+    for _ in range(3):  # told of often, it is one file
+        desk.hint(renamed=True)
     assert "not a header line" in reason(desk.take())
 
 
@@ -68,20 +69,13 @@ def test_a_renamed_file_that_still_grows_waits_all_the_same(
     assert body.startswith(b"hi and more")
 
 
-def test_a_checksum_that_was_declared_is_the_one_that_is_kept(desk: Desk) -> None:
-    declared = sha256_hex(b"hi")
-    desk.rename(b"TO: bob\nCHECKSUM: sha256:" + declared.encode() + b"\n\nhi")
-    desk.hint(renamed=True)
-    (look,) = desk.take()
-    assert look.is_valid and look.checksum == declared
-
-
-def test_an_empty_body_has_the_checksum_of_its_content(desk: Desk) -> None:
-    empty = sha256_hex(b"").encode()
-    desk.rename(b"TO: bob\nKIND: leave\nCHECKSUM: sha256:" + empty + b"\n\n")
-    desk.hint(renamed=True)
-    (look,) = desk.take()
-    assert look.is_valid and look.checksum == sha256_hex(b"leave")
+def test_a_checksum_that_was_declared_is_kept_and_of_an_empty_body_its_contents(desk: Desk) -> None:
+    for text, body, kept in (("TO: bob", b"hi", b"hi"), ("TO: bob\nKIND: leave", b"", b"leave")):
+        declared = sha256_hex(body)
+        desk.rename(f"{text}\nCHECKSUM: sha256:{declared}\n\n".encode() + body)
+        desk.hint(renamed=True)
+        (look,) = desk.take()
+        assert look.is_valid and look.checksum == sha256_hex(kept)
 
 
 # -- written in place ----------------------------------------------------------------------
@@ -99,12 +93,6 @@ def test_a_file_written_in_place_settles_for_100_ms(desk: Desk) -> None:
     assert desk.intake.backlog == 0
 
 
-def test_a_file_that_has_been_still_for_long_is_taken_at_once(desk: Desk) -> None:
-    desk.write(GOOD, mtime_s=-0.1)
-    desk.hint(renamed=False)
-    assert bodies(desk.take()) == [b"hi"]
-
-
 def test_every_change_begins_the_wait_again(desk: Desk) -> None:
     path = desk.write(b"TO: bob\n\nh")
     desk.hint(renamed=False)
@@ -120,27 +108,23 @@ def test_every_change_begins_the_wait_again(desk: Desk) -> None:
     assert bodies(desk.take()) == [b"hi there!"]
 
 
-def test_the_settle_time_is_configured(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", DetectionSettings(settle_ms=2000), LimitSettings())
-    desk.write(GOOD)
+@pytest.mark.parametrize(
+    ("settle_ms", "mtime_s", "waits_s"),
+    [(100, -0.1, None), (2000, 0, 2), (0, 0, None)],
+    ids=["still for long", "longer", "none"],
+)
+def test_how_long_it_settles_is_configured(
+    tmp_path: Path, settle_ms: int, mtime_s: float, waits_s: float | None
+) -> None:
+    settings = DetectionSettings(settle_ms=settle_ms, malformed_after_s=0)
+    desk = Desk(tmp_path / "home", settings, LimitSettings())
+    desk.write(GOOD, mtime_s=mtime_s)
     desk.hint(renamed=False)
-    assert desk.take() == []
-    assert desk.due_in_s() == 2
-    desk.clock.advance(1.9)
-    assert desk.take() == []
-    desk.clock.advance(2)
+    if waits_s is not None:
+        assert (desk.take(), desk.due_in_s()) == ([], waits_s)
+        desk.clock.advance(waits_s)
     assert bodies(desk.take()) == [b"hi"]
-    desk.home.close()
-
-
-def test_without_a_settle_time_nothing_waits(tmp_path: Path) -> None:
-    desk = Desk(
-        tmp_path / "home", DetectionSettings(settle_ms=0, malformed_after_s=0), LimitSettings()
-    )
-    desk.write(GOOD)
-    desk.hint(renamed=False)
-    assert bodies(desk.take()) == [b"hi"]
-    desk.write(b"nonsense")
+    desk.write(b"nonsense", mtime_s=-10)
     desk.hint(renamed=False)
     assert "not a header line" in reason(desk.take())
     desk.home.close()
@@ -158,22 +142,6 @@ def test_a_rename_outranks_what_was_seen_before(desk: Desk) -> None:
     assert desk.intake.backlog == 0
 
 
-@pytest.mark.parametrize("data", [b"TO: bob", b"nonsense", b"", b"TO: bob\n\n"])
-def test_what_does_not_parse_has_5_s_to_become_whole(desk: Desk, data: bytes) -> None:
-    path = desk.write(data)
-    desk.hint(renamed=False)
-    for _ in range(49):
-        assert desk.take() == []
-        assert desk.due_in_s() == pytest.approx(0.1)
-        desk.clock.advance(0.1)
-    path.write_bytes(GOOD)
-    desk.touch(path)
-    desk.hint(renamed=False)
-    assert desk.take() == []
-    desk.clock.advance(0.1)
-    assert bodies(desk.take()) == [b"hi"]
-
-
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -183,15 +151,27 @@ def test_what_does_not_parse_has_5_s_to_become_whole(desk: Desk, data: bytes) ->
         (b"\xff", "not UTF-8"),
     ],
 )
-def test_after_5_s_it_is_malformed(desk: Desk, data: bytes, says: str) -> None:
-    desk.write(data)
+@pytest.mark.parametrize("becomes_whole", [True, False])
+def test_what_does_not_parse_has_5_s_to_become_whole(
+    desk: Desk, data: bytes, says: str, becomes_whole: bool
+) -> None:
+    path = desk.write(data)
     desk.hint(renamed=False)
-    assert desk.take() == []
-    desk.clock.advance(4.9)
+    for _ in range(49):
+        assert desk.take() == []
+        assert desk.due_in_s() == pytest.approx(0.1)
+        desk.clock.advance(0.1)
+    if becomes_whole:
+        path.write_bytes(GOOD)
+        desk.touch(path)
+        desk.hint(renamed=False)
     assert desk.take() == []
     desk.clock.advance(0.1)
-    text = reason(desk.take())
-    assert says in text and text.startswith(NAME)
+    looks = desk.take()
+    if becomes_whole:
+        assert bodies(looks) == [b"hi"]
+    else:
+        assert says in reason(looks) and reason(looks).startswith(NAME)
 
 
 def test_while_a_file_of_that_name_is_in_pending_it_is_not_taken(desk: Desk) -> None:
@@ -267,13 +247,6 @@ def test_of_one_sender_order_is_order_of_names_whatever_the_hints_say(desk: Desk
     assert bodies(desk.take(3)) == [b"4", b"3", b"2"]
     assert (desk.intake.backlog, desk.due_in_s()) == (2, 0)
     assert bodies(desk.take(3)) == [b"1", b"0"]
-
-
-def test_a_hint_given_twice_is_one_file(desk: Desk) -> None:
-    desk.rename(GOOD)
-    for _ in range(3):
-        desk.hint(renamed=True)
-    assert len(desk.take()) == 1
 
 
 def test_a_file_that_is_still_but_does_not_parse_does_not_hold_up_the_next(desk: Desk) -> None:

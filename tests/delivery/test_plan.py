@@ -10,11 +10,7 @@ from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import SENT_KINDS, Kind, parse
 from relay.delivery.notifications import remind
 from relay.delivery.plan import end_delivery
-from relay.delivery.values import (
-    Effects,
-    EndedDelivery,
-    Row,
-)
+from relay.delivery.values import Effects, EndedDelivery, Row
 from relay.delivery.view import StoreView
 from relay.engine.deliveries import OverdueAnswer
 from relay.ledger import MessageRow
@@ -108,11 +104,7 @@ def test_a_plan_refuses(talk: Table, head: str, says: str) -> None:
     assert says in made.refusal
     assert (made.draft, made.files, made.command) == (None, (), None)
     (nack,) = made.messages
-    assert (nack.message.kind, nack.message.to, nack.recipients) == (
-        Kind.NACK,
-        "alice",
-        ("alice",),
-    )
+    assert (nack.message.kind, nack.message.to, nack.recipients) == (Kind.NACK, "alice", ("alice",))
 
 
 def test_an_answer_counts_though_its_sender_is_gone(talk: Table) -> None:

@@ -186,10 +186,7 @@ def test_the_channel_of_all_is_written_with_a_star(store: Engine) -> None:
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.STATUS, Kind.SPAWN, Kind.MESSAGE])
 def test_the_orchestrator_is_reached_through_a_channel_of_two(store: Engine, kind: Kind) -> None:
     assert route(to("__orchestrator__", kind), "alice", EVERYBODY, StoreView(store)) == Route(
-        "dm/__orchestrator__/alice",
-        DIRECT,
-        ("alice", "__orchestrator__"),
-        ("__orchestrator__",),
+        "dm/__orchestrator__/alice", DIRECT, ("alice", "__orchestrator__"), ("__orchestrator__",)
     )
 
 

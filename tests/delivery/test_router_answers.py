@@ -9,16 +9,9 @@ import pytest
 
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Priority
 from relay.agents.status import Directory
-from relay.base.message import SENT_KINDS, Kind, MessageFile, parse
+from relay.base.message import Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR, uuid4_of
-from relay.delivery.router import (
-    KIND_OF,
-    MESSAGE_TYPES,
-    Bounce,
-    find_original,
-    new_message,
-    route,
-)
+from relay.delivery.router import Bounce, find_original, new_message, route
 from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
@@ -91,43 +84,32 @@ def test_an_ack_goes_to_who_asked_alone_whatever_to_says(talk: Talk, kind: Kind)
     )
 
 
-def test_between_two_no_channel_is_shown(talk: Talk) -> None:
-    asked = talk.ask(MessageType.QUERY, channel=talk.direct)
-    found = talk.answer(Kind.RESPONSE, RE=ASKED)
-    assert isinstance(found, Route)
-    assert (found.channel, found.shown_channel) == ("dm/alice/bob", None)
-    assert (found.recipients, found.answers) == (("alice",), asked)
-
-
-def test_a_response_answers_a_query_and_nothing_else(talk: Talk) -> None:
-    talk.ask(MessageType.QUERY)
-    assert isinstance(talk.answer(Kind.RESPONSE, RE=ASKED), Route)
-    other = ASKED + "0"
-    talk.ask(MessageType.COMMAND, other)
-    text = bounce(talk.answer(Kind.RESPONSE, RE=other))
-    assert text.startswith(f"a response answers a query, and {other} is not a query")
-
-
 @pytest.mark.parametrize(
-    ("kind", "metadata", "owed"),
+    ("answer", "asked", "says"),
     [
-        (MessageType.COMMAND, {}, True),
-        (MessageType.QUERY, {}, True),
-        (MessageType.TEXT, {}, False),
-        (MessageType.TEXT, {"delivery": "at-least-once"}, True),
-        (MessageType.TEXT, {"delivery": "at-most-once"}, False),
-        (MessageType.NOTIFICATION, {}, False),
+        (Kind.ACK, MessageType.COMMAND, ""),
+        (Kind.NACK, MessageType.QUERY, ""),
+        (Kind.RESPONSE, MessageType.QUERY, ""),
+        (Kind.ACK, MessageType.TEXT, f"{ASKED} does not expect an acknowledgment"),
+        (Kind.NACK, MessageType.NOTIFICATION, f"{ASKED} does not expect an acknowledgment"),
+        (
+            Kind.RESPONSE,
+            MessageType.COMMAND,
+            f"a response answers a query, and {ASKED} is not a query",
+        ),
     ],
 )
-def test_an_ack_answers_what_expects_one(
-    talk: Talk, kind: MessageType, metadata: dict[str, str], owed: bool
+def test_an_answer_is_of_what_expects_it(
+    talk: Talk, answer: Kind, asked: MessageType, says: str
 ) -> None:
-    talk.ask(kind, **metadata)
-    for word in (Kind.ACK, Kind.NACK):
-        found = talk.answer(word, RE=ASKED)
-        assert isinstance(found, Route) is owed
-        if not owed:
-            assert bounce(found).startswith(f"{ASKED} does not expect an acknowledgment")
+    message = talk.ask(asked, channel=talk.direct)
+    found = talk.answer(answer, RE=ASKED)
+    if says:
+        assert bounce(found).startswith(says)
+        return
+    assert isinstance(found, Route)
+    assert (found.channel, found.shown_channel) == ("dm/alice/bob", None)  # between two
+    assert (found.recipients, found.answers) == (("alice",), message)
 
 
 def test_an_answer_to_what_nobody_knows(talk: Talk) -> None:
@@ -264,34 +246,10 @@ def test_every_header_has_its_place() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [(k, t) for k, t in MESSAGE_TYPES.items() if k in SENT_KINDS]
-)
-def test_the_type_of_each_kind(kind: Kind, expected: MessageType) -> None:
-    assert fields(f"TO: bob\nKIND: {kind}\nRE: {ASKED}\n\nx").message_type is expected
-
-
-@pytest.mark.parametrize("kind", sorted(set(Kind) - MESSAGE_TYPES.keys()))
-def test_what_the_orchestrator_handles_is_a_command(kind: Kind) -> None:
-    text = f"TO: __orchestrator__\nKIND: {kind}\nNAME: w\n\nACTION: x"
-    assert fields(text).message_type is MessageType.COMMAND
-
-
-@pytest.mark.parametrize("kind", SENT_KINDS)
-def test_a_kind_that_its_type_does_not_say_is_kept(kind: Kind) -> None:
-    found = fields(f"TO: bob\nKIND: {kind}\nRE: {ASKED}\nNAME: w\n\nx")
-    assert found.metadata.get("kind", KIND_OF[found.message_type]) == kind
-    assert ("kind" in found.metadata) is (KIND_OF[found.message_type] is not kind)
-
-
 def test_a_message_to_everybody_is_a_broadcast() -> None:
     assert fields("TO: *\n\nhi").message_type is MessageType.BROADCAST
     assert fields("TO: *\nPRIORITY: 1\n\nhi").message_type is MessageType.BROADCAST
     assert fields("TO: *\nKIND: query\n\nhi").message_type is MessageType.QUERY
-
-
-def test_what_is_not_given_is_not_kept() -> None:
-    assert fields("TO: bob\nPRIORITY: 1\n\nhi").metadata.keys() == {"relay_id", "to", "created_ns"}
 
 
 def test_a_thread_that_is_a_uuid_stays_one() -> None:

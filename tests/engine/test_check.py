@@ -19,7 +19,7 @@ def test_a_table_that_an_event_did_not_update_is_found(store: CommStore) -> None
     assert list(check(state)) == []
     state.queues.clear()
     assert [one.text for one in check(state)] == [
-        "the table queues['b']: expected {1} as derived from the other tables, found None",
+        "the table queues['b']: expected {1} as derived from the other tables, found None"
     ]
 
 

@@ -253,9 +253,7 @@ class WaitedForExecutor(LaterExecutor):
         return future
 
 
-def test_flush_waits_for_the_one_that_runs_and_writes_the_rest(
-    bench: Callable[..., Bench],
-) -> None:
+def test_flush_waits_for_the_one_that_runs_and_writes_the_rest(bench: Callable[..., Bench]) -> None:
     thread = WaitedForExecutor()
     one = bench(IMMEDIATE, thread)
     one.send()

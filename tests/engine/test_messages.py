@@ -217,10 +217,7 @@ def test_numbers_grow_and_are_counted(store: CommStore) -> None:
     one = channel_of(store, ChannelType.GROUP, "a", "b", name="one")
     two = channel_of(store, ChannelType.GROUP, "a", "b", name="two")
     assert [send(store, channel, "a").id for channel in (one, two, one)] == [1, 2, 3]
-    assert (
-        store.message_count(one.id),
-        store.message_count(two.id),
-    ) == (2, 1)
+    assert (store.message_count(one.id), store.message_count(two.id)) == (2, 1)
     assert (len(store), store.state.messages_sent) == (3, 3)
     assert [channel.message_count for channel in store.snapshot().values.channels] == [2, 1]
     assert [channel.message_count for channel in store.list_channels()] == [2, 1]

@@ -143,10 +143,7 @@ def test_who_has_left_bounces_and_the_others_get_it(clock: FakeClock) -> None:
     store.leave_channel(channel.id, "c")
     store.receive_messages(None, "b")
     assert waiting(store) == ["second"]
-    assert standing(store, second.id) == {
-        "b": DeliveryState.DELIVERED,
-        "c": DeliveryState.BOUNCED,
-    }
+    assert standing(store, second.id) == {"b": DeliveryState.DELIVERED, "c": DeliveryState.BOUNCED}
     assert said == [f"message {second.id}: 1 recipients have left the channel, c first"]
 
 

@@ -195,10 +195,7 @@ def resealed(data: bytes) -> bytes:
 
 def refused(data: bytes) -> None:
     """It is read, or refused in one line that names file and offset."""
-    for read in (
-        lambda: decode_chunk(data, "it", 0),
-        lambda: decode_snapshot(data, "it", 0),
-    ):
+    for read in (lambda: decode_chunk(data, "it", 0), lambda: decode_snapshot(data, "it", 0)):
         try:
             read()
         except FormatError as exc:

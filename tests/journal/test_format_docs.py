@@ -53,11 +53,7 @@ def plain(struct: Struct) -> str:
         ),
         ("Record header", RECORD, None),
         ("Segment footer", FOOTER, Footer._fields),
-        (
-            "Chunk header",
-            CHUNK_HEADER,
-            ("magic", "version", "header_len", *ChunkHeader._fields),
-        ),
+        ("Chunk header", CHUNK_HEADER, ("magic", "version", "header_len", *ChunkHeader._fields)),
         ("Manifest record header", MANIFEST_RECORD, None),
         ("Snapshot header", SNAPSHOT_HEADER, None),
         ("Snapshot entry", SNAPSHOT_ENTRY, None),

@@ -395,11 +395,7 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
         manifest.mark_uploaded(chunk_indexes(stream)[-1])
     manifest.close()
     again = begin(stream)
-    assert (again.entries(), again.damaged, chunk_indexes(stream)[0]) == (
-        entries,
-        False,
-        newest,
-    )
+    assert (again.entries(), again.damaged, chunk_indexes(stream)[0]) == (entries, False, newest)
     again.append(opened(50, 5000))
     again.close()
     assert stored(stream)[-1] == opened(50, 5000)

@@ -11,17 +11,7 @@ import pytest
 
 from relay.base.errors import LedgerError
 from relay.ledger import HeldDelivery, Ledger, WrittenDelivery, open_readonly
-from tests.ledger.support import (
-    NOW,
-    Look,
-    add,
-    facts,
-    message_id,
-    plan,
-    record,
-    stage,
-    statements,
-)
+from tests.ledger.support import NOW, Look, add, facts, message_id, plan, record, stage, statements
 
 pytestmark = pytest.mark.shows("ready 3.5")
 
