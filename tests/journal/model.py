@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from relay.journal.format import RECORD, Record
+from relay.journal.format import Record
 from relay.journal.journal import Append, Journal
 
 
@@ -38,8 +38,3 @@ class Model:
         assert found == self.appended[: len(found)]
         self.appended = found
         self.committed = len(found)
-
-
-def size_of(payload: bytes) -> int:
-    """Bytes of a record in the stream."""
-    return RECORD.size + len(payload)
