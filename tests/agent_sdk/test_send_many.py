@@ -11,8 +11,8 @@ import pytest
 
 from agent_sdk import Agent, MessageError
 from relay.base import fsio
-from relay.base.errors import NotRunning, Refused, Timeout
-from relay.base.message import Kind, parse
+from relay.base.errors import NotRunning, Timeout
+from relay.base.message import parse
 from tests.agent_sdk.support import HandRelay, fail_at, relay_runs, says_the_disk_is_full
 from tests.disk import killed_at
 
@@ -170,23 +170,6 @@ def test_it_returns_when_the_relay_has_taken_the_file_and_syncs_nothing(
         received = bob.receive(0)
         assert received is not None
         assert received.id == sent
-
-
-def test_a_refusal_is_an_error_with_the_relays_reason(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
-        (name,) = relay.waiting("alice", "outbox")
-        (relay.box("alice", "outbox") / name).unlink()
-        re = name.removesuffix(".msg")
-        relay.deliver(
-            "alice", "there is no agent bob", sender="__orchestrator__", kind=Kind.NACK, RE=re
-        )
-
-    with Agent("alice", relay.root) as alice:
-        relay_runs(monkeypatch, refuse)
-        with pytest.raises(Refused, match="there is no agent bob"):
-            alice.send("bob", "hello", committed=True)
 
 
 def test_without_a_relay_nothing_is_sent(relay: HandRelay) -> None:

@@ -189,20 +189,6 @@ def test_without_a_free_byte_commands_name_the_disk(disk: SmallDisk, command: st
     assert "the disk is full" not in disk.relay(command)
 
 
-def test_a_message_that_has_no_room_waits_and_status_says_why(disk: SmallDisk) -> None:
-    disk.pending("alice", "TO: bob\n\n" + MIB // 2 * "x", NAMES[0])
-    disk.fill(left=MIB // 4)  # the ledger has room, a second copy has not
-    disk.send("alice", NAMES[0])
-    until(lambda: "No space left" in disk.relay("status"))
-    assert f"pending: {IDS[0]}" in disk.relay("status")
-    assert disk.inbox("bob") == []
-
-    disk.free()
-    until(lambda: disk.inbox("bob") == IDS[:1])
-    assert disk.inbox("alice") == []
-    assert disk.stop() == 0
-
-
 @pytest.mark.parametrize("disk", [FLOORED], indirect=True)
 def test_below_the_floor_nothing_is_taken_in_and_above_it_goes_on_by_itself(
     disk: SmallDisk,

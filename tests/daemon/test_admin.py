@@ -163,15 +163,6 @@ def test_a_line_without_end_is_refused(served: Asked) -> None:
         assert b"414" in client.makefile("rb").readline()
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_waiting(served: Asked) -> None:
-    silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
-    for one in silent:
-        one.connect(str(served.root / SOCKET))
-    assert served.ask("/healthz")[0] == 200
-    for one in silent:
-        one.close()
-
-
 def connected(asked: Asked) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(10)

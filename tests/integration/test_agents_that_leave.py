@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -10,7 +9,6 @@ import pytest
 
 from relay.agents.roster import META
 from relay.agents.status import AgentStatusTracker
-from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.disk import failing
 from tests.process_support import end, registered
@@ -122,21 +120,6 @@ def test_reading_what_it_still_has_does_not_bring_a_retired_agent_back(box: Box)
     box.take("bob", before)
     box.tick()
     assert life(box, "bob")[0] == "retired"
-
-
-def test_M02_whose_mailbox_goes_with_its_mail_has_read_nothing(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\n\nread, and then bob was removed?")
-    shutil.rmtree(box.path("agents", "bob"))
-    # what inotify tells where both happened before it was asked
-    box.dispatcher.tick(WatchEvents(left=(("bob", f"{sent}.msg"),), agents_changed=True))
-    assert life(box, "bob") == ("inactive", "its directory is gone")
-    box.after(31)
-    assert box.states(sent) == {"bob": "written"}
-
-    box.path("agents", "bob", "outbox").mkdir(parents=True)
-    box.tick(2)
-    assert life(box, "bob") == ("active", None)
-    assert box.bodies("bob") == ["read, and then bob was removed?"]
 
 
 def test_retired_and_gone_still_says_why(box: Box) -> None:

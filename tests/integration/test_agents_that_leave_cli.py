@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,36 +46,6 @@ def test_register_says_who_gets_mail_to_lead(home: Path) -> None:
     assert "`TO: lead` means this agent; another spelling of Lead means the agent" in named.stderr
     role = relay("register", "bob", "--role", "lead", home=home)
     assert "`TO: lead` means the agent of that name; bob gets what is sent TO: Lead" in role.stderr
-
-
-def test_all_of_one_agent_is_on_a_page(home: Path) -> None:
-    relay("register", "bob", "--role", "lead", home=home)
-    relay("channel", "create", "ci", home=home)
-    relay("channel", "join", "ci", "--as", "bob", home=home)
-    asked = relay("send", "bob", "--kind", "command", "deploy", home=home).stdout.strip()
-    with Agent("bob", home, registers=False) as bob:
-        sent = bob.send("alice", "hi")
-        until(lambda: rows_of("agents", "show", "alice", home=home)[0]["unread"] == 1)
-        until(lambda: rows_of("agents", "show", "bob", home=home)[0]["channels"] == ["ci"])
-        page = rows_of("agents", "show", "bob", home=home)[0]
-        (row,) = [row for row in rows_of("agents", home=home) if row["name"] == "bob"]
-        assert page | row == page
-        names = ("role", "unread", "owed", "overdue", "dead", "outbox", "channels", "process")
-        assert [page[name] for name in names] == ["lead", 1, 1, 0, 0, 0, ["ci"], None]
-        latest = {one["id"]: one for one in page["latest"]}
-        assert latest[sent]["outcome"] == latest[asked]["outcome"] == "delivered"
-        assert bob.receive(5) is not None
-    until(lambda: rows_of("agents", "show", "bob", home=home)[0]["unread"] == 0)
-    shown = relay("agents", "show", "bob", home=home).stdout
-    lines = [" ".join(line.split()) for line in shown.splitlines()]
-    assert lines[:2] == ["bob", "status active, lead"]
-    assert lines[2].startswith("seen ") and lines[2].endswith(" ago")
-    assert "inbox 0 unread" in lines and "channels ci" in lines
-    assert any(line.startswith("owes 1 answer, the oldest for ") for line in lines)
-    short = asked.partition("-")[2][:8]
-    assert any(re.fullmatch(f"{short} .* operator bob command read", line) for line in lines)
-    wrong = relay("agents", "show", "bbo", home=home)
-    assert wrong.returncode == 1 and "did you mean bob?" in wrong.stderr
 
 
 def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(home: Path) -> None:

@@ -244,15 +244,6 @@ def test_a_reference_keeps_it_until_it_is_old_too(box: Box) -> None:
     assert forget(box) == []
 
 
-def test_a_reference_of_an_unread_message_stays_though_the_file_is_gone(box: Box) -> None:
-    path = put(box, b"a file")
-    send(box, path.name)
-    path.unlink()
-    with box.ledger.transaction():
-        box.ledger._db.execute("UPDATE attachment_refs SET at = 0")
-    assert forget(box) == [(path.name,)]
-
-
 def test_who_attaches_it_again_keeps_it(box: Box) -> None:
     path = put(box, b"a file")
     age(path, 40)

@@ -51,32 +51,6 @@ def test_a_message_waits_in_its_outbox_and_continues_by_itself(
     assert box.stored() == [sent]  # numbered once
 
 
-def test_a_store_that_cannot_be_written_is_tried_again(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = FullDisk(monkeypatch, "relay.acomm")
-    sent = box.send("alice", "TO: bob\n\nhi")
-    assert box.bodies("bob") == ["hi"]  # delivered all the same
-    box.flush()
-    assert box.row(sent)["status"] == "archived"  # the journal has it
-    assert any("No space left" in line["event"] for line in box.log)
-
-    disk.full = False
-    box.after(60)
-    assert box.stored() == [sent]
-    assert any("is written again" in line["event"] for line in box.log)
-
-
-def test_a_refusal_waits_like_any_message(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FullDisk(monkeypatch)
-    box.drop("alice", "TO: bob\n\nhi", "hello.msg")
-    box.tick()
-    assert box.inbox("alice") == {}
-    disk.full = False
-    box.after(1, turns=1)
-    assert "hello.msg is not a valid message name" in box.nacks("alice")[0]
-
-
 def test_a_rename_that_finds_no_room_leaves_no_copy_in_pending(box: Box) -> None:
     """The attempt is held, durably, before its copy goes; a later answer may end it for good."""
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndo")

@@ -10,10 +10,10 @@ import pytest
 
 from relay.base.clock import NS_PER_S
 from relay.base.home import Dirs
-from relay.base.watcher import InotifyWatcher, WatchEvents
+from relay.base.watcher import WatchEvents
 from relay.delivery import event_source
 from relay.delivery.intake import Intake
-from tests.box import Box, MakeBox
+from tests.box import Box
 from tests.procs import until
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
@@ -269,18 +269,6 @@ def test_an_outbox_that_was_removed_and_made_again_is_watched_again(box: Box) ->
     box.after(31)
     sent = box.send("alice", "TO: bob\n\nstill here")
     assert box.states(sent) == {"bob": "written"}
-
-
-def test_where_inotify_has_no_watch_left_the_agent_is_scanned(
-    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(InotifyWatcher, "add_agent", lambda self, agent: agent != "alice")
-    box = make_box("alice", "bob")
-    sent = box.drop("alice", "TO: bob\n\nhi")
-    box.after(0.2)
-    box.after(0.2)
-    assert box.states(sent) == {"bob": "written"}
-    assert any("fs.inotify.max_user_watches" in line["event"] for line in box.log)
 
 
 @pytest.mark.shows("ready 2.2")

@@ -49,16 +49,6 @@ def test_history_by_its_options(told: Box) -> None:
     assert "--offset 1 shows more" in shown.stderr
 
 
-def test_a_thread_by_its_name(told: Box) -> None:
-    assert [row["type"] for row in lines(told, "thread", "release-42")] == [
-        "Command",
-        "Acknowledgment",
-    ]
-    none = relay("thread", "nothing", home=told.root)
-    assert none.returncode == 1
-    assert "thread nothing does not exist" in none.stderr
-
-
 def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
     command, ack = lines(told, "thread", "release-42")
     for message_id in (command["id"], ack["id"]):
@@ -114,22 +104,6 @@ def test_M11_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:
     assert ack[-2:] == ["completed", "…"]  # of two lines
     group = relay("history", "--channel", "team", home=told.root).stdout.splitlines()[1]
     assert " #team " in group
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--after", "yesterday"],
-        ["--before", "60s1"],
-        ["--channel", "nowhere"],
-        ["--topic", "a.#.b"],
-    ],
-)
-def test_an_option_that_is_none_is_named(told: Box, arguments: list[str]) -> None:
-    done = relay("history", *arguments, home=told.root)
-    assert done.returncode in (1, 2)
-    assert arguments[0].removeprefix("--") in done.stderr.lower()
-    assert "Traceback" not in done.stderr
 
 
 def test_every_criterion_of_a_filter_is_an_option(told: Box) -> None:

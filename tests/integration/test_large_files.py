@@ -43,19 +43,6 @@ def test_a_large_file_is_refused_and_no_room_is_made_for_it(box: Box) -> None:
     assert on_disk(box) - before < 4 * MIB
 
 
-def test_a_hard_link_to_a_large_file_likewise(box: Box, tmp_path: Path) -> None:
-    large = tmp_path / "large"
-    large.touch()
-    os.truncate(large, 100 * MIB)
-    before = on_disk(box)
-    name = box.name()
-    box.path("agents", "alice", "outbox", name).hardlink_to(large)
-    box.after(0.2, turns=1)
-    box.after(31)
-    assert "has 2 hard links" in box.nacks("alice")[0]
-    assert on_disk(box) - before < 4 * MIB
-
-
 def test_of_many_that_are_taken_a_part_at_a_time_is_made_room_for(box: Box) -> None:
     body = "x" * (MIB - 10)
     sent = [box.drop("alice", f"TO: bob\n\n{body}") for _ in range(70)]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import store_file
 from scripts.history.make import Given, History
 from tests.procs import PROJECT, Relay, environment, relay, until
 
@@ -44,37 +43,6 @@ def test_the_relay_starts_on_it_and_continues(tmp_path: Path) -> None:
     with closing(sqlite3.connect(home / "ledger.db")) as db:
         assert db.execute("SELECT count(*), max(id) FROM messages").fetchone() == (801, 801)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def test_all_tiers_archives_and_packs_are_there(tmp_path: Path) -> None:
-    home = made(tmp_path / "home")
-    assert list(home.glob("journal/*/segments/*.seg"))
-    assert list(home.glob("journal/*/warm/*.seg.zst"))
-    assert list(home.glob("archive/2026-10-*.tar.zst"))
-    assert list(home.glob("archive/2026-11-01/*/*.msg"))
-    archives = list(home.glob("store/archive/*/*.acomm"))
-    assert archives
-    stored = sum(
-        len(store_file.read(str(p)).messages) for p in (*archives, home / "store/relay.acomm")
-    )
-    assert stored == 800
-
-
-def test_times_are_those_of_the_history(tmp_path: Path) -> None:
-    home = made(tmp_path / "home")
-    with closing(sqlite3.connect(home / "ledger.db")) as db:
-        late = (
-            "SELECT count(*) FROM audit_log WHERE at > ?",
-            "SELECT count(*) FROM messages WHERE processed_at > ? OR discovered_at < ?1 - 3e14",
-            "SELECT count(*) FROM deliveries WHERE coalesce(acked_at, read_at) > ?",
-        )
-        assert [db.execute(query, (NOVEMBER_NS,)).fetchone()[0] for query in late] == [0, 0, 0]
-        wrong = (
-            "SELECT count(*) FROM deliveries JOIN messages USING (message_id) WHERE NOT "
-            "(file_mtime_ns < discovered_at AND discovered_at < staged_at "
-            "AND staged_at < written_at AND written_at < read_at)"
-        )
-        assert db.execute(wrong).fetchone() == (0,)
 
 
 def test_the_same_seed_gives_the_same_home(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 
 import pytest
 
-from relay.base import fsio
 from relay.base.clock import iso_time
 from relay.base.home import LEDGER
 from tests.box import Box
@@ -66,20 +64,6 @@ def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) 
     assert box.sql(query, message_id) == [(ended_ns,)]
 
 
-def test_the_trace_says_which_attempt_it_was(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.after(60)
-    box.after(1)
-    trace = relay("trace", sent, home=box.root).stdout
-    assert "written to the inbox of bob, attempt 2" in trace
-    box.take("bob", sent)
-    box.until_dead()
-    trace = relay("trace", sent, home=box.root).stdout
-    assert "written to the inbox of bob, attempt 4" in trace
-    assert "dead for bob: no acknowledgment within 60 s, 4 attempts" in trace
-    assert "not yet" not in trace
-
-
 def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.after(60)
@@ -88,28 +72,11 @@ def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
     assert attempt(box, "bob", sent) == "2"
 
 
-def test_a_text_is_not_tried_again_unless_it_asks(box: Box) -> None:
-    box.send("alice", "TO: bob\n\nhi")
-    asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nhi")
-    box.after(60)
-    box.after(1)
-    assert {m.headers["ATTEMPT"] for m in box.inbox("bob").values()} == {"1", "2"}
-    assert attempt(box, "bob", asked) == "2"
-
-
 def test_who_waits_sets_the_time(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: query\nAWAIT: 5s\n\nhow long?")
     box.after(5)
     box.after(1)
     assert attempt(box, "bob", sent) == "2"
-
-
-def test_exactly_once_is_never_written_again(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: exactly-once\n\ndeploy")
-    box.take("bob", sent)
-    box.after(60)
-    box.after(1)
-    assert box.inbox("bob") == {}
 
 
 def test_each_recipient_by_itself(box: Box) -> None:
@@ -218,24 +185,6 @@ def test_an_inbox_that_cannot_be_written_is_tried_until_it_can(box: Box) -> None
     box.after(60)
     box.after(2)
     assert attempt(box, "bob", sent) == "3"
-
-
-def test_a_full_disk_makes_it_wait(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = box.send("alice", COMMAND)
-    box.after(60)
-    create = fsio.create
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(fsio, "create", full)
-    box.after(1)
-    box.after(1)
-    assert attempt(box, "bob", sent) == "1"
-    assert box.deadline > box.clock.monotonic_ns()  # it does not spin
-    monkeypatch.setattr(fsio, "create", create)
-    box.after(1)
-    assert attempt(box, "bob", sent) == "2"
 
 
 @pytest.mark.parametrize("flushed", [True, False])

@@ -268,16 +268,6 @@ def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
     assert "header KIND: 'reminder' is not one of message, command, query" in nack
 
 
-def test_M08_what_is_owed_stays_in_the_store(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    stored = box.store.messages.find_by_relay_id(sent)
-    assert stored is not None
-    assert not box.store.archives.is_final(stored)
-    for _ in range(3):
-        box.after(HALF_AN_HOUR)
-    assert box.store.archives.is_final(stored)
-
-
 @pytest.mark.parametrize("flushed", [True, False])
 def test_M08_after_a_crash_the_same_reminder_is_not_said_twice(box: Box, flushed: bool) -> None:
     sent = box.send("alice", COMMAND)

@@ -124,20 +124,6 @@ def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay, home
     assert json.loads(trace)["deliveries"][0]["attempt"] == 1
 
 
-def test_a_port_that_is_taken_shows_in_the_status(running: Relay) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        reload(running, json.dumps({"admin": {"listen": address}}))
-
-        def said() -> bool:
-            shown = relay("status", home=running.home).stdout
-            return f"no server on admin.listen {address}: " in shown
-
-        until(said)
-
-
 def test_metrics_move_to_another_port(running: Relay, home: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

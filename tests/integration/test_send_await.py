@@ -57,17 +57,6 @@ def test_the_response_is_printed(home: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "main\nat 4f2c1e9\n", "")
 
 
-def test_a_plain_message_answered_by_one(home: Path) -> None:
-    def answer(me: Agent, m: Received) -> None:
-        assert "AWAIT" not in m.headers, m
-        me.reply(m, "fine")
-
-    with answering(home, answer):
-        done = awaited(home, "bob", "how is it going?", "--json")
-    answer = json.loads(done.stdout)
-    assert (answer["body"], answer["from"], answer["kind"]) == ("fine", "bob", "message")
-
-
 def test_patience_is_no_deadline_for_the_recipient(home: Path) -> None:
     """Who waits a moment gives up; the other one has the time that the guide promises."""
     done = relay("send", "--await", "100ms", "bob", "--kind", "query", "which?", home=home)

@@ -157,19 +157,6 @@ def test_the_home_of_another_user_is_refused(person: Person, shell: list[str]) -
     assert "another user's" in done.stderr
 
 
-def test_messages_go_and_come_through_the_home_that_was_found(
-    person: Person, shell: list[str]
-) -> None:
-    home = make_home(person.project)
-    inbox = home / "agents/bob/inbox"
-    inbox.mkdir(parents=True)
-    (inbox / "1706123456789012345-a1b2c3d4.msg").write_text("FROM: alice\n\nhello\n")
-    done = person.run([*shell, '. "$RELAY_SH"; relay_recv; relay_send alice hi'])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "hello" in done.stdout
-    assert len(list((home / "agents/bob/outbox").glob("*.msg"))) == 1
-
-
 def test_nothing_is_taken_while_two_homes_are_meant(person: Person, shell: list[str]) -> None:
     found, mine = make_home(person.project), make_home(person.folder / "mine")
     inbox = mine / "agents/bob/inbox"

@@ -54,13 +54,6 @@ def test_show_prints_headers_body_attachments_and_the_answer(
     assert [one["body"] for one in facts["answers"]] == ["main"]
 
 
-def test_show_raw_is_the_file(running: Relay, home: Path) -> None:
-    text = "TO: bob\nX-NOTE: as written\n\nhi\n"
-    sent = drop(home, "alice", text)
-    until(lambda: inbox_of(home, "bob"))
-    assert shown(home, "--raw", sent) == text
-
-
 def test_a_file_that_is_not_a_message_can_be_printed(running: Relay, home: Path) -> None:
     sent = drop(home, "alice", "TO bob\n\nhi\n")
     until(lambda: inbox_of(home, "alice"))  # the nack

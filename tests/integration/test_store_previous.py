@@ -12,7 +12,6 @@ from relay.acomm import store_file
 from relay.base.errors import FormatError, RelayError, VersionError
 from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
 from tests.disk import killed_before
-from tests.fakes import FakeClock
 
 MANUAL = FlushPolicy(None, None)
 BROKEN = b"ACOMM001" + b"\0" * 300
@@ -250,20 +249,6 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
         query = store.send_query(channel.id, "a", "how many?")
         store.send_response(channel.id, "b", str(query.correlation_id), "seven")
         assert is_whole()
-
-
-def test_a_batch_of_its_own_in_a_manual_store(tmp_path: Path) -> None:
-    path, clock = tmp_path / "s.acomm", FakeClock()
-    with CommStore.open(str(path), MANUAL, clock) as store:
-        channel = store.create_channel("c", ChannelType.GROUP, "a")
-        store.configure_channel(channel.id, flush="batch")
-        store.send_message(channel.id, "a", MessageType.TEXT, "x")
-        clock.advance(4.9)
-        store.tick()
-        assert contents(path) == []
-        clock.advance(1)
-        store.tick()
-        assert contents(path) == [b"x"]
 
 
 def test_a_later_version_is_not_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,16 +220,6 @@ def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) ->
     assert gone.returncode == 1 and f"no message {sent}, in the ledger or any outbox" in gone.stderr
 
 
-def test_a_command_that_was_read_is_not_done_before_it_is_acknowledged(life: Life) -> None:
-    with life.ledger.transaction():
-        life.ledger._db.execute("UPDATE messages SET message_type = 'command'")
-    life.write(1)
-    assert life.lines()[-2:] == ["read by bob", "acknowledged by bob"]
-    life.read(1)
-    shown = relay("trace", life.id, home=life.root).stdout.splitlines()
-    assert shown[-1].split() == ["not", "yet", "acknowledged", "by", "bob"]
-
-
 def test_times_are_local_under_a_line_for_each_day(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,17 +54,3 @@ def test_m06_times_to_come_give_nobody_more_time(box: Box) -> None:
     box.tick()
     box.after(61)
     assert box.states(sent) == {"bob": "expired"}
-
-
-def test_m06_attempts_end_with_it_too(box: Box) -> None:
-    """A message that asks to be delivered at least once: its time began when it was sent."""
-    now = box.clock.now_ns()
-    text = "TO: bob\nDELIVERY: at-least-once\nTTL: 100\n\nquick"
-    box.clock.advance(60)
-    sent = drop_at(box, text, f"{now}-aa.msg", now)
-    box.tick()
-    assert list(box.inbox("bob")) == [sent]
-    box.clock.advance(61)  # its acknowledgment is overdue, and the hundred seconds are over
-    box.tick(2)
-    assert box.states(sent) == {"bob": "expired"}
-    assert "its TTL of 100 s passed" in box.nacks("alice")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,28 +131,6 @@ def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
     assert (found["type"], found["kind"], found["outcome"]) == (
         *("Acknowledgment", "nack", "delivered"),
     )
-
-
-def test_M04_the_answer_is_known_again_when_the_ledger_is_gone(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nreceived")
-    nack = box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such branch")
-    query = (
-        "SELECT state, ack_status, answer_id, answer_text FROM deliveries WHERE recipient = 'bob'"
-    )
-    expected = [("acked", "failed", nack, "no such branch")]
-    assert box.sql(query) == expected
-    box.kill()
-    Path(box.home.path("ledger.db")).unlink()
-    box.open()
-    assert box.sql(query) == expected
-
-
-def test_M05_to_many_it_is_counted(box: Box) -> None:
-    sent = box.send("alice", "TO: *\n\nto all")
-    box.take("bob", sent)
-    box.tick()
-    assert headline(box, sent) == "message alice -> *: 1 of 3 read"
 
 
 def test_M05_what_was_refused_says_why_once(box: Box) -> None:
