@@ -163,10 +163,3 @@ def test_a_section_257_that_does_not_add_up_is_a_fault(body: bytes, expected: st
     )
     # columns are an aid: without them the store is read all the same
     assert store_file.decode(data, warn=pytest.fail).messages == ()
-
-
-@pytest.mark.shows("audit 1.8")
-def test_who_does_not_know_a_section_warns_and_skips_it() -> None:
-    warnings: list[str] = []
-    store_file.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)
-    assert warnings == ["it: section 258, 3 bytes, is not known: skipped"]

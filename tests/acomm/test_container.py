@@ -59,6 +59,7 @@ def test_dead_letters_in_section_2_are_taken() -> None:
     assert list(check(data, "it")) == []
 
 
+@pytest.mark.shows("audit 1.8")
 def test_what_is_not_known_is_skipped_and_spoken_of() -> None:
     store, warnings = read(assemble([(7, b"abc"), (999, b"")], flags=0x8000_0000))
     assert store == StoreFile(10, 20)
@@ -109,21 +110,14 @@ def test_the_table_must_fit_and_name_no_type_twice() -> None:
     assert fault.expected == "section type 999 once"
 
 
-@pytest.mark.parametrize(
-    ("at", "field"),
-    [
-        (16, "channel_count"),
-        (24, "message_count"),
-        (32, "subscription_count"),
-        (40, "dead_letter_count"),
-    ],
-)
-def test_the_headers_counts_must_be_true(at: int, field: str) -> None:
+def test_the_headers_counts_must_be_true() -> None:
     data = store_file.encode(small_store())
-    true = int.from_bytes(data[at : at + 8], "little")
-    fault = refuse(patch(data, at, struct.pack("<Q", true + 1)))
-    assert (fault.offset, fault.found) == (at, true + 1)
-    assert fault.expected == f"{field} {true}, as the sections hold"
+    for number, name in enumerate(("channel", "message", "subscription", "dead_letter")):
+        at = 16 + 8 * number
+        true = int.from_bytes(data[at : at + 8], "little")
+        fault = refuse(patch(data, at, struct.pack("<Q", true + 1)))
+        assert (fault.offset, fault.found) == (at, true + 1)
+        assert fault.expected == f"{name}_count {true}, as the sections hold"
 
 
 def test_bytes_left_over_are_a_fault() -> None:

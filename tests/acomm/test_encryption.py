@@ -10,10 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 
-from relay.acomm import jsonl, model, store_file
+from relay.acomm import model, store_file
 from relay.acomm.check import check
 from relay.acomm.container import Flag
-from relay.acomm.records import MAX_CONTENT_BYTES
 from relay.acomm.store_file import decrypt, encrypt
 from relay.base.errors import FormatError, SealedStore
 from relay.engine import ChannelType, CommStore, MessageType
@@ -84,11 +83,6 @@ def test_no_word_of_a_content_is_in_the_file() -> None:
     assert data[10] & Flag.ENCRYPTED
 
 
-def test_the_largest_content_has_room_for_its_seal() -> None:
-    full = model.StoreFile(0, 0, messages=(message(content=bytes(MAX_CONTENT_BYTES)),))
-    assert decrypt(store_file.decode(store_file.encode(encrypt(full, KEY))), KEY, "it") == full
-
-
 def test_without_its_key_nothing_is_read() -> None:
     sealed = encrypt(small_store(), KEY)
     with pytest.raises(SealedStore, match="it is encrypted, and no key was given"):
@@ -110,11 +104,6 @@ def test_a_plain_store_needs_no_key_and_takes_any() -> None:
     assert decrypt(small_store(), None, "it") == small_store()
     assert decrypt(small_store(), KEY, "it") == small_store()
     assert encrypt(small_store(), None) == small_store()
-
-
-def test_sealed_json_lines_come_back() -> None:
-    sealed = encrypt(small_store(), KEY)
-    assert jsonl.from_lines(jsonl.to_lines(sealed)) == sealed
 
 
 def test_a_store_with_a_key_is_sealed_on_disk_and_plain_in_memory(tmp_path: Path) -> None:

@@ -177,19 +177,11 @@ def test_the_order_of_messages_changes_no_byte(state: EngineState) -> None:
     assert state._replace(deliveries=turned).encode() == state.encode()
 
 
-def test_what_is_missing_has_its_default() -> None:
+def test_what_is_missing_has_its_default_and_what_is_unknown_is_skipped() -> None:
     assert EngineState.decode({}) == EngineState(1, 1, 1, 0, {})
     assert EngineState.decode({COUNTERS: ONE_BYTES[COUNTERS]}).deliveries == {}
     assert EngineState.decode({DELIVERIES: ONE_BYTES[DELIVERIES]}).next_message == 1
-
-
-def test_unknown_blocks_are_skipped() -> None:
     assert EngineState.decode(ONE_BYTES | {99: b"later"}) == ONE
-
-
-@pytest.mark.parametrize("size", [0, 1, 31, 33])
-def test_counters_of_another_size(size: int) -> None:
-    broken({COUNTERS: bytes(size)})
 
 
 @pytest.mark.parametrize(
@@ -200,35 +192,21 @@ def test_a_block_cut_short_anywhere(tag: int) -> None:
         broken({tag: ONE_BYTES[tag][:size]})
 
 
-def test_deliveries_with_bytes_left_over_say_where() -> None:
+def test_a_block_that_does_not_add_up_is_a_fault() -> None:
     data = ONE_BYTES[DELIVERIES]
     error = broken({DELIVERIES: data + b"\0"})
     assert (error.offset, error.found) == (len(data), "1 more bytes")
-
-
-def test_a_state_outside_the_enum() -> None:
-    data = bytearray(ONE_BYTES[DELIVERIES])
-    data[-18] = 9  # the last list's last state
-    broken({DELIVERIES: bytes(data)})
-
-
-def test_a_flush_mode_that_is_none() -> None:
-    broken({SETTINGS: struct.pack("<QQQB", 1, 1, 0, 4)})
-
-
-def test_a_recipient_that_is_no_text() -> None:
-    data = ONE_BYTES[DELIVERIES].replace(b"bob", b"b\xffb")
-    broken({DELIVERIES: data})
-
-
-def test_a_count_that_is_not_there_is_found_out_at_once() -> None:
-    broken({DELIVERIES: struct.pack("<Q", 2**63)})
-    broken({DELIVERIES: struct.pack("<QQII", 1, 7, 0, 2**32 - 1)})
-    broken({DELIVERIES: struct.pack("<QQIII", 1, 7, 0, 1, 2**32 - 1)})
-
-
-def test_a_message_without_its_list_is_a_fault() -> None:
-    broken({DELIVERIES: struct.pack("<QQIII", 1, 7, 1, 1, 0)})
+    for tag, block in (
+        *((COUNTERS, bytes(size)) for size in (0, 1, 31, 33)),
+        (DELIVERIES, data[:-18] + b"\t" + data[-17:]),  # a state outside the enum
+        (DELIVERIES, data.replace(b"bob", b"b\xffb")),  # a recipient that is no text
+        (DELIVERIES, struct.pack("<Q", 2**63)),  # counts that are not there
+        (DELIVERIES, struct.pack("<QQII", 1, 7, 0, 2**32 - 1)),
+        (DELIVERIES, struct.pack("<QQIII", 1, 7, 0, 1, 2**32 - 1)),
+        (DELIVERIES, struct.pack("<QQIII", 1, 7, 1, 1, 0)),  # a message without its list
+        (SETTINGS, struct.pack("<QQQB", 1, 1, 0, 4)),  # a flush mode that is none
+    ):
+        broken({tag: block})
 
 
 def test_messages_that_stand_alike_share_one_list() -> None:

@@ -16,7 +16,7 @@ from relay.acomm.fields import Reader
 from relay.acomm.indexes import Indexes
 from relay.acomm.model import Message
 from relay.base.errors import FormatError
-from tests.acomm.support import MESSAGES, STEADY, golden, message, patch, small_store
+from tests.acomm.support import MESSAGES, STEADY, message, patch, small_store
 
 pytestmark = pytest.mark.shows("engine 8.4")
 
@@ -57,11 +57,6 @@ def test_indexes_come_back_equal(messages: list[Message]) -> None:
     assert found == built
     assert reader.pos == reader.end
     assert list(indexes.verify(found, messages)) == []
-
-
-def test_the_golden_indexes_are_true() -> None:
-    data = store_file.encode(golden())
-    assert list(check(data, "it")) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from relay.base.errors import LedgerError
 from relay.ledger import HeldDelivery, Ledger, WrittenDelivery, open_readonly
-from tests.ledger.support import NOW, Look, add, facts, message_id, plan, record, stage, statements
+from tests.ledger.support import NOW, Look, add, message_id, plan, record, stage, statements
 
 pytestmark = pytest.mark.shows("ready 3.5")
 
@@ -75,36 +75,24 @@ def test_the_time_of_a_change_is_the_machines(ledger: Ledger, look: Look) -> Non
     assert before <= at_s + 1 and at_s <= before + 5
 
 
-def test_what_is_rolled_back_was_never_there(ledger: Ledger, look: Look) -> None:
-    with pytest.raises(ZeroDivisionError), ledger.transaction():
-        ledger.add([facts(1)])
-        raise ZeroDivisionError
-    assert trail(look) == []
-
-
 @pytest.mark.parametrize("table", ["audit_log", "security_events"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        "DELETE FROM {}",
-        "DELETE FROM {} WHERE id = 1",
-        "UPDATE {} SET at = 0",
-        "UPDATE {} SET id = 99 WHERE id = 1",
-        "INSERT OR REPLACE INTO {} SELECT * FROM {}",
-    ],
-)
-def test_nothing_in_it_is_changed_or_removed(
-    ledger: Ledger, look: Look, table: str, change: str
-) -> None:
+def test_nothing_in_it_is_changed_or_removed(ledger: Ledger, look: Look, table: str) -> None:
     add(ledger, 1)
-    ledger.agents.add_security_event(
-        "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
-    )
+    event = ("not_a_regular_file", "alice", "agents/alice/outbox/x", "a link")
+    ledger.agents.add_security_event(*event, NOW)
+    assert look.all("SELECT at, kind, agent, path, detail FROM security_events") == [(NOW, *event)]
     before = look.all(f"SELECT * FROM {table}")
     assert len(before) == 1
-    for db in (ledger._db, look.db):
-        with pytest.raises((LedgerError, sqlite3.Error), match=f"{table} is append-only"):
-            db.execute(change.replace("{}", table))
+    for change in (
+        f"DELETE FROM {table}",
+        f"DELETE FROM {table} WHERE id = 1",
+        f"UPDATE {table} SET at = 0",
+        f"UPDATE {table} SET id = 99 WHERE id = 1",
+        f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}",
+    ):
+        for db in (ledger._db, look.db):
+            with pytest.raises((LedgerError, sqlite3.Error), match=f"{table} is append-only"):
+                db.execute(change)
     assert look.all(f"SELECT * FROM {table}") == before
 
 
@@ -121,15 +109,6 @@ def test_what_retention_lets_go_of_is_older_than_it_says(
     ledger.set_state("audit_kept_from", str(at + 1), NOW)  # type: ignore[operator]
     ledger._db.execute(f"DELETE FROM {table}")
     assert look.all(f"SELECT * FROM {table}") == []
-
-
-def test_a_security_event_has_all_that_is_known(ledger: Ledger, look: Look) -> None:
-    ledger.agents.add_security_event(
-        "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
-    )
-    assert look.all("SELECT at, kind, agent, path, detail FROM security_events") == [
-        (NOW, "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link")
-    ]
 
 
 # -- readers beside the writer -------------------------------------------------------------
@@ -223,15 +202,12 @@ def check_plan(ledger: Ledger, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query_is_served_by_its_index(ledger: Ledger, name: str) -> None:
-    one, _ = record(ledger, 1, 2)
-    stage(ledger, one, "bob")
-    check_plan(ledger, name)
-
-
-@pytest.mark.parametrize("name", QUERIES)
-def test_with_statistics_of_a_long_history_it_still_is(ledger: Ledger, name: str) -> None:
+def test_a_query_is_served_by_its_index_with_statistics_of_a_long_history_too(
+    ledger: Ledger, name: str
+) -> None:
     ids = record(ledger, *range(2000))
+    stage(ledger, ids[0], "bob")
+    check_plan(ledger, name)
     with ledger.transaction():
         ledger.deliveries.add_undelivered([(one, "bob", "staged", NOW, None, None) for one in ids])
         ledger.deliveries.mark_written(

@@ -119,14 +119,23 @@ def test_every_hop_has_its_time(ledger: Ledger, look: Look) -> None:
     ]
 
 
-def test_an_ack_is_the_evidence_of_reading_where_nothing_else_was_seen(
+def test_an_ack_is_the_evidence_of_reading_and_a_bounce_keeps_its_reason(
     ledger: Ledger, look: Look
 ) -> None:
     (one,) = record(ledger, 1)
-    stage(ledger, one, "bob")
+    stage(ledger, one, "bob", "carol")
     ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
     ledger.deliveries.acknowledge(one, "bob", "received", NOW + 7)
-    assert look.all("SELECT state, read_at FROM deliveries") == [("acked", NOW + 7)]
+    ledger.deliveries.hold([HeldDelivery(one, "carol", 1, "inbox cannot be written", NOW + 100)])
+    ledger.deliveries.give_up(one, "carol", "bounced", "no longer an agent")
+    ledger.deliveries.add_undelivered([(one, "gone", "bounced", NOW, "no longer an agent", None)])
+    columns = "state, read_at, last_error, due_at"
+    assert look.all(f"SELECT {columns} FROM deliveries ORDER BY recipient") == [
+        ("acked", NOW + 7, None, None),
+        ("bounced", None, "no longer an agent", None),
+        ("bounced", None, "no longer an agent", None),
+    ]
+    assert ledger.deliveries.next_due() is None
 
 
 def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look: Look) -> None:
@@ -191,16 +200,6 @@ def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     assert ledger.deliveries.rows([]) == {}
 
 
-def test_a_recipient_that_was_never_there_bounces_with_the_reason(
-    ledger: Ledger, look: Look
-) -> None:
-    (one,) = record(ledger, 1)
-    ledger.deliveries.add_undelivered([(one, "gone", "bounced", NOW, "no longer an agent", None)])
-    assert look.all("SELECT state, last_error FROM deliveries") == [
-        ("bounced", "no longer an agent")
-    ]
-
-
 def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
     one, two, three = record(ledger, 1, 2, 3)
     for message in (one, two, three):
@@ -252,17 +251,6 @@ def test_all_messages_has_the_columns_of_messages_and_the_facts_of_the_file(
     assert look.all(f"SELECT DISTINCT {of_the_file} FROM all_messages") == [
         (given.file_size, given.file_mtime_ns, given.checksum, given.message_type)
     ]
-
-
-def test_a_held_delivery_to_one_who_is_gone_keeps_the_reason(ledger: Ledger, look: Look) -> None:
-    (one,) = record(ledger, 1)
-    stage(ledger, one, "bob")
-    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "inbox cannot be written", NOW + 100)])
-    ledger.deliveries.give_up(one, "bob", "bounced", "no longer an agent")
-    assert look.all("SELECT state, last_error, due_at FROM deliveries") == [
-        ("bounced", "no longer an agent", None)
-    ]
-    assert ledger.deliveries.next_due() is None
 
 
 # -- the rest ------------------------------------------------------------------------------

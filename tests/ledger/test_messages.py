@@ -114,71 +114,45 @@ def test_rows_are_added_claimed_once_and_the_call_says_which(ledger: Ledger, loo
     ]
 
 
-def test_order_is_order_of_discovery_whatever_the_ids_say(ledger: Ledger) -> None:
-    record(ledger, 9, 2, 5)
-    assert [row.message_id for row in ledger.open_rows()] == [message_id(n) for n in (9, 2, 5)]
-
-
-def test_open_rows_are_those_not_at_their_end(ledger: Ledger) -> None:
-    one, two, three, four, five = record(ledger, 1, 2, 3, 4, 5)
+def test_open_rows_are_those_not_at_their_end_in_order_of_discovery(ledger: Ledger) -> None:
+    one, two, three, four, five = record(ledger, 9, 2, 5, 4, 1)
     ledger.claim([two, three, four])
     ledger.complete([three, four], NOW)
     ledger.archive([(four, None)], NOW)
     ledger.fail([(five, "why")], NOW)
     assert [(row.message_id, row.status) for row in ledger.open_rows()] == [
-        (one, "pending"),
-        (two, "processing"),
-        (three, "completed"),
+        *((one, "pending"), (two, "processing"), (three, "completed")),
     ]
+    many = record(ledger, *range(10, 3000))
+    assert ledger.rows(many).keys() == ledger.claim(many) == set(many)
 
 
 def test_a_row_reads_back_as_it_was_recorded(ledger: Ledger) -> None:
     one, _ = record(ledger, 1, 2)
     rows = ledger.rows([one, message_id(99)])
     assert list(rows) == [one]
-    row, given = rows[one], facts(1)
-    assert (row.agent_name, row.file_path, row.checksum) == (
-        given.agent_name,
-        given.file_path,
-        given.checksum,
-    )
-    assert (row.status, row.discovered_at) == ("pending", given.discovered_at)
-    assert (row.retry_count, row.last_error) == (0, None)
-    assert (row.file_size, row.file_mtime_ns, row.file_inode) == (
-        given.file_size,
-        given.file_mtime_ns,
-        given.file_inode,
-    )
-    assert (row.message_type, row.target) == (given.message_type, given.target)
+    row = rows[one]
+    for field in (
+        *("agent_name", "file_path", "checksum", "discovered_at", "message_type", "target"),
+        *("file_size", "file_mtime_ns", "file_inode"),
+    ):
+        assert getattr(row, field) == getattr(facts(1), field), field
+    assert (row.status, row.retry_count, row.last_error) == ("pending", 0, None)
     assert ledger.rows([]) == {}
 
 
-def test_many_ids_at_once(ledger: Ledger) -> None:
-    ids = record(ledger, *range(3000))
-    assert ledger.rows(ids).keys() == set(ids)
-    assert ledger.claim(ids) == set(ids)
-
-
-def test_times_and_reasons_are_kept(ledger: Ledger, look: Look) -> None:
-    one, two = record(ledger, 1, 2)
-    ledger.claim([one])
-    ledger.complete([one], NOW + 5)
-    ledger.fail([(two, "no such agent")], NOW + 6)
-    assert look.all("SELECT processed_at, last_error FROM messages ORDER BY id") == [
-        (NOW + 5, None),
-        (NOW + 6, "no such agent"),
-    ]
-
-
-def test_a_failure_counts_and_is_counted_once(ledger: Ledger) -> None:
+def test_a_failure_counts_and_is_counted_once(ledger: Ledger, look: Look) -> None:
     """retry_count counts failures, the passing ones and the one that was the last."""
-    one, two = record(ledger, 1, 2)
-    ledger.claim([one, two])
+    one, two, three = record(ledger, 1, 2, 3)
+    ledger.claim([one, two, three])
     ledger.postpone(two, "disk full")
-    ledger.fail([(one, "no such agent"), (two, "no such agent")], NOW)
-    ledger.fail([(one, "no such agent")], NOW)
-    counts = {key: row.retry_count for key, row in ledger.rows([one, two]).items()}
-    assert counts == {one: 1, two: 2}
+    ledger.fail([(one, "no such agent"), (two, "no such agent")], NOW + 6)
+    ledger.fail([(one, "no such agent")], NOW + 7)
+    ledger.complete([three], NOW + 5)
+    columns = "retry_count, processed_at, last_error"
+    assert look.all(f"SELECT {columns} FROM messages ORDER BY id") == [
+        *((1, NOW + 6, "no such agent"), (2, NOW + 6, "no such agent"), (0, NOW + 5, None)),
+    ]
 
 
 def test_postponed_again_and_again_it_is_counted(ledger: Ledger) -> None:
@@ -213,21 +187,16 @@ def test_a_pending_file_that_changed_is_read_again(ledger: Ledger, look: Look) -
 def test_the_archives_path_is_noted_and_kept_where_there_is_none(
     ledger: Ledger, look: Look
 ) -> None:
-    one, two = record(ledger, 1, 2)
+    one, two, three = record(ledger, 1, 2, 3)
     ledger.claim([one, two])
     ledger.complete([one, two], NOW)
+    ledger.fail([(three, "refused")], NOW)
     ledger.archive([(one, "archive/2026-01-31/alice/1.msg"), (two, None)], NOW)
-    assert look.all("SELECT file_path FROM messages ORDER BY id") == [
-        ("archive/2026-01-31/alice/1.msg",),
-        (facts(2).file_path,),
-    ]
-
-
-def test_a_refused_file_keeps_its_status_when_it_moves(ledger: Ledger, look: Look) -> None:
-    one = bring(ledger, "failed")
-    ledger.set_path([(one, "archive/2026-01-31/alice/rejected/1.msg")])
-    assert look.all("SELECT status, file_path FROM messages") == [
-        ("failed", "archive/2026-01-31/alice/rejected/1.msg")
+    ledger.set_path([(three, "archive/2026-01-31/alice/rejected/1.msg")])
+    assert look.all("SELECT status, file_path FROM messages ORDER BY id") == [
+        ("archived", "archive/2026-01-31/alice/1.msg"),
+        ("archived", facts(2).file_path),
+        ("failed", "archive/2026-01-31/alice/rejected/1.msg"),
     ]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import sqlite3
 import stat
 from pathlib import Path
 
@@ -19,72 +17,8 @@ from tests.ledger.support import Look, facts, record
 
 pytestmark = pytest.mark.shows("ready 1.2")
 
-# The statements that the ledger was specified with; comments and table constraints left out.
-DOCUMENT = """
-CREATE TABLE messages (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    message_id TEXT UNIQUE NOT NULL,
-    agent_name TEXT NOT NULL,
-    direction TEXT NOT NULL,
-    file_path TEXT NOT NULL,
-    file_size INTEGER NOT NULL,
-    file_mtime_ns INTEGER NOT NULL,
-    file_inode INTEGER,
-    checksum TEXT,
-    status TEXT NOT NULL DEFAULT 'pending',
-    message_type TEXT,
-    target TEXT,
-    discovered_at INTEGER NOT NULL,
-    processed_at INTEGER,
-    retry_count INTEGER DEFAULT 0,
-    last_error TEXT
-);
-CREATE TABLE orchestrator_state (
-    key TEXT PRIMARY KEY,
-    value TEXT,
-    updated_at INTEGER
-);
-CREATE TABLE agents (
-    name TEXT PRIMARY KEY,
-    registered_at INTEGER NOT NULL,
-    last_seen_at INTEGER,
-    pid INTEGER,
-    status TEXT DEFAULT 'active'
-);
-CREATE TABLE pending_operations (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    operation_type TEXT NOT NULL,
-    payload TEXT NOT NULL,
-    created_at INTEGER NOT NULL,
-    completed_at INTEGER
-);
-"""
-DOCUMENT_TABLES = ["messages", "orchestrator_state", "agents", "pending_operations"]
-
-
-def columns(db: sqlite3.Connection, table: str) -> list[tuple[str, str, int, str | None, int]]:
-    """name, type, NOT NULL, default and place in the key of every column."""
-    return [row[1:] for row in db.execute(f"PRAGMA table_info({table})")]
-
 
 # -- schema --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("table", DOCUMENT_TABLES)
-def test_every_column_of_the_source_document_is_there(ledger: Ledger, table: str) -> None:
-    document = sqlite3.connect(":memory:")
-    document.executescript(DOCUMENT)
-    expected = columns(document, table)
-    document.close()
-    ours = columns(ledger._db, table)
-    assert ours[: len(expected)] == expected
-    extra = [column[0] for column in ours[len(expected) :]]
-    ours_alone = ["note", "reason", "changed_at", "public_key", "mailbox"]
-    assert extra == (ours_alone if table == "agents" else [])
-
-
-def test_the_document_is_quoted_whole() -> None:
-    assert re.findall(r"CREATE TABLE (\w+)", DOCUMENT) == DOCUMENT_TABLES
 
 
 def test_an_id_is_never_used_again(ledger: Ledger) -> None:
@@ -92,12 +26,6 @@ def test_an_id_is_never_used_again(ledger: Ledger) -> None:
     ledger._db.execute("DELETE FROM messages")
     record(ledger, 3)
     assert ledger._db.execute("SELECT id FROM messages").fetchall() == [(3,)]
-
-
-def test_the_statement_of_the_handbook_works(ledger: Ledger) -> None:
-    record(ledger, 1, 2)
-    found = ledger._db.execute("select status, count(*) from messages group by 1").fetchall()
-    assert found == [("pending", 2)]
 
 
 def test_a_status_outside_the_five_is_refused(ledger: Ledger) -> None:
@@ -120,22 +48,6 @@ def test_there_is_one_schema_and_the_package_has_it() -> None:
     assert schema_sql() == top.read_text()
 
 
-def test_opened_again_it_has_what_it_had(ledger_path: str) -> None:
-    first = Ledger.open(ledger_path)
-    (one,) = record(first, 1)
-    first.close()
-    second = Ledger.open(ledger_path)
-    assert list(second.rows([one])) == [one]
-    second.close()
-
-
-def test_an_empty_file_left_by_a_crash_becomes_a_ledger(ledger_path: str) -> None:
-    Path(ledger_path).write_bytes(b"")
-    opened = Ledger.open(ledger_path)
-    assert opened.open_rows() == []
-    opened.close()
-
-
 def test_the_schema_is_there_whole_or_not_at_all(
     ledger_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,57 +66,40 @@ def test_the_schema_is_there_whole_or_not_at_all(
 # -- settings of appendix B ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pragma", "value"),
-    [
-        ("journal_mode", "wal"),
-        ("synchronous", 1),  # NORMAL
-        ("foreign_keys", 1),
-        ("busy_timeout", 5000),
-        ("cache_size", -2000),
-        ("temp_store", 2),  # MEMORY
-    ],
-)
-def test_a_setting_of_appendix_b_is_in_force(ledger: Ledger, pragma: str, value: str | int) -> None:
-    assert ledger._db.execute(f"PRAGMA {pragma}").fetchone() == (value,)
-
-
-def test_the_busy_timeout_is_the_configured_one(ledger_path: str) -> None:
+def test_the_settings_of_appendix_b_are_in_force(ledger_path: str) -> None:
+    Path(ledger_path).write_bytes(b"")  # left by a crash, it becomes a ledger
     opened = Ledger.open(ledger_path, busy_timeout_ms=17)
-    assert opened._db.execute("PRAGMA busy_timeout").fetchone() == (17,)
+    normal, memory = 1, 2
+    for pragma, value in (
+        *(("journal_mode", "wal"), ("synchronous", normal), ("foreign_keys", 1)),
+        *(("busy_timeout", 17), ("cache_size", -2000), ("temp_store", memory)),
+    ):
+        assert opened._db.execute(f"PRAGMA {pragma}").fetchone() == (value,), pragma
     opened.close()
+    with contextlib.closing(Ledger.open(ledger_path)) as opened:
+        assert opened._db.execute("PRAGMA busy_timeout").fetchone() == (5000,)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_the_files_are_their_owners_alone_from_the_first_moment(
+def test_the_files_are_their_owners_alone_and_closed_they_are_one(
     ledger_path: str, umask: int
 ) -> None:
+    folder = Path(ledger_path).parent
+
+    def modes() -> dict[str, int]:
+        return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
     before = os.umask(umask)
     try:
-        opened = Ledger.open(ledger_path)
-        record(opened, 1)
-        folder = os.path.dirname(ledger_path)
-        modes = {
-            name: stat.S_IMODE(os.stat(f"{folder}/{name}").st_mode) for name in os.listdir(folder)
-        }
-        opened.close()
+        with contextlib.closing(Ledger.open(ledger_path)) as opened:
+            record(opened, 1)
+            names = ("ledger.db", "ledger.db-wal", "ledger.db-shm")
+            assert modes() == dict.fromkeys(names, 0o600)
     finally:
         os.umask(before)
-    assert modes == dict.fromkeys(["ledger.db", "ledger.db-wal", "ledger.db-shm"], 0o600)
-
-
-def test_a_mode_that_was_too_wide_is_narrowed(ledger_path: str) -> None:
-    Ledger.open(ledger_path).close()
     os.chmod(ledger_path, 0o644)
     Ledger.open(ledger_path).close()
-    assert stat.S_IMODE(os.stat(ledger_path).st_mode) == 0o600
-
-
-def test_closed_it_is_one_file(ledger_path: str) -> None:
-    opened = Ledger.open(ledger_path)
-    record(opened, 1)
-    opened.close()
-    assert os.listdir(os.path.dirname(ledger_path)) == ["ledger.db"]
+    assert modes() == {"ledger.db": 0o600}
 
 
 # -- what is no ledger, or not ours to write -----------------------------------------------
