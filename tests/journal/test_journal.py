@@ -166,15 +166,6 @@ def test_a_seal_says_the_highest_message_id_and_the_watermark(stream: Stream) ->
     assert following.fields == {"base_offset": 87, "epoch": 3}
 
 
-def test_a_sealed_file_ends_right_behind_its_footer(stream: Stream) -> None:
-    journal = stream.open()
-    put(journal, b"one")
-    journal.seal()
-    data = stream.path().read_bytes()
-    assert len(data) == FIRST_RECORD + 31 + FOOTER.size
-    assert Footer(*FOOTER.unpack(data[-FOOTER.size :])).durable_bytes == FIRST_RECORD + 31
-
-
 @pytest.mark.shows("journal 1.4")
 def test_zeros_are_written_ahead_and_off_the_path_of_commits(stream: Stream) -> None:
     journal = stream.open()

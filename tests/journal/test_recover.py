@@ -194,33 +194,25 @@ def test_a_kill_at_any_call_of_a_roll_is_made_good(calls: int, stream: Stream) -
     assert payloads(JournalReader(stream.folder)) == [b"one", b"two"]
 
 
-def test_a_lost_manifest_is_made_again_from_the_segments(stream: Stream) -> None:
-    journal = stream.open()
-    given = [bytes([65 + number]) * 900 for number in range(12)]
-    put(journal, *given)
-    before = journal.manifest.entries()
-    stream.crash()
-    shutil.rmtree(Path(stream.folder, "manifest"))
-    journal = stream.open()
-    assert payloads(journal) == given
-    assert journal.manifest.entries() == before
-    assert put(journal, b"next") == [12 * 928]
-
-
 @pytest.mark.shows("journal 3.4")
-def test_a_manifest_damaged_in_the_middle_is_mended_from_the_segments(stream: Stream) -> None:
+@pytest.mark.parametrize("fault", ["lost", "damaged in the middle"])
+def test_a_manifest_is_made_again_from_the_segments(stream: Stream, fault: str) -> None:
     journal = stream.open()
     given = [bytes([65 + number]) * 900 for number in range(12)]
     put(journal, *given)
     before = journal.manifest.entries()
     stream.crash()
-    flip(Path(stream.folder, "manifest", f"{0:020d}.mlog"), 300)
+    if fault == "lost":
+        shutil.rmtree(Path(stream.folder, "manifest"))
+    else:
+        flip(Path(stream.folder, "manifest", f"{0:020d}.mlog"), 300)
     journal = stream.open()
     assert stream.warned != []
     assert payloads(journal) == given
     assert journal.manifest.entries() == before
+    assert put(journal, b"next") == [12 * 928]
     stream.crash()
-    assert payloads(stream.open()) == given
+    assert payloads(stream.open()) == [*given, b"next"]
 
 
 def test_a_stream_that_lost_its_end_says_so_and_continues_behind_it(stream: Stream) -> None:

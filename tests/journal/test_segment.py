@@ -133,76 +133,43 @@ def test_a_journal_writes_the_golden_stream(tmp_path: Path) -> None:
         assert ours.rstrip(b"\0") == golden.read_bytes().rstrip(b"\0")
 
 
-def recovered(
-    tmp_path: Path, name: str, **known: int
-) -> tuple[list[bytes], list[str], dict[str, bytes]]:
-    """Open a journal on a broken segment: what reads, what was said, the files afterwards."""
-    folder = stream_of(tmp_path, GOLDEN / "bad" / name)
-    number = next(Path(folder, "segments").iterdir()).stem
+@pytest.mark.shows("journal 2.3", "journal 2.6")
+@pytest.mark.parametrize(
+    ("name", "covered", "kept", "said", "aside"),
+    [
+        ("torn-tail", 0, 2, "a torn tail, kept in", ".torn"),
+        ("torn-tail", 7_087, 2, "damage; 2 records salvaged", ".bad"),  # a checkpoint covers it
+        ("flipped-record-header", 0, 1, "1 records salvaged, lost offsets: [3042, 3076)", ".bad"),
+        ("footer-crc", 0, 4, "expected segment_crc64", ""),
+    ],
+)
+def test_a_broken_segment_is_told_kept_aside_and_good_from_then_on(
+    tmp_path: Path, name: str, covered: int, kept: int, said: str, aside: str
+) -> None:
+    broken = (GOLDEN / "bad" / f"{name}.seg").read_bytes()
+    folder = stream_of(tmp_path, GOLDEN / "bad" / f"{name}.seg")
+    (path,) = Path(folder, "segments").iterdir()
+    policy = SegmentPolicy(slice_bytes=512)
     warned: list[str] = []
-    journal = Journal.open(
-        folder, 1, FakeClock(), SegmentPolicy(slice_bytes=512), warned.append, **known
-    )
+    journal = Journal.open(folder, 1, FakeClock(), policy, warned.append, covered=covered)
     payloads = [record.payload for record in journal.read()]
     journal.close()
-    warned = [line for line in warned if ".mlog" not in line and "begins at" not in line]
-    files = {
-        path.name[20:]: path.read_bytes()
-        for path in Path(folder, "segments").glob(f"{number}.seg*")
-    }
-    again: list[str] = []
-    journal = Journal.open(folder, 1, FakeClock(), SegmentPolicy(slice_bytes=512), again.append)
-    assert [record.payload for record in journal.read()] == payloads
-    assert not [line for line in again if "lost" not in line]  # it is good now
-    journal.close()
-    return payloads, warned, files
-
-
-def test_a_torn_tail_is_kept_aside_and_cleared(tmp_path: Path) -> None:
-    broken = (GOLDEN / "bad" / "torn-tail.seg").read_bytes()
-    payloads, warned, files = recovered(tmp_path, "torn-tail.seg")
-    assert len(payloads) == 2
-    line = warned[0]
-    assert "a torn tail, kept in" in line and "expected " in line
+    assert len(payloads) == kept
+    assert said in next(line for line in warned if ".seg" in line and "begins at" not in line)
+    assert any("are lost" in line for line in warned) is (aside == ".bad")
     end = FIRST_RECORD + sum(RECORD.size + len(payload) for payload in payloads)
-    assert files[".seg.torn"] == broken[end:].rstrip(b"\0")
-    assert files[".seg"] == broken[:end].ljust(len(broken), b"\0")
-
-
-def test_a_torn_tail_that_a_checkpoint_covers_is_damage(tmp_path: Path) -> None:
-    broken = (GOLDEN / "bad" / "torn-tail.seg").read_bytes()
-    payloads, warned, files = recovered(
-        tmp_path, "torn-tail.seg", covered=3_042 + len(broken) - FIRST_RECORD
-    )
-    assert len(payloads) == 2
-    assert "damage; 2 records salvaged" in warned[0]
-    assert "are lost" in warned[1]
-    assert files[".seg.bad"] == broken and ".seg.torn" not in files
-
-
-@pytest.mark.shows("journal 2.6")
-def test_a_flipped_record_header_loses_that_record_alone(tmp_path: Path) -> None:
-    broken = (GOLDEN / "bad" / "flipped-record-header.seg").read_bytes()
-    payloads, warned, files = recovered(tmp_path, "flipped-record-header.seg")
-    assert len(payloads) == 1
-    assert (
-        "at 52: expected" in warned[0]
-        and "1 records salvaged, lost offsets: [3042, 3076)" in warned[0]
-    )
-    assert files[".seg.bad"] == broken
-    # The salvaged segment is one like any other, with the good record where it was.
-    footer = Footer(*FOOTER.unpack(files[".seg"][-FOOTER.size :]))
-    assert footer.flags == SegmentFlag.SEALED | SegmentFlag.PARTIAL
-    assert files[".seg"][86:118] == broken[86:118]
-
-
-@pytest.mark.shows("journal 2.3")
-def test_a_footer_with_a_wrong_checksum_is_reported_and_not_erased(tmp_path: Path) -> None:
-    broken = (GOLDEN / "bad" / "footer-crc.seg").read_bytes()
-    payloads, warned, files = recovered(tmp_path, "footer-crc.seg")
-    assert len(payloads) == 4
-    assert "expected segment_crc64" in warned[0]
-    assert files == {".seg": broken}
+    if aside == ".torn":
+        assert Path(f"{path}.torn").read_bytes() == broken[end:].rstrip(b"\0")
+        assert path.read_bytes() == broken[:end].ljust(len(broken), b"\0")
+    elif aside:
+        assert Path(f"{path}.bad").read_bytes() == broken
+    else:
+        assert path.read_bytes() == broken  # reported, and not erased
+    again: list[str] = []
+    journal = Journal.open(folder, 1, FakeClock(), policy, again.append)
+    assert [record.payload for record in journal.read()] == payloads
+    assert not [line for line in again if "lost" not in line]
+    journal.close()
 
 
 def test_a_damaged_sealed_segment_names_path_offset_expected_found(tmp_path: Path) -> None:
