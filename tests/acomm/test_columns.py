@@ -1,4 +1,4 @@
-"""Section 257: the messages as columns, told on when they are not true to the records."""
+"""Sections 4 and 257: made from the messages, and told on when they are not true to them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.acomm import columns, container, store_file
+from relay.acomm import columns, container, indexes, store_file
 from relay.acomm.check import check
 from relay.acomm.columns import FIRST_METADATA_BLOCK, ColumnBlock, Columns
 from relay.acomm.container import parse_header, parse_sections
 from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.fields import Reader
+from relay.acomm.indexes import Indexes
 from relay.acomm.model import Message
 from relay.acomm.records import encode_message
 from relay.base.errors import FormatError
@@ -27,10 +28,9 @@ from tests.acomm.support import (
     golden,
     message,
     messages_body,
+    patch,
     small_store,
 )
-
-pytestmark = pytest.mark.shows("audit 1.6")
 
 
 def section(*messages: Message) -> bytes:
@@ -62,6 +62,7 @@ def problems(*messages: Message, body: bytes) -> tuple[str, ...]:
     return [one.text for one in check(data, "it")]
 
 
+@pytest.mark.shows("audit 1.6")
 def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) -> None:
     file = golden()
     ArchiveFiles(str(tmp_path)).write("day/000001.acomm", StoreSnapshot(file, EngineState()))
@@ -77,6 +78,7 @@ def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) 
     ]
 
 
+@pytest.mark.shows("audit 1.6")
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
     data = store_file.encode(small_store(), compress, columns=True)
@@ -85,6 +87,7 @@ def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
     assert list(check(data, "it")) == []
 
 
+@pytest.mark.shows("audit 1.6")
 @STEADY
 @given(st.lists(MESSAGES, max_size=6, unique_by=lambda one: one.id))
 def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> None:
@@ -96,6 +99,7 @@ def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> No
         assert list(columns.verify(found, ordered[1:], ())) != []
 
 
+@pytest.mark.shows("audit 1.6")
 @pytest.mark.parametrize(
     ("field", "value", "block"),
     [
@@ -126,6 +130,7 @@ def test_columns_at_odds_with_the_messages_are_reported(
     ), lines
 
 
+@pytest.mark.shows("audit 1.6")
 def test_a_lane_at_odds_a_block_missing_and_another_count_are_reported() -> None:
     one = message(1, metadata={"n": 1, "to": "bob"})
     good = section(one)
@@ -143,6 +148,7 @@ def test_a_lane_at_odds_a_block_missing_and_another_count_are_reported() -> None
     assert line == "it: section 257: expected 1 messages as in section 2, found 2"
 
 
+@pytest.mark.shows("audit 1.6")
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -163,3 +169,110 @@ def test_a_section_257_that_does_not_add_up_is_a_fault(body: bytes, expected: st
     )
     # columns are an aid: without them the store is read all the same
     assert store_file.decode(data, warn=pytest.fail).messages == ()
+
+
+def index(kind: int, data: bytes) -> bytes:
+    return struct.pack("<IQ", kind, len(data)) + data
+
+
+def section_4(data: bytes) -> int:
+    """Where section 4 begins."""
+    header = parse_header(data, "it", len(data))
+    return next(one.offset for one in parse_sections(data, "it", header) if one.kind == 4)
+
+
+@pytest.mark.shows("engine 8.4")
+def test_an_index_lists_ids_by_key_in_order() -> None:
+    messages = [
+        message(9, created_at=1, sender="b", topic="é"),
+        message(2, created_at=1, sender="a", correlation_id="c"),
+        message(5, created_at=0, sender="b", topic="z"),
+    ]
+    built = indexes.build(messages)
+    assert built == Indexes(
+        channel={1: (2, 5, 9)},
+        timestamp=((0, 5), (1, 2), (1, 9)),
+        topic={"z": (5,), "é": (9,)},
+        sender={"a": (2,), "b": (5, 9)},
+        correlation={"c": (2,)},
+    )
+    assert list(built.topic or ()) == ["z", "é"]  # by bytes
+
+
+@pytest.mark.shows("engine 8.4")
+@STEADY
+@given(st.lists(MESSAGES, max_size=8))
+def test_indexes_come_back_equal(messages: list[Message]) -> None:
+    built = indexes.build(messages)
+    reader = Reader(indexes.encode(built), "it")
+    found = indexes.decode(reader)
+    assert found == built
+    assert reader.pos == reader.end
+    assert list(indexes.verify(found, messages)) == []
+
+
+@pytest.mark.shows("engine 8.4")
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"channel": {1: (1,)}}, "index 1 (channel) entry 0: expected "),
+        ({"timestamp": ()}, "index 2 (timestamp) entry 0: expected (1, "),
+        ({"topic": {}}, "index 3 (topic) entry 0: expected ('a.b', "),
+        ({"sender": {"zed": (1, 2)}}, "index 4 (sender) entry 0: expected "),
+        ({"correlation": {"c-1": (1,), "d": (2,)}}, "index 5 (correlation) entry 1: expected "),
+    ],
+)
+def test_an_index_at_odds_with_the_messages_is_reported(
+    change: dict[str, object], line: str
+) -> None:
+    messages = small_store().messages
+    ((where, expected, found),) = indexes.verify(
+        msgspec.structs.replace(indexes.build(messages), **change), messages
+    )
+    problem = f"{where}: expected {expected}, found {found}"
+    assert problem.startswith(line)
+    assert len(problem) < 200
+
+
+@pytest.mark.shows("engine 8.4")
+def test_an_index_that_is_missing_or_not_known_is_not_wrong() -> None:
+    messages = small_store().messages
+    assert list(indexes.verify(Indexes(), messages)) == []
+    assert indexes.decode(Reader(b"", "it")) == Indexes()
+    assert indexes.encode(Indexes()) == bytes(4)
+    data = struct.pack("<I", 2) + index(77, b"whatever") + index(3, bytes(8))
+    assert indexes.decode(Reader(data, "it")) == Indexes(topic={})
+
+
+@pytest.mark.shows("engine 8.4")
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\x01\0\0\0", "index count of at most 0, as many as can fit"),
+        (b"\x01\0\0\0" + struct.pack("<IQ", 1, 2**60), f"index data of {2**60} bytes"),
+        (b"\x02\0\0\0" + index(3, bytes(8)) * 2, "each index type once"),
+        (b"\x01\0\0\0" + index(1, bytes(9)), "end of index 1"),
+        (b"\x01\0\0\0" + index(2, struct.pack("<Q", 2**59)), "timestamp entries of at most 0"),
+        (b"\x01\0\0\0" + index(1, struct.pack("<QQQ", 1, 5, 2**60)), "message ids of at most 0"),
+        (b"\x01\0\0\0" + index(1, struct.pack("<5Q", 2, 5, 0, 5, 0)), "each index key once"),
+        (b"\x01\0\0\0" + index(4, struct.pack("<QI4sQ", 1, 4, b"\xff", 0)), "index key in UTF-8"),
+        (b"\0\0\0\0x", "end of section 4"),
+    ],
+)
+def test_a_section_4_that_does_not_add_up_is_a_fault(data: bytes, expected: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        indexes.decode(Reader(data, "it"))
+    assert str(caught.value.expected).startswith(expected)
+
+
+@pytest.mark.shows("engine 8.4")
+def test_a_wrong_index_does_not_keep_a_store_from_being_read() -> None:
+    good = store_file.encode(small_store())
+    at = section_4(good)
+    lie = patch(good, at + 4 + 12 + 8, struct.pack("<Q", 99))  # the channel's id
+    broken = patch(good, at, b"\xff" * 4)
+    for data in (lie, broken):
+        assert store_file.decode(data) == small_store()
+    assert "it: index 1 (channel) entry 0: expected " in next(check(lie, "it")).text
+    (problem,) = [one.text for one in check(broken, "it")]
+    assert problem.startswith(f"it: section 4 at {at}: expected index count of at most")
