@@ -50,7 +50,7 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             yield from (("", one) for one in _ids(node.value))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for decorator in node.decorator_list:
                 yield from ((node.name, one) for one in _ids(decorator))
 

@@ -15,165 +15,137 @@ from tests.procs import Relay
 pytestmark = pytest.mark.home("alice", "bob")
 
 
-def test_an_answer_goes_to_the_task_that_waits_for_it(running: Relay, home: Path) -> None:
+async def test_an_answer_goes_to_the_task_that_waits_for_it(running: Relay, home: Path) -> None:
     """While another task of the same agent receives all else."""
+    got: list[str] = []
+    async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
 
-    async def talk() -> tuple[str, list[str]]:
-        got: list[str] = []
-        async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-
-            async def listen() -> None:
-                async for message in alice.messages():
-                    got.append(message.body)
-
-            listener = asyncio.create_task(listen())
-            asked = asyncio.create_task(alice.query("bob", "which?", 10))
-            question = await bob.receive(10)
-            assert question is not None
-            await bob.send("alice", "by the way")
-            await bob.reply(question, "main")
-            response = await asked
-            while not got:
-                await asyncio.sleep(0.01)
-            listener.cancel()
-            return response.body, got
-
-    assert asyncio.run(talk()) == ("main", ["by the way"])
-
-
-def test_a_cancelled_receive_has_taken_nothing(running: Relay, home: Path) -> None:
-    """However often it is cancelled, each message comes once."""
-
-    async def talk() -> list[str]:
-        got = []
-        async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-            for number in range(20):
-                waiting = asyncio.create_task(bob.receive())
-                await asyncio.sleep(0)
-                waiting.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    if message := await waiting:  # it was there before the cancellation
-                        got.append(message.body)
-                await alice.send("bob", str(number), wait_s=0)
-            while len(got) < 20:
-                message = await asyncio.wait_for(bob.receive(10), 10)
-                assert message is not None
+        async def listen() -> None:
+            async for message in alice.messages():
                 got.append(message.body)
-            assert await bob.receive(0) is None
-        return got
 
-    assert sorted(asyncio.run(talk()), key=int) == [str(number) for number in range(20)]
+        listener = asyncio.create_task(listen())
+        asked = asyncio.create_task(alice.query("bob", "which?", 10))
+        question = await bob.receive(10)
+        assert question is not None
+        await bob.send("alice", "by the way")
+        await bob.reply(question, "main")
+        response = await asked
+        while not got:
+            await asyncio.sleep(0.01)
+        listener.cancel()
+    assert (response.body, got) == ("main", ["by the way"])
 
 
-def test_other_tasks_run_while_one_waits(running: Relay, home: Path) -> None:
+async def test_a_cancelled_receive_has_taken_nothing(running: Relay, home: Path) -> None:
+    """However often it is cancelled, each message comes once."""
+    got = []
+    async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
+        for number in range(20):
+            waiting = asyncio.create_task(bob.receive())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                if message := await waiting:  # it was there before the cancellation
+                    got.append(message.body)
+            await alice.send("bob", str(number), wait_s=0)
+        while len(got) < 20:
+            message = await asyncio.wait_for(bob.receive(10), 10)
+            assert message is not None
+            got.append(message.body)
+        assert await bob.receive(0) is None
+    assert sorted(got, key=int) == [str(number) for number in range(20)]
+
+
+async def test_other_tasks_run_while_one_waits(running: Relay, home: Path) -> None:
     """The loop is not blocked by a wait, a send or a timeout."""
-
-    async def talk() -> int:
-        ticks = 0
-        async with aio.Agent("bob", home) as bob:
-            waiting = asyncio.create_task(bob.receive(0.3))
-            while not waiting.done():
-                await asyncio.sleep(0.01)
-                ticks += 1
-            assert waiting.result() is None
-        return ticks
-
-    assert asyncio.run(talk()) > 5
+    ticks = 0
+    async with aio.Agent("bob", home) as bob:
+        waiting = asyncio.create_task(bob.receive(0.3))
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        assert waiting.result() is None
+    assert ticks > 5
 
 
-def test_a_cancelled_query_leaves_its_answer_to_those_who_receive(
+async def test_a_cancelled_query_leaves_its_answer_to_those_who_receive(
     running: Relay, home: Path
 ) -> None:
     """It was kept from them as long as the query waited."""
-
-    async def talk() -> None:
-        async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-            asked = asyncio.create_task(alice.query("bob", "which?", 10))
-            question = await bob.receive(10)
-            assert question is not None
-            asked.cancel()
-            received = asyncio.create_task(alice.receive(10))
-            await bob.reply(question, "main")
-            answer = await received
-            assert answer is not None
-            assert (answer.body, answer.re) == ("main", question.id)
-
-    asyncio.run(talk())
+    async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
+        asked = asyncio.create_task(alice.query("bob", "which?", 10))
+        question = await bob.receive(10)
+        assert question is not None
+        asked.cancel()
+        received = asyncio.create_task(alice.receive(10))
+        await bob.reply(question, "main")
+        answer = await received
+        assert answer is not None
+        assert (answer.body, answer.re) == ("main", question.id)
 
 
-def test_a_refusal_is_the_senders_though_another_task_receives(
+async def test_a_refusal_is_the_senders_though_another_task_receives(
     running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The nack of ``send`` and of every call that waits for the relay."""
     monkeypatch.delenv("RELAY_NO_WAIT")
+    got: list[str] = []
+    async with aio.Agent("alice", home) as alice:
 
-    async def talk() -> None:
-        got: list[str] = []
-        async with aio.Agent("alice", home) as alice:
+        async def listen() -> None:
+            async for message in alice.messages():
+                got.append(message.body)
 
-            async def listen() -> None:
-                async for message in alice.messages():
-                    got.append(message.body)
-
-            listener = asyncio.create_task(listen())
-            for _ in range(5):
-                with pytest.raises(Refused, match="there is no agent bbo"):
-                    await alice.send("bbo", "hi")
-            with pytest.raises(Refused, match="not for alice"):
-                await alice.release("nobody", timeout_s=10)
-            with pytest.raises(TypeError, match="did you mean ttl_s"):
-                await alice.send("bob", "hi", ttl=1)  # type: ignore[call-arg]
-            listener.cancel()
-        assert got == []
-
-    asyncio.run(talk())
+        listener = asyncio.create_task(listen())
+        for _ in range(5):
+            with pytest.raises(Refused, match="there is no agent bbo"):
+                await alice.send("bbo", "hi")
+        with pytest.raises(Refused, match="not for alice"):
+            await alice.release("nobody", timeout_s=10)
+        with pytest.raises(TypeError, match="did you mean ttl_s"):
+            await alice.send("bob", "hi", ttl=1)  # type: ignore[call-arg]
+        listener.cancel()
+    assert got == []
 
 
-def test_requests_to_the_relay(running: Relay, home: Path) -> None:
+async def test_requests_to_the_relay(running: Relay, home: Path) -> None:
     """Channels, saved state, attachments; an ack before the last one is progress."""
-
-    async def talk() -> None:
-        async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-            await asyncio.gather(alice.join("team", timeout_s=10), bob.join("team", timeout_s=10))
-            assert await alice.save_state("one") == 1
-            assert await alice.load_state() == "one"
-            assert [one.version for one in await alice.saved_states()] == [1]
-            assert await bob.open_attachment(await alice.attach(b"data")) == b"data"
-            steps: list[str] = []
-            sent: list[str] = []
-            asked = asyncio.create_task(
-                alice.request(
-                    "bob",
-                    "deploy",
-                    10,
-                    on_sent=sent.append,
-                    progress=lambda ack: steps.append(ack.body),
-                )
+    async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
+        await asyncio.gather(alice.join("team", timeout_s=10), bob.join("team", timeout_s=10))
+        assert await alice.save_state("one") == 1
+        assert await alice.load_state() == "one"
+        assert [one.version for one in await alice.saved_states()] == [1]
+        assert await bob.open_attachment(await alice.attach(b"data")) == b"data"
+        steps: list[str] = []
+        sent: list[str] = []
+        asked = asyncio.create_task(
+            alice.request(
+                "bob",
+                "deploy",
+                10,
+                on_sent=sent.append,
+                progress=lambda ack: steps.append(ack.body),
             )
-            command = await bob.receive(10)
-            assert command is not None
-            await bob.ack(command, "in_progress", wait_s=2)
-            await bob.ack(command, "completed", "took 12 s")
-            assert (await asked).body == "completed\ntook 12 s"
-            assert [command.id] == sent
-            assert steps == ["in_progress"]
+        )
+        command = await bob.receive(10)
+        assert command is not None
+        await bob.ack(command, "in_progress", wait_s=2)
+        await bob.ack(command, "completed", "took 12 s")
+        assert (await asked).body == "completed\ntook 12 s"
+        assert [command.id] == sent
+        assert steps == ["in_progress"]
 
-    asyncio.run(talk())
 
-
-def test_closing_ends_what_waits(running: Relay, home: Path) -> None:
+async def test_closing_ends_what_waits(running: Relay, home: Path) -> None:
     """It says so, then and later."""
-
-    async def talk() -> None:
-        alice = aio.Agent("alice", home)
-        waiting = asyncio.create_task(alice.receive())
-        await asyncio.sleep(0.05)
-        await alice.close()
-        await alice.close()
-        for call in (waiting, alice.send("bob", "hi"), alice.receive(0), alice.attach(b"data")):
-            with pytest.raises(RelayError, match=r"^this Agent is closed$"):
-                await call
-
     before = open_fds()
-    asyncio.run(talk())
+    alice = aio.Agent("alice", home)
+    waiting = asyncio.create_task(alice.receive())
+    await asyncio.sleep(0.05)
+    await alice.close()
+    await alice.close()
+    for call in (waiting, alice.send("bob", "hi"), alice.receive(0), alice.attach(b"data")):
+        with pytest.raises(RelayError, match=r"^this Agent is closed$"):
+            await call
     assert open_fds() == before

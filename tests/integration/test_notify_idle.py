@@ -98,18 +98,15 @@ def test_wait_idle_returns_when_it_is(
     assert alice.receive(0) is None  # nothing of it is left in her inbox
 
 
-def test_tasks_wait_likewise(running: Relay, home: Path, bob_cli: Cli) -> None:
-    async def wait() -> None:
-        async with aio.Agent("alice", home) as alice:
-            waiting = asyncio.create_task(alice.wait_idle("bob", 30))
-            await asyncio.sleep(0.3)
-            assert not waiting.done()
-            await asyncio.to_thread(bob_cli.is_now, IDLE)
-            await waiting
-            with pytest.raises(Refused, match="there is no agent nobody"):
-                await alice.wait_idle("nobody", 30)
-
-    asyncio.run(wait())
+async def test_tasks_wait_likewise(running: Relay, home: Path, bob_cli: Cli) -> None:
+    async with aio.Agent("alice", home) as alice:
+        waiting = asyncio.create_task(alice.wait_idle("bob", 30))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await asyncio.to_thread(bob_cli.is_now, IDLE)
+        await waiting
+        with pytest.raises(Refused, match="there is no agent nobody"):
+            await alice.wait_idle("nobody", 30)
 
 
 def test_the_time_is_over(running: Relay, home: Path, bob_cli: Cli, alice: Agent) -> None:

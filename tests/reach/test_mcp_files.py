@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from pathlib import Path
@@ -13,27 +12,23 @@ from relay.base.text import visible
 from tests.reach.calls import call, deliver, over_stdio, refusal, server_of
 
 
-def test_files_are_sent_by_path_and_come_as_paths(served: Path, tmp_path: Path) -> None:
+async def test_files_are_sent_by_path_and_come_as_paths(served: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.txt").write_text("a plan, in 21 bytes..")
     (tmp_path / "spec.bin").write_bytes(b"\0" * 2048)
     paths = [str(tmp_path / "plan.txt"), str(tmp_path / "spec.bin")]
-
-    async def session() -> None:
-        alice, bob = Client(over_stdio(served, "alice")), Client(server_of(served).server)
-        async with alice, bob:
-            text = await call(alice, "send", to="bob", body="see files", files=paths)
-            message, *files = (await call(bob, "inbox", wait_s=10)).rsplit("\n", 2)
-            assert message.startswith(f"Message {text.partition(':')[0]} from alice (message, ")
-            assert message.endswith("\n| see files")
-            known = [re.fullmatch(r"attachment in (.*) \((.*)\): (.*)", one) for one in files]
-            found = [one.groups() for one in known if one]
-            assert [one[1:] for one in found] == [("21 bytes", "plan.txt"), ("2 KiB", "spec.bin")]
-            assert Path(found[0][0]).read_text() == "a plan, in 21 bytes.."
-
-    asyncio.run(session())
+    alice, bob = Client(over_stdio(served, "alice")), Client(server_of(served).server)
+    async with alice, bob:
+        text = await call(alice, "send", to="bob", body="see files", files=paths)
+        message, *files = (await call(bob, "inbox", wait_s=10)).rsplit("\n", 2)
+        assert message.startswith(f"Message {text.partition(':')[0]} from alice (message, ")
+        assert message.endswith("\n| see files")
+        known = [re.fullmatch(r"attachment in (.*) \((.*)\): (.*)", one) for one in files]
+        found = [one.groups() for one in known if one]
+        assert [one[1:] for one in found] == [("21 bytes", "plan.txt"), ("2 KiB", "spec.bin")]
+        assert Path(found[0][0]).read_text() == "a plan, in 21 bytes.."
 
 
-def test_what_is_no_file_is_not_sent(served: Path, tmp_path: Path) -> None:
+async def test_what_is_no_file_is_not_sent(served: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.txt").write_text("a plan")
     with (tmp_path / "large").open("wb") as large:
         large.truncate(1025 << 20)
@@ -44,28 +39,20 @@ def test_what_is_no_file_is_not_sent(served: Path, tmp_path: Path) -> None:
         "a\0b": "cannot be sent: embedded null byte; expected the path of a file",
         "large": "is 1025 MiB, at most 1024 (limits.max_attachment_mib): send its path",
     }
-
-    async def session() -> None:
-        async with Client(server_of(served).server) as client:
-            for name, why in said.items():
-                files = [f"{tmp_path}/plan.txt", f"{tmp_path}/{name}".rstrip("/")]
-                text = await refusal(client, "send", to="bob", body="see", files=files)
-                assert text == f"files: {visible(files[1])} {why}"
-            files = [f"{tmp_path}/pipe"]
+    async with Client(server_of(served).server) as client:
+        for name, why in said.items():
+            files = [f"{tmp_path}/plan.txt", f"{tmp_path}/{name}".rstrip("/")]
             text = await refusal(client, "send", to="bob", body="see", files=files)
-            assert text == f"'{tmp_path}/pipe' is not a regular file"
-            assert await call(client, "inbox") == "no messages"
+            assert text == f"files: {visible(files[1])} {why}"
+        files = [f"{tmp_path}/pipe"]
+        text = await refusal(client, "send", to="bob", body="see", files=files)
+        assert text == f"'{tmp_path}/pipe' is not a regular file"
+        assert await call(client, "inbox") == "no messages"
 
-    asyncio.run(session())
 
-
-def test_attachments_of_a_file_that_no_relay_has_checked(bobs_home: Path) -> None:
+async def test_attachments_of_a_file_that_no_relay_has_checked(bobs_home: Path) -> None:
     names = {"ATTACHMENT": "../../../etc/passwd", "ATTACHMENT-NAMES": "x\u202e"}
     deliver(bobs_home, "y" * 9000, **names)
-
-    async def session() -> None:
-        async with Client(server_of(bobs_home).server) as client:
-            text = await call(client, "inbox")
-            assert text.endswith(".msg\nattachment is not there any more: file")
-
-    asyncio.run(session())
+    async with Client(server_of(bobs_home).server) as client:
+        text = await call(client, "inbox")
+        assert text.endswith(".msg\nattachment is not there any more: file")

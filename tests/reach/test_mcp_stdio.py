@@ -34,29 +34,26 @@ OLD_CLIENT = PROJECT / ".venv" / "mcp-1"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
-    async def session() -> None:
-        async with Client(over_stdio(served), mode=mode) as client:
-            sent = await call(client, "send", to="alice", body="are you there?", kind="query")
-            assert sent.endswith("delivered to alice, not read yet")
-            number = sent.partition(":")[0]
-            relay("reply", "--as", "alice", number, "I am", home=served)
-            text = await call(client, "inbox", wait_s=10)
-            assert text.startswith("Message ")
-            assert " from alice (response, " in text
-            assert text.endswith("| I am")
-            assert len(unread(served)) == 1
-            assert "alice" in await call(client, "trace", id=number)
-            while unread(served):  # the server may not have noted yet that its answer was written
-                await call(client, "agents")
-            (answer,) = read(served)
-            steps = ""  # the evidence is the first call after it
-            while "seen in the context of bob: action, mcp " not in steps:
-                steps = await call(client, "trace", id=answer)
-            assert "shown to bob: session mcp:" in steps
-            assert "alice: active, unread 0, owes 0" in await call(client, "agents")
-
-    asyncio.run(session())
+async def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
+    async with Client(over_stdio(served), mode=mode) as client:
+        sent = await call(client, "send", to="alice", body="are you there?", kind="query")
+        assert sent.endswith("delivered to alice, not read yet")
+        number = sent.partition(":")[0]
+        relay("reply", "--as", "alice", number, "I am", home=served)
+        text = await call(client, "inbox", wait_s=10)
+        assert text.startswith("Message ")
+        assert " from alice (response, " in text
+        assert text.endswith("| I am")
+        assert len(unread(served)) == 1
+        assert "alice" in await call(client, "trace", id=number)
+        while unread(served):  # the server may not have noted yet that its answer was written
+            await call(client, "agents")
+        (answer,) = read(served)
+        steps = ""  # the evidence is the first call after it
+        while "seen in the context of bob: action, mcp " not in steps:
+            steps = await call(client, "trace", id=answer)
+        assert "shown to bob: session mcp:" in steps
+        assert "alice: active, unread 0, owes 0" in await call(client, "agents")
 
 
 def test_a_line_that_is_no_request_gets_its_error(bobs_home: Path) -> None:
@@ -81,76 +78,62 @@ def test_a_line_that_is_no_request_gets_its_error(bobs_home: Path) -> None:
 # -- waits --------------------------------------------------------------------------------------
 
 
-def test_a_wait_tells_its_progress_and_lets_other_calls_through(bobs_home: Path) -> None:
+async def test_a_wait_tells_its_progress_and_lets_other_calls_through(bobs_home: Path) -> None:
     told: list[str | None] = []
 
     async def progress(done: float, total: float | None, text: str | None) -> None:
         told.append(text)
 
-    async def session() -> None:
-        async with Client(over_stdio(bobs_home)) as client:
-            waits = asyncio.ensure_future(
-                client.call_tool("inbox", {"wait_s": 30}, progress_callback=progress)
-            )
-            while not told:
-                await asyncio.sleep(0.01)
-            assert await call(client, "agents") == "no agents"
-            assert not waits.done()
-            number, began = deliver(bobs_home), time.monotonic()
-            assert (await waits).content[0].text.startswith(f"Message {number} ")
-            assert time.monotonic() - began < 2
-
-    asyncio.run(session())
+    async with Client(over_stdio(bobs_home)) as client:
+        waits = asyncio.ensure_future(
+            client.call_tool("inbox", {"wait_s": 30}, progress_callback=progress)
+        )
+        while not told:
+            await asyncio.sleep(0.01)
+        assert await call(client, "agents") == "no agents"
+        assert not waits.done()
+        number, began = deliver(bobs_home), time.monotonic()
+        assert (await waits).content[0].text.startswith(f"Message {number} ")
+        assert time.monotonic() - began < 2
     assert set(told) == {"no message yet"}
 
 
-def test_a_cancelled_wait_has_taken_nothing(bobs_home: Path) -> None:
-    async def session() -> None:
-        async with Client(over_stdio(bobs_home)) as client:
-            waits = asyncio.ensure_future(client.call_tool("inbox", {"wait_s": 30}))
-            await call(client, "agents")
-            waits.cancel()
-            await asyncio.gather(waits, return_exceptions=True)
-            await call(client, "agents")
-            number = deliver(bobs_home)
-            assert (await call(client, "inbox")).startswith(f"Message {number} ")
-
-    asyncio.run(session())
+async def test_a_cancelled_wait_has_taken_nothing(bobs_home: Path) -> None:
+    async with Client(over_stdio(bobs_home)) as client:
+        waits = asyncio.ensure_future(client.call_tool("inbox", {"wait_s": 30}))
+        await call(client, "agents")
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        await call(client, "agents")
+        number = deliver(bobs_home)
+        assert (await call(client, "inbox")).startswith(f"Message {number} ")
     assert [what for what, _ in reported(bobs_home)] == ["offered", "in_context"]
 
 
 # -- ends --
 
 
-def test_the_end_of_the_connection_is_evidence_too(bobs_home: Path) -> None:
+async def test_the_end_of_the_connection_is_evidence_too(bobs_home: Path) -> None:
     number = deliver(bobs_home)
-
-    async def session() -> None:
-        async with Client(over_stdio(bobs_home)) as client:
-            await call(client, "inbox")
-
-    asyncio.run(session())
+    async with Client(over_stdio(bobs_home)) as client:
+        await call(client, "inbox")
     assert (unread(bobs_home), read(bobs_home)) == ([], [number])
     assert load_sessions(str(bobs_home), TOOLS) == []
 
 
-def test_killed_after_it_has_shown_a_message_it_shows_it_again(bobs_home: Path) -> None:
+async def test_killed_after_it_has_shown_a_message_it_shows_it_again(bobs_home: Path) -> None:
     number = deliver(bobs_home)
-
-    async def session() -> None:
-        try:
-            async with Client(over_stdio(bobs_home)) as client:
-                await call(client, "inbox")
-                kill(bobs_home)
-        except* Exception:
-            pass
-        assert unread(bobs_home) == [number]
+    try:
         async with Client(over_stdio(bobs_home)) as client:
-            text = await call(client, "inbox")
-            assert text.startswith(f"Message {number} from alice")
-            assert "shown before, perhaps not seen: offer 2" in text
-
-    asyncio.run(session())
+            await call(client, "inbox")
+            kill(bobs_home)
+    except* Exception:
+        pass
+    assert unread(bobs_home) == [number]
+    async with Client(over_stdio(bobs_home)) as client:
+        text = await call(client, "inbox")
+        assert text.startswith(f"Message {number} from alice")
+        assert "shown before, perhaps not seen: offer 2" in text
     assert [what for what, _ in reported(bobs_home)] == [
         "offered",
         "returned",
