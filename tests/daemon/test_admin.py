@@ -12,14 +12,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from relay.base import status_client
 from relay.base.config import AdminSettings, Config
-from relay.base.home import Home
 from relay.base.metrics import WAIT
 from relay.base.status_client import SOCKET
 from relay.daemon import admin
@@ -319,14 +317,3 @@ def test_the_time_of_a_stall_is_the_settings(served: Asked) -> None:
     served.status.metrics.begin("complete")
     served.clock.advance(3)
     assert served.ask("/healthz")[0] == 503
-
-
-def test_the_command_line_asks_the_same(served: Asked) -> None:
-    (served.root / "agents").mkdir()
-    (served.root / "config.json").write_text("{}")
-    with Home(str(served.root)) as home:
-        said: dict[str, Any] | None = status_client.ask_status(home)
-        assert said is not None and said["ready"] is True
-        served.admin.end()
-        assert status_client.ask_status(home) is None
-    assert status_client.SOCKET == SOCKET

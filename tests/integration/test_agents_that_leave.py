@@ -221,19 +221,6 @@ def test_a_process_that_comes_back_gets_its_mail_at_once(box: Box, start: Start)
     assert box.states(sent) == {"bob": "written"}
 
 
-def test_a_death_that_it_outlived_is_not_held_against_it(box: Box, start: Start) -> None:
-    terminate(box, "bob", start)
-    box.send("bob", "TO: alice\n\nI am a shell script now")
-    box.after(1000)
-    assert life(box, "bob") == ("active", None)
-    process = start("bob")
-    box.after(31)
-    end(process)
-    box.after(31)
-    box.after(300)
-    assert life(box, "bob")[0] == "terminated"
-
-
 def test_who_left_in_good_order_gets_mail_for_ever(box: Box, start: Start) -> None:
     process = start("bob")
     box.after(31)

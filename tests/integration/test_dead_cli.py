@@ -10,7 +10,7 @@ from relay.base.clock import iso_time
 from relay.base.home import STORE
 from relay.engine import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
 from tests.fakes import FakeClock
-from tests.procs import home_of, relay, rows_of
+from tests.procs import Relay, home_of, relay, rows_of
 
 pytestmark = [pytest.mark.damages, pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
 FIRST, SECOND, FRESH = (f"170000000000000000{n}-aa" for n in range(3))
@@ -137,8 +137,7 @@ def test_what_waits_for_its_next_attempt_is_overdue(tmp_path: Path) -> None:
 
 
 def test_discard_and_purge(home: Path) -> None:
-    assert relay("up", home=home).returncode == 0
-    try:
+    with Relay(home):
         done = relay("dead", "discard", FIRST, home=home)
         assert done.stdout == f"dead letter {FIRST} is discarded\n"
         assert [letter["id"] for letter in rows_of("dead", "list", home=home)] == [SECOND]
@@ -160,18 +159,13 @@ def test_discard_and_purge(home: Path) -> None:
         assert purged["answer"] == "1 dead letter discarded"
         left = [letter["id"] for letter in rows_of("dead", "list", home=home)]
         assert left in ([], [FRESH])  # that one dies by itself, 20 s after the start
-    finally:
-        relay("down", home=home)
 
 
 def test_a_replayed_letter_is_dead_no_longer(home: Path) -> None:
-    assert relay("up", home=home).returncode == 0
-    try:
+    with Relay(home):
         done = relay("dead", "replay", SECOND, home=home)
         assert done.stdout == f"dead letter {SECOND} is sent again to bob, carol\n"
         assert [letter["id"] for letter in rows_of("dead", "list", home=home)] == [FIRST]
-    finally:
-        relay("down", home=home)
 
 
 def test_an_age_that_is_none(home: Path) -> None:

@@ -89,28 +89,6 @@ def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) ->
 
 
 @pytest.mark.damages
-def test_no_key_is_made_where_the_file_before_waits_for_its_own(home: Path) -> None:
-    run_and_send(home)
-    (home / "store" / "relay.acomm").rename(home / "store" / "relay.acomm.prev")
-    (home / "store.key").unlink()
-    up = relay("up", home=home)
-    assert up.returncode == 5
-    assert "No such file" in up.stderr
-    assert not (home / "store.key").exists()
-
-
-def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> None:
-    configure(home, encrypt=False)
-    run_and_send(home)
-    assert not store_file.read(str(home / "store" / "relay.acomm")).encrypted
-    configure(home, encrypt=True, key_file=str(home.parent / "elsewhere.key"))
-    run_and_send(home, "another")
-    assert store_file.read(str(home / "store" / "relay.acomm")).encrypted
-    assert (home.parent / "elsewhere.key").exists()
-    assert SECRET in found(home)
-
-
-@pytest.mark.damages
 def test_the_doctor_says_what_a_start_would(home: Path) -> None:
     run_and_send(home)
     key = home / "store.key"
@@ -138,10 +116,14 @@ def doctors_word(home: Path) -> str:
 
 
 @pytest.mark.damages
-def test_no_key_is_made_where_a_sealed_journal_waits_for_its_own(home: Path) -> None:
+@pytest.mark.parametrize("left", ["the file before", "the journal"])
+def test_no_key_is_made_where_something_sealed_waits_for_its_own(home: Path, left: str) -> None:
     run_and_send(home)
-    for path in (home / "store").glob("relay.acomm*"):
-        path.unlink()
+    if left == "the file before":
+        (home / "store" / "relay.acomm").rename(home / "store" / "relay.acomm.prev")
+    else:
+        for path in (home / "store").glob("relay.acomm*"):
+            path.unlink()
     (home / "store.key").unlink()
     up = relay("up", home=home)
     assert up.returncode == 5 and "store.key: No such file" in up.stderr

@@ -87,17 +87,6 @@ def test_each_recipient_by_itself(box: Box) -> None:
     assert len(box.nacks("alice")) == 2
 
 
-def test_past_its_ttl_nothing_is_delivered_again(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy")
-    box.take("bob", sent)
-    box.after(60)
-    assert box.states(sent) == {"bob": "expired"}
-    assert box.inbox("bob") == {}
-    assert box.nacks("alice") == [
-        "not acknowledged by bob: its TTL of 30 s passed without an acknowledgment\n"
-    ]
-
-
 def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.path("agents", "bob").rename(box.path("tmp", "bob"))
@@ -106,19 +95,6 @@ def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
     box.after(2)
     assert box.states(sent) == {"bob": "bounced"}
     assert box.nacks("alice") == ["not acknowledged by bob: no longer an agent\n"]
-
-
-def test_an_answer_to_one_who_is_gone_counts_all_the_same(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.path("agents", "alice").rename(box.path("tmp", "alice"))
-    box.after(2)
-    box.after(2)
-    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
-    (nack,) = box.nacks("bob")
-    assert "its sender alice is no longer an agent; it is recorded as answered" in nack
-    assert box.states(sent) == {"bob": "acked"}
-    box.after(1000)
-    assert attempt(box, "bob", sent) == "1"
 
 
 @pytest.mark.shows("engine 7.4")
@@ -166,25 +142,6 @@ def test_who_listens_hears_of_dead_letters(box: Box) -> None:
     assert notice.headers["CHANNEL"] == "_system"
     assert notice.headers["RE"] == sent
     assert f"message {sent} from alice to bob is dead" in notice.body.decode()
-
-
-def test_an_inbox_that_cannot_be_written_is_tried_until_it_can(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.take("bob", sent)
-    box.after(60)
-    inbox, aside = box.path("agents", "bob", "inbox"), box.path("tmp", "aside")
-    inbox.rename(aside)
-    inbox.write_text("a file where a directory must be")
-    box.after(1)
-    assert box.states(sent) == {"bob": "held"}
-    inbox.unlink()
-    aside.rename(inbox)
-    box.after(1)
-    assert box.states(sent) == {"bob": "written"}
-    assert attempt(box, "bob", sent) == "2"
-    box.after(60)
-    box.after(2)
-    assert attempt(box, "bob", sent) == "3"
 
 
 @pytest.mark.parametrize("flushed", [True, False])

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent
 from tests.procs import (
     Relay,
     environment,
@@ -87,27 +86,6 @@ def test_a_killed_relay_holds_nothing_up(running: Relay, home: Path) -> None:
     running.kill()
     assert relay("down", home=home).returncode == 5
     assert relay("up", home=home).returncode == 0
-
-
-def test_agents_talk_through_the_sdk(home: Path) -> None:
-    assert relay("up", home=home).returncode == 0
-    answerer = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from agent_sdk import Agent\n"
-            "with Agent('bob', sys.argv[1]) as bob:\n"
-            "    bob.reply(bob.receive(20), 'main')\n",
-            home,
-        ],
-        env=environment(),
-    )
-    with Agent("alice", home) as alice:
-        until((home / "agents" / "bob" / "inbox").is_dir)
-        until(lambda: "bob" in relay("agents", home=home).stdout)
-        assert alice.query("bob", "which branch?", timeout_s=20).body == "main"
-        alice.join("team", timeout_s=20)
-    assert answerer.wait(20) == 0
 
 
 def test_a_setting_that_is_wrong_is_named(home: Path) -> None:

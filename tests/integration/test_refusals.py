@@ -68,17 +68,6 @@ def test_a_message_whose_attachment_is_not_there_is_refused(box: Box) -> None:
     assert box.inbox("bob")[sent].attachments == (f"sha256:{digest}",)
 
 
-def test_a_name_that_is_no_message_id_is_refused_without_a_row(box: Box) -> None:
-    box.drop("alice", "TO: bob\n\nhi", "hello.msg")
-    box.tick()
-
-    assert "hello.msg is not a valid message name" in box.nacks("alice")[0]
-    assert box.sql("SELECT agent, file_name FROM rejections") == [("alice", "hello.msg")]
-    box.flush()
-    (kept,) = box.path("archive").glob("*/alice/rejected/hello.msg")
-    assert kept.read_text() == "TO: bob\n\nhi"
-
-
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "dangling"])
 def test_what_is_no_regular_file_is_refused_and_noted(box: Box, kind: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
@@ -157,16 +146,3 @@ def test_a_file_put_in_the_place_of_one_in_hand_is_not_lost(box: Box) -> None:
     assert "its id is taken" in box.nacks("alice")[0]
     (kept,) = box.path("archive").glob("*/alice/rejected/*.msg")
     assert kept.read_text() == "TO: bob\n\nsecond"
-
-
-def test_modes_a_shell_made_too_wide_are_narrowed(box: Box) -> None:
-    name = box.name()
-    path = box.path("agents", "alice", "outbox", name)
-    sent = box.drop("alice", "TO: bob\n\nhi", name)
-    path.chmod(0o644)
-    box.tick()
-
-    assert box.states(sent) == {"bob": "written"}
-    assert box.path(box.row(sent)["file_path"]).stat().st_mode & 0o777 == 0o600
-    (delivered,) = box.path("agents", "bob", "inbox").glob("*.msg")
-    assert delivered.stat().st_mode & 0o777 == 0o600

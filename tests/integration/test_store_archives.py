@@ -48,12 +48,18 @@ def test_final_messages_leave_and_are_found(box: Box) -> None:
     assert "message 2" in relay("search", "message 2", home=box.root).stdout
 
 
-def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
+def long_ago(box: Box) -> str:
+    """What bob has received and not completed, and by now is in an archive."""
     asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nlong work")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
     rolled(box)
+    return asked
+
+
+def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
+    asked = long_ago(box)
     assert box.store.messages.find_by_relay_id(asked) is None
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted at last")
     assert box.inbox("alice")[done].body == b"completed at last"
@@ -65,11 +71,7 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
 
 @pytest.mark.damages
 def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box: Box) -> None:
-    asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nwork")
-    box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
-    for number in range(3):
-        box.send("alice", f"TO: bob\n\n{number}")
-    rolled(box)
+    asked = long_ago(box)
     (path,) = box.path("store", "archive").glob("*/*.acomm")
     os.truncate(path, 100)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")

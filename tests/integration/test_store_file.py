@@ -8,25 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.errors import RelayError, StoreClosed, StoreLocked
+from relay.base.errors import StoreClosed, StoreLocked
 from relay.engine import ChannelType, CommStore, MessageType
 from tests.procs import environment, until
 
 pytestmark = pytest.mark.shows("engine 6.1", "engine 6.5", "engine 8.11")
-
-
-def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
-    path = str(tmp_path / "project.acomm")
-    with CommStore.create(path) as store:
-        channel = store.create_channel("c", ChannelType.GROUP, "a")
-        store.join_channel(channel.id, "b")
-        store.send_message(channel.id, "a", MessageType.TEXT, "hello")
-    with CommStore.open(path) as store:
-        assert [m.content for m in store.receive_messages(None, "b")] == [b"hello"]
-    with CommStore.open(path) as store:
-        assert store.receive_messages(None, "b") == []
-    with pytest.raises(RelayError, match="exists already"):
-        CommStore.create(path)
 
 
 @pytest.mark.shows("engine 6.9")
