@@ -173,11 +173,7 @@ def test_a_message_that_another_process_takes_is_waited_on(
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [
-        ("_create_inotify_fd", full),
-        ("add_callback", full),
-        ("add_callback", unreadable),
-    ],
+    [("_create_inotify_fd", full), ("add_callback", full), ("add_callback", unreadable)],
 )
 def test_where_inotify_gives_nothing_the_inbox_is_polled(
     relay: HandRelay, monkeypatch: pytest.MonkeyPatch, name: str, what: object

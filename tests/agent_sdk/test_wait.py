@@ -63,12 +63,7 @@ def test_a_message_that_nobody_gets_is_an_error_and_its_nack_is_taken(
     ],
 )
 def test_a_nack_of_what_was_delivered_stays_in_the_inbox(
-    relay: HandRelay,
-    alice: Agent,
-    monkeypatch: pytest.MonkeyPatch,
-    to: str,
-    text: str,
-    sender: str,
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, to: str, text: str, sender: str
 ) -> None:
     relay_runs(monkeypatch, nack(relay, text, sender))
     sent = alice.send(to, "hello")

@@ -59,9 +59,7 @@ def test_whose_process_ended_is_terminated_once_nothing_was_heard_for_a_while(
     dead = BOB._replace(status=status, pid=7, seen_pid=7)
     assert after(dead, 99) is None
     assert next_status(dead, NOW + 100 * NS_PER_S, RULES) == StatusChange(
-        "bob",
-        AgentStatus.TERMINATED,
-        "its process 7 ended; no activity since 2026-01-31T09:30:00Z",
+        "bob", AgentStatus.TERMINATED, "its process 7 ended; no activity since 2026-01-31T09:30:00Z"
     )
 
 

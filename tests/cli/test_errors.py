@@ -103,8 +103,7 @@ def test_a_time_before_all_times_is_the_beginning(words: str, home: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["tail --no-follow", "tail --no-follow --agent nobody", "ledger audit --agent nobody"],
+    "words", ["tail --no-follow", "tail --no-follow --agent nobody", "ledger audit --agent nobody"]
 )
 def test_nothing_is_said_to_be_nothing(
     words: str, home: Path, capsys: pytest.CaptureFixture[str]
@@ -231,14 +230,8 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     ("words", "line"),
     [
         (["ack", "x", "--as", "bob"], "relay: 'x' is not a message id"),
-        (
-            ["send", "a b", "hi"],
-            "relay: TO: 'a b' is not an address: expected a name, *, #channel",
-        ),
-        (
-            ["send", "bob", "hi", "--kind", "comand"],
-            "relay: --kind: 'comand' is not one of ",
-        ),
+        (["send", "a b", "hi"], "relay: TO: 'a b' is not an address: expected a name, *, #channel"),
+        (["send", "bob", "hi", "--kind", "comand"], "relay: --kind: 'comand' is not one of "),
         (["send", "bob", "hi", "--re", "x"], "relay: --re: 'x' is not a message id"),
         (["send", "bob", "hi", "--thread="], "relay: --thread: '' is not 1-128 of "),
     ],
@@ -284,10 +277,7 @@ def test_no_control_character_of_others_reaches_a_terminal(
     ],
 )
 def test_what_the_system_refuses_is_said_with_a_remedy(
-    number: int,
-    remedy: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: int, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(root: str) -> Home:
         raise OSError(number, os.strerror(number), "/srv/relay")
@@ -319,14 +309,8 @@ def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (
-            ["Lead"],
-            f"`TO: Lead` means this agent; {OTHER_SPELLING}",
-        ),
-        (
-            ["LEAD"],
-            f"`TO: LEAD` means this agent; {OTHER_SPELLING}",
-        ),
+        (["Lead"], f"`TO: Lead` means this agent; {OTHER_SPELLING}"),
+        (["LEAD"], f"`TO: LEAD` means this agent; {OTHER_SPELLING}"),
         (["lead", "--role", "lead"], ""),
         (["Bob"], "there is also an agent bob; names are case-sensitive"),
         (["bob"], ""),

@@ -52,10 +52,7 @@ def test_a_path_that_no_unit_can_have_is_refused(home: str) -> None:
     ("environ", "path"),
     [
         ({"HOME": "/home/a"}, "/home/a/.config/systemd/user/agent-relay.service"),
-        (
-            {"HOME": "/home/a", "XDG_CONFIG_HOME": "/x"},
-            "/x/systemd/user/agent-relay.service",
-        ),
+        ({"HOME": "/home/a", "XDG_CONFIG_HOME": "/x"}, "/x/systemd/user/agent-relay.service"),
     ],
 )
 def test_the_unit_goes_where_systemd_looks(environ: dict[str, str], path: str) -> None:

@@ -113,9 +113,7 @@ def test_what_is_owed_and_since_when(home: Path) -> None:
     assert rows_of("open", "--agent", "carol", "--overdue", home=home) == [owed[1]]
     assert rows_of("open", "--from", "alice", home=home) == owed[:2]
     table = relay("open", home=home).stdout.splitlines()
-    assert table[0].split() == [
-        *("ID", "AGENT", "OWES", "KIND", "AGE", "STATUS", "DUE", "CONTENT"),
-    ]
+    assert table[0].split() == [*("ID", "AGENT", "OWES", "KIND", "AGE", "STATUS", "DUE", "CONTENT")]
     assert "not read  overdue 59 min" in table[1] and table[1].endswith("  who?")
     assert "in 59 min" in table[3] or "in 60 min" in table[3]
 

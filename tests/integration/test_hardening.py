@@ -101,9 +101,7 @@ def test_a_hard_link_in_the_store_is_left_alone_and_said(box: Box, tmp_path: Pat
 
 
 @pytest.mark.timeout(60)
-def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(
-    tmp_path: Path,
-) -> None:
+def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice")
     shutil.rmtree(home / "store")
     (tmp_path / "elsewhere").mkdir()
@@ -165,12 +163,7 @@ def widened(path: Path, elsewhere: Path) -> None:
     ],
 )
 def test_an_agents_directory_is_looked_at_with_each_scan_and_said_once(
-    box: Box,
-    tmp_path: Path,
-    part: str,
-    spoil: Callable[[Path, Path], None],
-    kind: str,
-    detail: str,
+    box: Box, tmp_path: Path, part: str, spoil: Callable[[Path, Path], None], kind: str, detail: str
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -112,10 +112,7 @@ def test_an_interrupted_attachment_leaves_no_copy(home: Path, tmp_path: Path) ->
     words = ["--home", str(home), "send", "--as", "alice", "bob", "see", "--attach", str(big)]
     soon = "import relay.cli.request; relay.cli.request.ATTACH_S = 0.1; relay.cli.main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", soon, *words],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", soon, *words], env=environment(), stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "relay: copying 1 attachment into the home\n"

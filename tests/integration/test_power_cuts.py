@@ -84,9 +84,7 @@ def test_before_messages_roll_into_an_archive_their_files_are_synced(
     assert "syncfs" in calls[: calls.index("archive")]
 
 
-def test_an_original_that_is_back_in_the_outbox_goes_to_its_place_in_the_archive(
-    box: Box,
-) -> None:
+def test_an_original_that_is_back_in_the_outbox_goes_to_its_place_in_the_archive(box: Box) -> None:
     sent = send(box, "TO: bob\n\nhi")
     original = box.path(box.row(sent)["file_path"])
     box.kill()
@@ -190,9 +188,7 @@ def test_what_was_taken_and_is_in_the_inbox_as_well_is_taken(box: Box) -> None:
     assert list(inbox(box, "bob", sent)) == [".read"]
 
 
-def test_what_rolled_unread_and_was_read_later_is_not_in_the_inbox_again(
-    make_box: MakeBox,
-) -> None:
+def test_what_rolled_unread_and_was_read_later_is_not_in_the_inbox_again(make_box: MakeBox) -> None:
     store = StoreSettings(roll_after_s=60, roll_messages=1)
     box = make_box("alice", "bob", config=Config(store=store))
     sent = send(box, "TO: bob\n\nhi")

@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import (
-    Relay,
-    environment,
-    home_of,
-    relay,
-    relay_anew,
-    rows_of,
-    until,
-)
+from tests.procs import Relay, environment, home_of, relay, relay_anew, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -184,10 +176,7 @@ def start_by(how: str, home: Path) -> subprocess.Popen[str]:
         "foreground": ["relay.cli", "--home", str(home), "up", "--foreground"],
     }[how]
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *rest],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", module, *rest], env=environment(), stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     assert any("ready" in line for line in process.stderr)

@@ -50,7 +50,7 @@ def test_a_relay_that_runs_fills_the_index(home: Path) -> None:
         assert search(home, "thread:r-42") == ["deploy to staging"]
         assert search(home, f"thread:{command.partition('-')[2]}") == ["deploy to staging"]
         assert search(home, "--regex", "deploy|build [01]") == [
-            *("deploy to staging", "build 1 is green", "build 0 is green"),
+            *("deploy to staging", "build 1 is green", "build 0 is green")
         ]
         (row,) = relay("search", "deploy", "--json", home=home).stdout.splitlines()
         (other,) = relay("history", "--match", "deploy", "--json", home=home).stdout.splitlines()

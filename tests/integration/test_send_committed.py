@@ -24,10 +24,7 @@ def waiting(home: Path) -> list[str]:
 
 
 def test_not_taken_in_time_it_waits_in_the_outbox(
-    running: Relay,
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    running: Relay, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.cli.messages.COMMIT_S", 0.2)
     os.kill(running.pid, signal.SIGSTOP)

@@ -97,10 +97,7 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     mine = key_id(public_key(ALICE))
-    expected = {
-        "team": {"alice": mine, "bob": None},
-        "dm/alice/bob": {"alice": mine, "bob": None},
-    }
+    expected = {"team": {"alice": mine, "bob": None}, "dm/alice/bob": {"alice": mine, "bob": None}}
     assert identities(box) == expected
     sequence = box.store.sequence
     box.flush()

@@ -16,14 +16,7 @@ import pytest
 from relay.reach import bell as bells
 from relay.reach.ringing import Bell
 from relay.reach.rungs import TOKEN
-from relay.reach.session import (
-    BLOCKED,
-    IDLE,
-    WORKING,
-    load_session,
-    remove_session,
-    session_lock,
-)
+from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
 from relay.reach.waiting import Pace
 from tests.reach.bells import PACKAGE, Cli, cli, until
 

@@ -18,15 +18,7 @@ from relay.reach import tool_session
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE
 from tests.procs import relay
-from tests.reach.calls import (
-    call,
-    deliver,
-    read,
-    refusal,
-    reported,
-    server_of,
-    unread,
-)
+from tests.reach.calls import call, deliver, read, refusal, reported, server_of, unread
 from tests.reach.hooks import Cli
 
 MOST_TOKENS = 1500
@@ -215,11 +207,7 @@ async def test_a_thread_and_a_limit_choose(bobs_home: Path) -> None:
     urgent = deliver(bobs_home, PRIORITY="0")
     async with Client(server_of(bobs_home).server) as client:
         listed = await call(client, "inbox", take=False)
-        assert [line.split()[0] for line in listed.split("\n\n")] == [
-            urgent,
-            first,
-            second,
-        ]
+        assert [line.split()[0] for line in listed.split("\n\n")] == [urgent, first, second]
         assert (await call(client, "inbox", thread="t-2")).startswith(f"Message {second} ")
         text = await call(client, "inbox", limit=1)
         assert text.startswith(f"Message {urgent} ")
@@ -312,11 +300,7 @@ BAD_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
     ("inbox", {"wait_s": 101}, "wait_s: expected 100 or less, got 101"),
     ("inbox", {"limit": True}, "limit: expected an integer, got True"),
     ("inbox", {"take": "yes"}, "take: expected true or false, got 'yes'"),
-    (
-        "answer",
-        {"id": "x", "status": "completed"},
-        "'x' is not a message id",
-    ),
+    ("answer", {"id": "x", "status": "completed"}, "'x' is not a message id"),
     (
         "lease",
         {},

@@ -19,15 +19,7 @@ from mcp import Client
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE
 from tests.procs import PROJECT, environment, relay
-from tests.reach.calls import (
-    RELAY,
-    call,
-    deliver,
-    over_stdio,
-    read,
-    reported,
-    unread,
-)
+from tests.reach.calls import RELAY, call, deliver, over_stdio, read, reported, unread
 
 MODES = ("legacy", "auto", "2026-07-28")
 OLD_CLIENT = PROJECT / ".venv" / "mcp-1"
