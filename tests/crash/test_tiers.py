@@ -9,6 +9,7 @@ import pytest
 from relay.base import fsio
 from relay.journal.catalog import Residency
 from relay.journal.plan import TierPolicy
+from tests.disk import killed_before
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
@@ -26,38 +27,16 @@ LOCAL = ("compress", "evict", "prune local copies")  # without an object store
 PARTS = 4  # of the calls, so that no test takes long
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing of ours handles it."""
-
-
-class Killer:
-    """Ends the process at the n-th call."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, operation: str, name: str) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-
-
 def run_killed(stream: Stream, store: FaultyObjects, at: int, read: bool = False) -> bool:
     """Run the tiers until the n-th call; False when they were done before it."""
-    killer = Killer(at)
-    before = fsio.fault
-    fsio.fault = store.fault = killer
-    try:
+    with killed_before(at + 1) as calls:
+        store.fault = fsio.fault
         if read:
             list(stream.journal.read(0, stream.tiers.fetch))
         else:
             stream.run()
-    except Killed:
-        return True
-    finally:
-        fsio.fault = before
-        store.fault = lambda call, key: None
-    return False
+    store.fault = lambda call, key: None
+    return len(calls) > at
 
 
 @pytest.mark.shows("journal 4.9")

@@ -13,11 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relay.base import fsio
 from relay.base.errors import ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append
 from relay.journal.manifest_format import Reason
+from tests.disk import killed_before
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 pytestmark = pytest.mark.shows("journal 4.9")
@@ -50,10 +50,6 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
     assert stream.read() == stream.expected()
     assert stream.warnings == []
     stream.close()
-
-
-class Killed(BaseException):
-    """As SIGKILL: nothing of ours handles it."""
 
 
 class TiersMachine(RuleBasedStateMachine):
@@ -117,21 +113,9 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 4), calls=st.integers(0, 40))
     def work_and_be_killed(self, steps: int, calls: int) -> None:
         """The process ends in the middle of a step, and starts again."""
-        left = [calls]
-
-        def kill(operation: str, name: str) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-
-        before, fsio.fault = fsio.fault, kill
-        try:
+        with killed_before(calls + 1):
             for _ in range(steps):
                 self.stream.tiers.run_next()
-        except Killed:
-            pass
-        finally:
-            fsio.fault = before
         self.stream.reopen()
 
     @rule(away=st.booleans())

@@ -23,17 +23,11 @@ def test_who_has_not_read_it_does_not_get_to_read_it(box: Box) -> None:
     assert reason(box, one) == "cancelled by alice"
     assert box.acks("alice") == [f"completed message {one} is cancelled: bob did not read it\n"]
     assert not list(box.path("agents/bob/inbox/.pending").iterdir())
-
-
-def test_no_answer_is_owed_and_nobody_is_reminded(box: Box) -> None:
-    one = box.send("alice", ORDER)
-    box.command("alice", "message.cancel", f"ID: {one}")
-    assert box.sql("SELECT obligation, due_at FROM deliveries WHERE message_id = ?", one) == [
-        ("given_up", None)
-    ]
+    owed = "SELECT obligation, due_at FROM deliveries WHERE message_id = ?"
+    assert box.sql(owed, one) == [("given_up", None)]
     for _ in range(4):
         box.after(600)
-    assert box.inbox("bob") == {} and box.nacks("alice") == []
+    assert box.inbox("bob") == {} and box.nacks("alice") == []  # nobody is reminded
 
 
 def test_who_has_read_it_is_named(box: Box) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from relay.base.config import Config, SecuritySettings
 from tests.box import Box
-from tests.disk import failing
 
 MakeBox = Callable[..., Box]
 
@@ -68,21 +67,6 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     box.restart()
     for _ in range(10):
         box.after(0.2, turns=1)
-    assert box.bodies("bob") == [str(number) for number in range(6)]
-
-
-def test_what_was_taken_before_a_crash_counts_no_second_time(make_box: MakeBox) -> None:
-    box = make_box(rate_per_s=1, rate_burst=3)
-    with failing("create", ".msg"):
-        for number in range(3):
-            box.send("alice", f"TO: bob\n\n{number}")
-    assert box.bodies("bob") == []
-    box.kill()
-    for number in range(3, 6):
-        box.drop("alice", f"TO: bob\n\n{number}")
-    box.clock.advance(1)
-    box.open()
-    box.tick(2)
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 

@@ -87,16 +87,6 @@ def test_each_recipient_by_itself(box: Box) -> None:
     assert len(box.nacks("alice")) == 2
 
 
-def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.path("agents", "bob").rename(box.path("tmp", "bob"))
-    box.after(60)
-    box.after(2)
-    box.after(2)
-    assert box.states(sent) == {"bob": "bounced"}
-    assert box.nacks("alice") == ["not acknowledged by bob: no longer an agent\n"]
-
-
 @pytest.mark.shows("engine 7.4")
 def test_a_late_ack_takes_it_back(box: Box) -> None:
     sent = box.send("alice", COMMAND)
@@ -108,40 +98,6 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
         b"completed after lunch"
     ]
     assert box.nacks("bob") == []
-
-
-@pytest.mark.shows("engine 7.4")
-def test_a_replay_goes_to_the_dead_alone_and_begins_again(box: Box) -> None:
-    sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
-    box.take("bob", sent)
-    for agent in ("bob", "operator"):
-        box.send(agent, f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
-    box.until_dead()
-    box.take("carol", sent)
-    box.command("operator", "dead.replay", f"ID: {sent}")
-    box.after(0)
-    assert attempt(box, "carol", sent) == "5"
-    assert box.inbox("bob") == {}
-    assert box.states(sent)["carol"] == "written"
-    box.until_dead()
-    assert attempt(box, "carol", sent) == "8"
-    assert box.states(sent)["carol"] == "dead"
-    assert len(box.nacks("alice")) == 2  # the second death is told, too
-
-
-def test_who_listens_hears_of_dead_letters(box: Box) -> None:
-    box.send(
-        "carol",
-        "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.message.#",
-    )
-    before = set(box.inbox("carol"))
-    sent = box.send("alice", COMMAND)
-    box.until_dead()
-    (notice,) = (m for name, m in box.inbox("carol").items() if name not in before)
-    assert notice.headers["TOPIC"] == "_system.message.deadletter"
-    assert notice.headers["CHANNEL"] == "_system"
-    assert notice.headers["RE"] == sent
-    assert f"message {sent} from alice to bob is dead" in notice.body.decode()
 
 
 @pytest.mark.parametrize("flushed", [True, False])

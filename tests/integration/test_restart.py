@@ -24,17 +24,6 @@ pytestmark = pytest.mark.shows("journal 5.10", "ready 1.4")
 
 
 @pytest.mark.box("alice", "bob")
-def test_a_stop_with_files_waiting_ends(box: Box) -> None:
-    for number in range(300):  # more than one batch takes
-        box.drop("alice", f"TO: bob\n\n{number}")
-    box.tick()
-    assert box.dispatcher.backlog
-    box.close()
-    assert box.sql("SELECT DISTINCT status FROM messages") == [("archived",)]
-    assert len(box.outbox("alice")) == 300 - box.config.limits.batch_files
-
-
-@pytest.mark.box("alice", "bob")
 def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,19 +34,6 @@ def test_a_message_reaches_its_recipient_and_every_hop_is_in_the_ledger(box: Box
     assert box.states(sent) == {"bob": "read"}
 
 
-def test_a_channel_reaches_those_who_joined(box: Box) -> None:
-    box.join("team", "alice")
-    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: #team")
-    sent = box.send("alice", "TO: #team\n\nhello team")
-
-    assert box.states(sent) == {"bob": "written"}
-    assert box.inbox("bob")[sent].headers["CHANNEL"] == "team"
-
-    box.send("bob", "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
-    later = box.send("alice", "TO: #team\n\nstill there?")
-    assert box.states(later) == {}
-
-
 def test_an_answer_to_one_named_lead_that_has_left_is_not_for_who_has_the_role(box: Box) -> None:
     box.home.make_agent("lead")
     box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')

@@ -15,11 +15,6 @@ from agent_sdk import Agent, Received, Refused
 from tests.procs import Relay, home_of, until
 
 pytestmark = pytest.mark.timeout(60)
-HELLO = (
-    "box=$AGENT_RELAY_DIR/agents/$AGENT_RELAY_NAME/outbox; "
-    "printf 'TO: operator\\n\\nhello' > $box/.pending/1769851800-01.msg; "
-    "mv $box/.pending/1769851800-01.msg $box/; "
-)
 
 
 class Desk:
@@ -91,25 +86,6 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     yield made
     made.end()
-
-
-def test_started_heard_seen_and_its_end_told_with_its_code(desk: Desk) -> None:
-    prompt = HELLO + 'read line; echo "$SECRET $PWD"; exit 7'
-    pid = desk.spawn("w", prompt, "ENV: SECRET=hunter2")
-    heard = {message.kind: message for message in (desk.hear(), desk.hear())}
-    assert heard["message"].body == "hello"
-    assert heard["notification"].body == f"w exited with code 7\n*** {desk.work}\n"
-    until(lambda: desk.row("w")["state"] == "exited")  # noted right after it is said
-    assert (desk.row("w")["exit_code"], desk.row("w")["pid"]) == (7, None)
-    assert (desk.home / "logs" / "w.log").read_text() == f"hunter2 {desk.work}\n"
-    assert not psutil.pid_exists(pid)  # and waited for
-    desk.relay.stop()
-    leaks = [
-        str(path.relative_to(desk.home))
-        for path in desk.home.rglob("*")
-        if path.is_file() and b"hunter2" in path.read_bytes()
-    ]
-    assert leaks == ["logs/w.log"]  # what it said itself
 
 
 def test_a_relay_that_is_killed_takes_it_over_again(desk: Desk) -> None:
