@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cache, partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, Literal, NamedTuple
 
 from relay.acomm import container
 from relay.acomm.fields import (
@@ -51,6 +51,7 @@ TAG_OF: dict[type, int] = {
     bool: META_BOOLEAN,
     type(None): META_NULL,
 }
+_CODES: dict[int, Literal["B", "H", "I"]] = {1: "B", 2: "H", 4: "I"}  # of texts, by width
 LANE_CODES = {META_INTEGER: "q", META_FLOAT: "d", META_BOOLEAN: "B"}
 
 
@@ -243,6 +244,39 @@ def verify(
             pairs = enumerate(zip(found, data, strict=False))
             at = next((n for n, (one, other) in pairs if one != other), min(len(found), len(data)))
             yield where, "the values of section 2", f"others from byte {at} of {len(data)} on"
+
+
+def locate(columns: Columns, number: int) -> tuple[int, int] | None:
+    """Begin and end of a message's record in section 2; None if the columns lack it.
+
+    Errors: FormatError.
+    """
+
+    def numbers(tag: int, code: Literal["I", "Q"]) -> memoryview[int]:
+        reader = columns.block(tag)
+        return _cut(reader, columns.count * struct.calcsize(code), "values").cast(code)
+
+    deltas = numbers(ColumnBlock.ID, "Q")
+    ids = list(accumulate(deltas, lambda before, delta: (before + delta) & U64_MASK))
+    if number not in ids:
+        return None
+    row = ids.index(number)
+    senders = read_texts(columns.block(ColumnBlock.SENDER), columns.count)
+    codes = senders.codes.cast(_CODES[senders.width]) if senders.width else None
+    contents, rests = numbers(ColumnBlock.CONTENT_SIZE, "I"), numbers(ColumnBlock.REST_SIZE, "I")
+
+    def size(first: int, end: int) -> int:
+        texts = [one - 1 for one in codes[first:end]] if codes else range(first, end)
+        fixed = BEFORE_CONTENT * (end - first)
+        return (
+            fixed
+            + sum([senders.sizes[one] for one in texts])
+            + sum(contents[first:end])
+            + sum(rests[first:end])
+        )
+
+    begin = U64.size + size(0, row)
+    return begin, begin + size(row, row + 1)
 
 
 def read_texts(reader: Reader, rows: int) -> TextColumn:

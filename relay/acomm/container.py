@@ -265,6 +265,12 @@ def unpack_envelope(reader: Reader, name: str, check: CheckPieces | None = None)
     return Reader(raw, reader.path, where=where)
 
 
+def unpack_begin(reader: Reader, size: int, name: str) -> bytes:
+    """The first ``size`` bytes of an envelope's content, one more at most. Errors: FormatError."""
+    reader.u64("uncompressed_size")
+    return _gunzip(reader, size, name)
+
+
 def _check_room(reader: Reader, start: int, size: int, name: str) -> None:
     import psutil  # here: no ordinary store needs it
 

@@ -23,7 +23,8 @@ file without these blocks opens all the same. Table: docs/formats/acomm.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from itertools import chain
 from struct import Struct, pack, unpack_from
 from typing import Any, NamedTuple
@@ -237,8 +238,25 @@ def _encode_list(records: dict[str, Delivery]) -> bytes:
     return b"".join(parts)
 
 
+def deliveries_of(blocks: dict[int, bytes], number: int) -> dict[str, Delivery]:
+    """The deliveries of one message in a file's blocks. Errors: FormatError."""
+    if DELIVERIES not in blocks:
+        return {}
+    ids, which, lists = _split_deliveries(blocks[DELIVERIES])
+    at = bisect_left(ids, number)
+    return lists[which[at]] if at < len(ids) and ids[at] == number else {}
+
+
 def _read_deliveries(data: bytes) -> dict[int, dict[str, Delivery]]:
     """Deliveries by message; equal ones share a dict, which is replaced, never changed."""
+    ids, which, lists = _split_deliveries(data)
+    return dict(zip(ids, map(lists.__getitem__, which), strict=True))
+
+
+def _split_deliveries(
+    data: bytes,
+) -> tuple[Sequence[int], Sequence[int], Sequence[dict[str, Delivery]]]:
+    """The messages, the list of each, and the lists."""
     reader = _reader(data)
     count = reader.count("count of messages", 12, wide=True)
     ids = unpack_from(f"<{count}Q", data, reader.skip(8 * count, "message ids"))
@@ -248,7 +266,7 @@ def _read_deliveries(data: bytes) -> dict[int, dict[str, Delivery]]:
     if which and max(which) >= len(lists):
         raise reader.fault(start, f"numbers of lists below {len(lists)}", max(which))
     reader.finish("the block")
-    return dict(zip(ids, map(lists.__getitem__, which), strict=True))
+    return ids, which, lists
 
 
 def _read_list(reader: Reader) -> dict[str, Delivery]:

@@ -38,7 +38,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from relay.acomm import container, indexes
+from relay.acomm import columns, container, indexes
 from relay.acomm.container import (
     FOOTER,
     HEADER,
@@ -54,7 +54,7 @@ from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.fields import U64, Reader, u64
 from relay.acomm.indexes import Indexes
 from relay.acomm.model import Message, StoreFile
-from relay.acomm.records import ENCRYPTION_BYTES
+from relay.acomm.records import ENCRYPTION_BYTES, read_message
 from relay.acomm.sections import (
     check_counts,
     check_size,
@@ -77,6 +77,8 @@ from relay.base.fsio import write_atomic
 Warn = Callable[[str], None]
 
 _KNOWN = frozenset(SectionType)
+_HEAD_BYTES = 4096  # header and section table of the files written here
+_BLOCK_HEAD_BYTES = 12  # tag, length
 _warn: Warn = logging.getLogger("relay.acomm.store_file").warning
 # Opening a FIFO must not wait for its writer.
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -200,6 +202,61 @@ def read_indexes(path: str) -> tuple[Indexes, dict[int, bytes]]:
         return (indexes.decode(found) if found else Indexes()), blocks
     except FormatError as exc:
         raise container.as_version_error(header, exc) from None
+
+
+def read_one(path: str, number: int) -> StoreFile | None:
+    """The file with one message of section 2, which its columns locate, and section 256.
+
+    Neither another message nor another section is decoded. None when the file has no columns, or
+    they do not have the message. Errors: those of ``read``.
+    """
+    data = read_bytes(path)
+    header, table = container.open_frame(data, path)
+    parts = {one.kind: Reader(data, path, one.offset, one.offset + one.length) for one in table}
+    if SectionType.COLUMNS not in parts:
+        return None
+    place = columns.locate(columns.Columns.open(parts[SectionType.COLUMNS]), number)
+    if place is None:
+        return None
+    begin, end = place
+    section = parts[SectionType.MESSAGES]
+    if header.flags & Flag.COMPRESSED:
+        section = Reader(container.unpack_begin(section, end, "section 2"), path)
+    message = read_message(Reader(section.data, path, section.pos + begin, section.pos + end))
+    return StoreFile(
+        header.created_at,
+        header.modified_at,
+        messages=(message,) if message.id == number else (),
+        engine_state=read_blocks(parts.get(SectionType.ENGINE_STATE)),
+        encrypted=bool(header.flags & Flag.ENCRYPTED),
+    )
+
+
+@contextlib.contextmanager
+def open_block(path: str, tag: int) -> Iterator[tuple[int, int, int]]:
+    """An open file, begin and length of a block of section 256; length 0 if there is none.
+
+    For look-ups in a large block: the file is not read, and not verified.
+    Errors: as ``read``, for the header, the section table and the blocks.
+    """
+    with _open(path) as file:
+        fd, size = file.fileno(), os.fstat(file.fileno()).st_size
+        head = os.pread(fd, _HEAD_BYTES, 0)
+        container.check_size(size if len(head) >= HEADER.size else len(head), path)
+        table = container.parse_sections(head, path, container.parse_header(head, path, size))
+        found = next((one for one in table if one.kind == SectionType.ENGINE_STATE), None)
+        at, end = (found.offset, found.offset + found.length) if found else (0, 0)
+        while at < end:
+            one = Reader(os.pread(fd, _BLOCK_HEAD_BYTES, at), path, base=at)
+            kind, length = one.u32("tag of a block"), one.u64("length of a block")
+            at += _BLOCK_HEAD_BYTES
+            if length > end - at:
+                raise FormatError(path, at, f"at most {end - at} bytes in a block", length)
+            if kind == tag:
+                yield fd, at, length
+                return
+            at += length
+        yield fd, 0, 0
 
 
 def write(path: str, store: StoreFile, compress: bool = True, columns: bool = False) -> None:

@@ -125,7 +125,12 @@ class StoreWriter:
             if not store.channels.is_participant(channel.id, member):
                 store.channels.join(channel.id, member)
         return store.messages.accept(
-            channel.id, sender, draft.message, recipients=route.recipients, origin=origin
+            channel.id,
+            sender,
+            draft.message,
+            recipients=route.recipients,
+            origin=origin,
+            answers=route.answers,
         )
 
     def _record_answer(self, subject: Subject, answer: Answer) -> ObligationState | None:

@@ -27,10 +27,8 @@ class StoreView:
         return self._store.messages.get(number)
 
     def thread(self, correlation_id: str) -> list[Message]:
-        """The messages of a thread; archives are read only if the store has none of it."""
-        return self._store.messages.thread_in_store(correlation_id) or self._store.messages.thread(
-            correlation_id
-        )
+        """The messages of a thread in the store; what is owed never leaves it for an archive."""
+        return self._store.messages.thread_in_store(correlation_id)
 
     def channel(self, name: str) -> Channel | None:
         """The channel of that name."""

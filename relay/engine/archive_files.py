@@ -5,7 +5,8 @@
                                         section 257: the same messages as columns, for audits
 
 A store lists its archives (``ArchiveInfo``); a file that is not listed does not count. That list
-and each file's indexes decide which files a query reads; a file is verified before it is used.
+and each file's indexes decide which files a query reads. A file is verified before its messages are
+used; only the table of its relay ids is asked without that.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import os
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from struct import pack, unpack
+from struct import pack
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from relay.acomm import store_file
-from relay.acomm.engine_state import EngineState, StoreSnapshot
+from relay.acomm.engine_state import EngineState, StoreSnapshot, deliveries_of
 from relay.acomm.indexes import Indexes
 from relay.acomm.model import (
     ArchiveInfo,
@@ -53,16 +54,10 @@ RELAY_IDS = 9  # block of section 256
 STRAY = ".stray"
 _FILES_KEPT = 2  # decoded ones: a page of history reads the same file repeatedly
 _INDEXES_KEPT = 64
+_MESSAGES_KEPT = 16
 
+K = TypeVar("K")
 T = TypeVar("T")
-
-
-class ArchiveIndexes(NamedTuple):
-    """The indexes of an archive, from which a query knows whether it needs the messages."""
-
-    indexes: Indexes
-    hashes: Sequence[int]  # of the relay ids, ascending
-    numbers: Sequence[int]  # the message of each
 
 
 class Archived(NamedTuple):
@@ -79,7 +74,8 @@ class ArchiveFiles:
         self._folder = folder
         self._key = key
         self._files: OrderedDict[str, StoreFile] = OrderedDict()
-        self._indexes: OrderedDict[str, ArchiveIndexes] = OrderedDict()
+        self._indexes: OrderedDict[str, Indexes] = OrderedDict()
+        self._found: OrderedDict[tuple[str, int], Archived | None] = OrderedDict()
 
     def write(self, name: str, snapshot: StoreSnapshot) -> int:
         """Write an archive and return its size in bytes.
@@ -185,13 +181,10 @@ class ArchiveFiles:
         """The message that came through the relay under this id. Errors: as ``messages``."""
         wanted = _hash(relay_id)
         for note in reversed(notes):
-            aids = self._cached(self._indexes, note.name, self._read_indexes, _INDEXES_KEPT)
-            at = bisect_left(aids.hashes, wanted)
-            while at < len(aids.hashes) and aids.hashes[at] == wanted:
-                found = self._find_message(note, aids.numbers[at])
+            for number in _look_up(os.path.join(self._folder, note.name), wanted):
+                found = self._find_message(note, number)
                 if found is not None and found.message.relay_id == relay_id:
                     return found
-                at += 1
         return None
 
     def get(self, notes: Iterable[ArchiveInfo], number: int) -> Archived | None:
@@ -213,12 +206,20 @@ class ArchiveFiles:
         return (Archived(message, deliveries.get(message.id, {})) for message in file.messages)
 
     def _find_message(self, note: ArchiveInfo, number: int) -> Archived | None:
-        file = self._load(note)
-        for message in file.messages:
-            if message.id == number:
-                deliveries = EngineState.decode(file.engine_state).deliveries
-                return Archived(message, deliveries.get(number, {}))
-        return None
+        """One message; the last few are kept, as an answer asks for its original several times."""
+        path = os.path.join(self._folder, note.name)
+
+        def read() -> Archived | None:
+            file = store_file.read_one(path, number)
+            if file is None:  # written before archives had columns
+                file = store_file.read(path)
+            kept = tuple(one for one in file.messages if one.id == number)
+            if not kept:
+                return None
+            file = decrypt(msgspec.structs.replace(file, messages=kept), self._key, path)
+            return Archived(file.messages[0], deliveries_of(file.engine_state, number))
+
+        return _cached(self._found, (note.name, number), read, _MESSAGES_KEPT)
 
     def _ids(self, note: ArchiveInfo, wanted: MessageFilter) -> set[int] | None:
         """The ids that all indexes allow; None when no criterion has an index."""
@@ -228,7 +229,10 @@ class ArchiveFiles:
         within = is_within(note, wanted)
         if not lists and within:
             return None
-        indexes = self._cached(self._indexes, note.name, self._read_indexes, _INDEXES_KEPT).indexes
+        path = os.path.join(self._folder, note.name)
+        indexes = _cached(
+            self._indexes, note.name, lambda: store_file.read_indexes(path)[0], _INDEXES_KEPT
+        )
         found: set[int] | None = None
         for ids_of in lists:
             ids = ids_of(indexes)
@@ -243,30 +247,42 @@ class ArchiveFiles:
         return found
 
     def _load(self, note: ArchiveInfo) -> StoreFile:
-        return self._cached(self._files, note.name, self._read, _FILES_KEPT)
-
-    def _cached(
-        self, cache: OrderedDict[str, T], name: str, read: Callable[[str], T], most: int
-    ) -> T:
-        """From the cache, or read now; evicts the least recently used."""
-        if name not in cache:
-            cache[name] = read(os.path.join(self._folder, name))
-        cache.move_to_end(name)
-        while len(cache) > most:
-            cache.popitem(last=False)
-        return cache[name]
+        path = os.path.join(self._folder, note.name)
+        return _cached(self._files, note.name, lambda: self._read(path), _FILES_KEPT)
 
     def _read(self, path: str) -> StoreFile:
         return decrypt(store_file.read(path), self._key, path)
 
-    def _read_indexes(self, path: str) -> ArchiveIndexes:
-        indexes, blocks = store_file.read_indexes(path)
-        block = blocks.get(RELAY_IDS, b"")
-        count = (len(block) - 8) // 16
-        if len(block) % 16 != 8 or int.from_bytes(block[:8], "little") != count:
-            raise FormatError(path, 0, "a table of relay ids in section 256", f"{len(block)} bytes")
-        table = unpack(f"<{2 * count}Q", block[8:])
-        return ArchiveIndexes(indexes, table[:count], table[count:])
+
+def _cached(cache: OrderedDict[K, T], key: K, read: Callable[[], T], most: int) -> T:
+    """From the cache, or read now; evicts the least recently used."""
+    if key not in cache:
+        cache[key] = read()
+    cache.move_to_end(key)
+    while len(cache) > most:
+        cache.popitem(last=False)
+    return cache[key]
+
+
+def _look_up(path: str, wanted: int) -> Iterator[int]:
+    """The messages of a file whose relay ids have this hash, by a binary search on the disk.
+
+    Nothing else of the file is read: thousands of archives may be asked for one id.
+    """
+    with store_file.open_block(path, RELAY_IDS) as (fd, begin, length):
+
+        def value(at: int) -> int:
+            return int.from_bytes(os.pread(fd, 8, begin + 8 * at), "little")
+
+        count = (length - 8) // 16
+        if length % 16 != 8 or value(0) != count:
+            raise FormatError(path, 0, "a table of relay ids in section 256", f"{length} bytes")
+        at = bisect_left(range(1, count + 1), wanted, key=value) + 1
+        found = []
+        while at <= count and value(at) == wanted:
+            found.append(value(count + at))
+            at += 1
+    yield from found
 
 
 def _is_full(

@@ -68,18 +68,20 @@ class Messages:
         recipients: Iterable[str] | None = None,
         also: Iterable[str] = (),
         origin: Origin | None = None,
+        answers: Message | None = None,
     ) -> Message:
         """Stages 1 to 4: store the message and its recipients, without delivering it.
 
         Returns the store's own message: a caller does not change its metadata.
 
         ``recipients`` replaces the route, for answers, which go only to the original's sender;
-        ``also`` adds recipients; ``origin`` is only recorded in the event.
+        ``also`` adds recipients; ``origin`` is only recorded in the event;
+        ``answers`` is the original of an answer, where the caller has found it.
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
         StoreCapacity.
         """
         channel = self._channels.find(channel_id)
-        message = self._build(channel, sender, new)
+        message = self._build(channel, sender, new, answers)
         if recipients is not None:
             recipients = self._check_names("recipients", channel_id, recipients)
         also = self._check_names("also", channel_id, also) if also else ()
@@ -116,7 +118,9 @@ class Messages:
         )
         return self._channels.route(channel, message)
 
-    def _build(self, channel: Channel, sender: str, new: NewMessage) -> Message:
+    def _build(
+        self, channel: Channel, sender: str, new: NewMessage, answers: Message | None
+    ) -> Message:
         """Stages 1 and 2: validate the message, and give it a number and a time."""
         body = rules.content_bytes(new.content)
         message_type, priority = new.message_type, new.priority
@@ -136,7 +140,7 @@ class Messages:
             channel.id,
             body,
             new.topic,
-            self._thread_of(channel, message_type, new.correlation_id, metadata),
+            self._thread_of(channel, message_type, new.correlation_id, metadata, answers),
             priority,
             metadata,
             self._core.now_s(),
@@ -154,10 +158,11 @@ class Messages:
         message_type: MessageType,
         correlation_id: str | None,
         metadata: Metadata | None,
+        answers: Message | None,
     ) -> str | None:
         """The given correlation id, checked; a new one for a message that must be answered."""
         if message_type in rules.ANSWERS or correlation_id is not None:
-            asked = self._answerable(message_type, correlation_id)  # one is enough: lazily
+            asked = (answers,) if answers else self._answerable(message_type, correlation_id)
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
             _check_correlation(message_type, correlation_id, thread)
         if correlation_id is None and rules.requires_ack(channel, message_type, metadata):

@@ -95,6 +95,11 @@ def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> No
     found = opened(section(*ordered))
     assert found.count == len(ordered)
     assert list(columns.verify(found, ordered, ())) == []
+    records = struct.pack("<Q", len(ordered)) + b"".join(map(encode_message, ordered))
+    for one in ordered:
+        place = columns.locate(found, one.id)
+        assert place is not None and records[slice(*place)] == encode_message(one)
+    assert columns.locate(found, sum(one.id for one in ordered) + 1) is None
     if ordered:
         assert list(columns.verify(found, ordered[1:], ())) != []
 

@@ -317,6 +317,26 @@ def test_a_message_is_found_by_its_relay_id(history: Scene) -> None:
     assert history.store.messages.find_by_relay_id("9-9", include_archived=True) is None
 
 
+def test_looking_one_up_reads_its_archive_alone_and_decodes_no_other_message(
+    history: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(
+        store_file,
+        "read_bytes",
+        lambda path, real=store_file.read_bytes: (read.append(path[-12:]), real(path))[1],
+    )
+    monkeypatch.setattr(store_file, "decode", None)
+    store = history.store
+    for _ in range(2):
+        assert store.messages.find_by_relay_id("nobody-knows", include_archived=True) is None
+    assert read == []
+    for _ in range(2):
+        found = store.messages.find_by_relay_id("0-3", include_archived=True)
+        assert found is not None and store.messages.recipients(found.id) == ("b",)
+    assert read == ["000001.acomm"]
+
+
 def test_a_damaged_archive_is_named(history: Scene) -> None:
     name = history.store.state.archives[0].name
     path = history.folder / name

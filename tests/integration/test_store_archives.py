@@ -9,6 +9,7 @@ import sqlite3
 
 import pytest
 
+from relay.acomm import store_file
 from relay.base.config import Config, StoreSettings
 from relay.journal.journal import Journal
 from relay.journal.manifest_format import ARCHIVE_ROLLED
@@ -67,6 +68,20 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     assert box.sql(
         "SELECT ack_status FROM deliveries WHERE message_id = ? AND recipient = 'bob'", asked
     ) == [("completed",)]
+
+
+def test_what_nobody_knows_is_refused_without_reading_an_archive(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        box.send("alice", f"TO: bob\nTHREAD: t-1\n\n{number}")
+    rolled(box)
+    assert archives(box) == ["000001.acomm"]
+    monkeypatch.setattr(store_file, "read_bytes", None)
+    box.send("bob", f"TO: alice\nKIND: nack\nRE: {'1' * 19}-00000000\n\nno")
+    box.send("bob", "TO: alice\nKIND: ack\nTHREAD: t-2\n\nno")
+    said = " ".join(box.nacks("bob"))
+    assert "does not name a message" in said and "THREAD t-2 has 0 messages" in said
 
 
 @pytest.mark.damages
