@@ -124,9 +124,7 @@ def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> No
         ("content", b"longer", "5 (content_size)"),
     ],
 )
-def test_columns_at_odds_with_the_messages_are_reported(
-    field: str, value: object, block: str
-) -> None:
+def test_columns_at_odds_with_messages_are_told(field: str, value: object, block: str) -> None:
     other = msgspec.structs.replace(message(1), **{field: value})
     lines = problems(message(1), body=section(other))
     assert any(
@@ -227,9 +225,7 @@ def test_indexes_come_back_equal(messages: list[Message]) -> None:
         ({"correlation": {"c-1": (1,), "d": (2,)}}, "index 5 (correlation) entry 1: expected "),
     ],
 )
-def test_an_index_at_odds_with_the_messages_is_reported(
-    change: dict[str, object], line: str
-) -> None:
+def test_an_index_at_odds_with_messages_is_told(change: dict[str, object], line: str) -> None:
     messages = small_store().messages
     ((where, expected, found),) = indexes.verify(
         msgspec.structs.replace(indexes.build(messages), **change), messages

@@ -99,9 +99,7 @@ def test_reserved_bytes_are_ignored() -> None:
         (129, 0, "section 2 to end by 128", "its end at 129"),
     ],
 )
-def test_a_section_lies_between_table_and_footer(
-    offset: int, length: int, expected: str, found: str
-) -> None:
+def test_sections_lie_behind_the_table(offset: int, length: int, expected: str, found: str) -> None:
     fault = refuse(assemble([(2, EMPTY)], table=[SectionEntry(2, 0, offset, length)]))
     assert (fault.expected, str(fault.found)) == (expected, found)
 

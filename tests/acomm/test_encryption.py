@@ -120,9 +120,7 @@ def test_a_store_with_a_key_is_sealed_on_disk_and_plain_in_memory(tmp_path: Path
 
 
 @pytest.mark.parametrize("key", [None, OTHER_KEY], ids=["no key", "another"])
-def test_a_store_without_its_key_is_left_and_its_lock_let_go(
-    tmp_path: Path, key: bytes | None
-) -> None:
+def test_a_store_without_its_key_is_left_as_it_is(tmp_path: Path, key: bytes | None) -> None:
     path = tmp_path / "s.acomm"
     store_file.write(str(path), encrypt(STORE, KEY))
     before = path.read_bytes()

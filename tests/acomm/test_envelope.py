@@ -88,9 +88,7 @@ def test_members_back_to_back_are_one_stream(stream: bytes) -> None:
     ],
     ids=lambda value: None if isinstance(value, int) else "",
 )
-def test_a_stream_gives_what_its_envelope_says(
-    size: int, stream: bytes, expected: str, found: str
-) -> None:
+def test_a_stream_is_as_its_envelope(size: int, stream: bytes, expected: str, found: str) -> None:
     fault = refuse(compressed(size, stream))
     assert str(fault.expected) == expected
     assert str(fault.found).startswith(found)
@@ -116,12 +114,6 @@ def test_a_bomb_is_cut_off_where_its_envelope_ends() -> None:
     data = compressed(10, stream)
     fault = refuse_within(data, MIB)
     assert fault.found == "more bytes come out"
-
-
-def test_a_bomb_that_says_its_size_holds_no_records() -> None:
-    # 4 MiB of zeros are a count of 0 and bytes left over, not a hundred thousand messages.
-    data = compressed(4 * MIB, gzip.compress(bytes(4 * MIB)), count=0)
-    assert refuse_within(data, 16 * MIB).found == f"{4 * MIB - 8} more bytes"
 
 
 @pytest.mark.parametrize("records", [0, 1000])
@@ -151,9 +143,7 @@ def test_D10_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
     assert store_file.decode(data, "it").messages == tuple(most)
 
 
-def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_D10_what_the_memory_has_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     free = psutil.virtual_memory()._replace(available=60 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     size = 100 * MIB

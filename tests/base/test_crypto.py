@@ -126,9 +126,7 @@ GOLDEN = (
 
 @pytest.mark.shows("engine 6.15")
 @pytest.mark.parametrize(("private", "public", "text", "signature"), VECTORS)
-def test_the_primitive_is_that_of_the_rfc(
-    private: str, public: str, text: str, signature: str
-) -> None:
+def test_the_primitive_is_the_rfcs(private: str, public: str, text: str, signature: str) -> None:
     assert crypto.public_key(bytes.fromhex(private)).hex() == public
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
     assert key.sign(bytes.fromhex(text)).hex() == signature

@@ -72,9 +72,7 @@ def test_the_nearest_home_above_the_working_directory_is_found(
     assert found() == (str(nearest), "in the working directory")
 
 
-def test_environment_and_argument_come_first(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_argument_and_environment_win(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(project)
     monkeypatch.setenv(HOME_VARIABLE, "from/env")
     assert default_root() == f"{project}/src/deep/from/env"
@@ -96,9 +94,7 @@ def test_the_persons_own_directory_and_what_is_above_it_are_not_searched(
     assert search() is None
 
 
-def test_the_search_ends_at_the_border_of_a_file_system(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_ends_with_a_file_system(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_home(project)
     real = os.stat
 
@@ -176,9 +172,7 @@ def test_a_checked_out_directory_is_refused(project: Path) -> None:
 # -- two homes -----------------------------------------------------------------------------
 
 
-def test_two_homes_are_noticed(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_homes_are_told(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, home = make_home(tmp_path / "mine"), make_home(project)
     assert other_home() is None  # nothing names another one
     monkeypatch.setenv(HOME_VARIABLE, str(mine))
@@ -191,7 +185,7 @@ def test_two_homes_are_noticed(
     )
 
 
-def test_one_home_is_no_second_one(
+def test_one_home_is_not_two(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_home(tmp_path / "me")
@@ -243,9 +237,7 @@ def test_a_linked_work_tree_has_the_home_of_the_main_one(
     assert found()[0] == str(own)
 
 
-def test_a_submodule_is_a_folder_like_others(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_submodule_is_a_plain_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(project)
     (project / ".git/modules/src").mkdir(parents=True)
     (project / "src/.git").write_text("gitdir: ../.git/modules/src\n")
@@ -278,9 +270,7 @@ def test_a_main_work_tree_that_is_a_linked_one_ends_nowhere(
 
 @needs_git
 @pytest.mark.parametrize("kind", ["work tree", "bare"])
-def test_git_itself(
-    project: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_too(project: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(project)
 
     def git(*words: str) -> None:

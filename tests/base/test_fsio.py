@@ -128,9 +128,7 @@ def test_a_file_is_not_replaced_through_a_linked_directory(tmp_path: Path) -> No
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_restrict_says_whether_it_was_another_and_leaves_the_right_one(
-    folder: int, tmp_path: Path
-) -> None:
+def test_restrict_says_whether_it_changed_the_mode(folder: int, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"")
     (tmp_path / "f").chmod(0o644)
     assert fsio.restrict("f", 0o600, folder) is True
@@ -239,9 +237,7 @@ def test_a_link_in_the_place_of_the_temp_file_is_not_followed(tmp_path: Path) ->
 # -- create, rename, remove ----------------------------------------------------------------
 
 
-def test_create_takes_no_name_that_is_there_and_remove_is_harmless_again(
-    folder: int, tmp_path: Path
-) -> None:
+def test_create_takes_no_name_that_is_there_and_remove_any(folder: int, tmp_path: Path) -> None:
     data = os.urandom(3_000_000)
     fsio.create("f", data, folder)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -146,7 +146,7 @@ def test_a_file_that_shrinks_while_it_is_read_shows(
     assert (len(data), status.st_size) == (20, 20)
 
 
-def test_short_reads_are_put_together(
+def test_short_reads_are_joined(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(bytes(range(100)))

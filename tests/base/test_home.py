@@ -208,7 +208,7 @@ def test_a_name_that_no_agent_may_have_makes_nothing(home: Home, root: Path, nam
 @pytest.mark.parametrize(
     "part", ["", "outbox", "outbox/.pending", "inbox", "inbox/.pending", "inbox/.read"]
 )
-def test_a_link_in_an_agents_tree_is_refused(
+def test_a_link_below_an_agent_is_refused(
     home: Home, root: Path, tmp_path: Path, part: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -282,9 +282,7 @@ def test_no_name_leads_out_of_the_home(home: Home, name: str) -> None:
 
 @pytest.mark.shows("ready 4.4")
 @pytest.mark.parametrize("at", range(1, 5))
-def test_a_link_at_any_component_is_refused(
-    home: Home, root: Path, tmp_path: Path, at: int
-) -> None:
+def test_a_link_anywhere_is_refused(home: Home, root: Path, tmp_path: Path, at: int) -> None:
     parts = ("agents", "alice", "outbox", ".pending")
     place = root.joinpath(*parts[:at])
     place.rename(tmp_path / "moved")
@@ -342,9 +340,7 @@ def test_ensure_makes_what_is_missing_with_mode_700(home: Home, root: Path) -> N
     assert set(made.values()) == {0o700} and len(made) == 3
 
 
-def test_the_home_is_followed_by_its_descriptor_not_by_its_name(
-    home: Home, root: Path, tmp_path: Path
-) -> None:
+def test_a_home_is_its_descriptor_not_its_name(home: Home, root: Path, tmp_path: Path) -> None:
     root.rename(tmp_path / "moved")
     root.symlink_to("/etc")
     assert sorted(home.agent_names()) == ["alice", "operator"]

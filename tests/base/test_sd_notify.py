@@ -61,16 +61,12 @@ def test_without_somebody_to_tell_nothing_happens(address: str) -> None:
     [("", 0.04), (str(os.getpid()), 0.04), ("1", 0), ("x", 0)],
     ids=["none", "ours", "another", "invalid"],
 )
-def test_a_watchdog_of_another_process_is_not_ours(
-    system: socket.socket, pid: str, seconds: float
-) -> None:
+def test_anothers_watchdog_is_not_ours(system: socket.socket, pid: str, seconds: float) -> None:
     variables = environ(system, WATCHDOG_USEC="40000", WATCHDOG_PID=pid)
     assert SystemdNotifier(variables).watchdog_s == seconds
 
 
-def test_the_watchdog_speaks_while_the_loop_continues_and_then_no_more(
-    system: socket.socket,
-) -> None:
+def test_the_watchdog_speaks_while_the_loop_goes_on(system: socket.socket) -> None:
     asked: list[bool] = []
 
     def is_healthy() -> bool:

@@ -87,9 +87,7 @@ def test_what_the_engine_refuses_is_answered(table: Table) -> None:
     assert len(work.files) == 1
 
 
-def test_what_goes_to_nobody_is_answered_and_the_answer_kept_by_ledger_and_engine(
-    table: Table,
-) -> None:
+def test_what_goes_to_nobody_is_answered_and_the_answer_is_kept(table: Table) -> None:
     work = table.decide("TO: dave\n\nhi", number=7)
     assert "there is no agent dave" in work.plan.refusal
     assert table.store.messages.find_by_relay_id(work.plan.message_id) is None

@@ -110,9 +110,7 @@ MIXED = (
     ],
 )
 @pytest.mark.parametrize("kind", ["subscribe", "command"])
-def test_a_subscription_may_carry_a_filter(
-    store: Engine, kind: str, line: str, came: list[str]
-) -> None:
+def test_a_subscription_has_a_filter(store: Engine, kind: str, line: str, came: list[str]) -> None:
     channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
     action = "ACTION: channel.subscribe\n" if kind == "command" else ""
     answer = ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
@@ -170,9 +168,7 @@ def test_who_subscribes_first_makes_the_channel(store: Engine) -> None:
     assert routed(store, channel, "carol", "build") == ("alice", "bob")
 
 
-def test_what_the_engine_refuses_is_a_nack_of_its_words_and_leaves_no_channel_behind(
-    store: Engine,
-) -> None:
+def test_what_the_engine_refuses_is_a_nack_and_no_channel(store: Engine) -> None:
     text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: a..b")
     assert text.startswith("topic_pattern: ")
     text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#\nFILTER: match=(")

@@ -47,9 +47,7 @@ def test_a_renamed_file_that_does_not_parse_is_malformed_at_once(desk: Desk) -> 
     assert "not a header line" in reason(desk.take())
 
 
-def test_a_renamed_file_that_still_grows_waits_all_the_same(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renamed_file_that_grows_waits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     path = desk.rename(GOOD)
     desk.hint(renamed=True)
     read = os.read

@@ -49,7 +49,7 @@ def test_an_outbox_behind_a_link_is_not_looked_into(desk: Desk, tmp_path: Path, 
     assert bodies(desk.take()) == [b"hi"]
 
 
-def test_one_that_cannot_be_opened_does_not_stop_the_others(
+def test_one_that_cannot_be_opened_stops_nobody(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = NAME.replace("a1", "b2")
@@ -151,9 +151,7 @@ def test_one_byte_more_is_too_large(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("size", [11, 5000, 6157])
-def test_a_body_above_its_limit_is_refused_however_large_the_file_is(
-    tmp_path: Path, size: int
-) -> None:
+def test_a_body_above_its_limit_is_refused(tmp_path: Path, size: int) -> None:
     desk = Desk(tmp_path / "home", DetectionSettings(), LimitSettings(max_body_bytes=10))
     desk.rename(b"TO: bob\n\n" + b"b" * size)
     desk.hint(renamed=True)

@@ -200,9 +200,7 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
 
 
 @pytest.mark.parametrize(("reminders", "is_last"), [(0, False), (1, False), (2, True)])
-def test_an_overdue_answer_is_reminded_then_given_up(
-    talk: Table, reminders: int, is_last: bool
-) -> None:
+def test_an_overdue_answer_is_reminded_of(talk: Table, reminders: int, is_last: bool) -> None:
     message = talk.store.messages.find_by_relay_id(sent(2))
     assert message is not None
     owed = Obligation(due_ms=1, since=NOW_S, reminders=reminders)

@@ -132,9 +132,7 @@ def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str
     assert told.startswith("not delivered to bob: its TTL of 30 s passed") is (state == "expired")
 
 
-def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
-    box: Box, held: DeferredQueue
-) -> None:
+def test_a_lost_original_comes_from_the_engine(box: Box, held: DeferredQueue) -> None:
     with box.broken_inbox("bob"):
         gone = box.send("alice", "TO: bob\nTHREAD: t\nX-Ticket: 42\nPRIORITY: 0\n\ngone")
         changed = box.send("alice", "TO: bob\n\nfirst")

@@ -99,9 +99,7 @@ def test_an_ack_goes_to_who_asked_alone_whatever_to_says(talk: Talk, kind: Kind)
         ),
     ],
 )
-def test_an_answer_is_of_what_expects_it(
-    talk: Talk, answer: Kind, asked: MessageType, says: str
-) -> None:
+def test_who_expects_an_answer(talk: Talk, answer: Kind, asked: MessageType, says: str) -> None:
     message = talk.ask(asked, channel=talk.direct)
     found = talk.answer(answer, RE=ASKED)
     if says:

@@ -89,7 +89,7 @@ def bodies(messages: list[Message]) -> list[str]:
     return [message.content.decode() for message in messages]
 
 
-def test_what_is_final_and_old_enough_is_rolled(scene: Scene) -> None:
+def test_what_is_final_and_old_enough_is_rolled_and_numbers_continue(scene: Scene) -> None:
     sent = [scene.send(f"message {n}") for n in range(5)]
     scene.roll(30)
     assert len(scene.store.state.messages) == 5  # too young
@@ -103,6 +103,10 @@ def test_what_is_final_and_old_enough_is_rolled(scene: Scene) -> None:
     file = store_file.read(str(scene.folder / note.name))
     assert [m.status for m in file.messages] == [MessageStatus.DELIVERED] * 5
     assert os.path.getsize(scene.folder / note.name) == note.size
+    scene.reopened()
+    assert scene.store.channels.get(scene.channel.id).message_count == 5
+    assert scene.send("next").id == 6
+    assert scene.store.state.next_archive == 2
 
 
 def test_what_still_waits_for_something_stays(scene: Scene) -> None:
@@ -164,19 +168,7 @@ def test_in_slices(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == [7, 7, 7, 7, 7, 5, 3, 1, 0]  # begin, look three times, count, take out
 
 
-def test_numbers_and_counters_continue(scene: Scene) -> None:
-    for n in range(5):
-        scene.send(str(n))
-    scene.roll(100)
-    scene.reopened()
-    assert scene.store.channels.get(scene.channel.id).message_count == 5
-    assert scene.send("next").id == 6
-    assert scene.store.state.next_archive == 2
-
-
-def test_killed_while_they_leave_the_rest_leaves_later(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_midway_the_rest_leaves_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "EVICT_BATCH", 2)
     for n in range(5):
         scene.send(str(n))
@@ -274,16 +266,6 @@ def test_queries_look_into_archives(history: Scene) -> None:
     assert store.messages.query(MessageFilter(sender="nobody")).total_count == 0
 
 
-def test_threads_go_through_archives(history: Scene) -> None:
-    thread = history.store.messages.thread("7b0e4f6a-1d2c-4a3b-8c4d-5e6f70819203")
-    assert bodies(thread) == [
-        "archive 0 message 2",
-        "archive 1 message 2",
-        "archive 2 message 2",
-        "live 1",
-    ]
-
-
 def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     aids: list[str] = []
@@ -309,12 +291,17 @@ def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyP
     assert len(aids) == 3
 
 
-def test_a_message_is_found_by_its_relay_id(history: Scene) -> None:
-    found = history.store.messages.find_by_relay_id("1-3", include_archived=True)
+def test_a_message_and_a_thread_are_found(history: Scene) -> None:
+    messages = history.store.messages
+    found = messages.find_by_relay_id("1-3", include_archived=True)
     assert found is not None and found.content == b"archive 1 message 3"
-    assert history.store.messages.find_by_relay_id("1-3") is None
-    assert history.store.messages.recipients(found.id) == ("b",)
-    assert history.store.messages.find_by_relay_id("9-9", include_archived=True) is None
+    assert messages.find_by_relay_id("1-3") is None
+    assert messages.recipients(found.id) == ("b",)
+    assert messages.find_by_relay_id("9-9", include_archived=True) is None
+    assert bodies(messages.thread("7b0e4f6a-1d2c-4a3b-8c4d-5e6f70819203")) == [
+        *(f"archive {number} message 2" for number in range(3)),
+        "live 1",
+    ]
 
 
 def test_looking_one_up_reads_its_archive_alone_and_decodes_no_other_message(

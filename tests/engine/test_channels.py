@@ -81,9 +81,7 @@ def test_closed_is_final(store: CommStore, clock: FakeClock, group: Channel) -> 
             assert "channel c was closed, which is permanent" in str(error)
 
 
-def test_the_same_state_again_is_no_event(
-    store: CommStore, clock: FakeClock, group: Channel
-) -> None:
+def test_the_same_state_is_no_event(store: CommStore, clock: FakeClock, group: Channel) -> None:
     for state in (ChannelState.PAUSED, ChannelState.DRAINING, ChannelState.CLOSED):
         changed = store.set_channel_state(group.id, state)
         before = store.snapshot()
@@ -172,9 +170,7 @@ def test_a_closed_one_takes_nothing(store: CommStore, group: Channel) -> None:
 
 
 @pytest.mark.shows("engine 2.3")
-def test_a_limit_takes_the_first_to_be_delivered_and_leaves_the_rest(
-    store: CommStore, group: Channel
-) -> None:
+def test_a_limit_takes_the_first_and_leaves_the_rest(store: CommStore, group: Channel) -> None:
     for number in range(5):
         priority = Priority.HIGH if number == 3 else Priority.NORMAL
         send(store, group, "a", content=f"{number}", priority=priority)
@@ -200,9 +196,7 @@ def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> Non
     assert [m.id for m in store.receive_messages(None, "b")] == [command.id]
 
 
-def test_whoever_left_an_acknowledgment_owing_is_given_up_in_time(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_who_left_owing_an_answer_is_given_up(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(
         store,
         ChannelType.GROUP,
@@ -258,9 +252,7 @@ def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(clock: Fa
     assert time.process_time() - began < 4
 
 
-def test_a_filter_that_a_file_had_and_is_none_matches_nothing(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_a_broken_filter_of_a_file_matches_nothing(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a")
     store.subscribe(channel.id, "odd", "#")
     store.subscribe(channel.id, "quick", "#")

@@ -46,17 +46,13 @@ def test_a_notice_that_nobody_takes_stops_no_dead_letter(
     assert store.receive_messages(None, "lead") == []
 
 
-def test_a_system_channel_of_another_owner_stops_no_dead_letter(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_anothers_system_channel_stops_no_dead_letter(store: CommStore, clock: FakeClock) -> None:
     channel_of(store, ChannelType.DIRECT, "eve", name=SYSTEM)
     number = send(store, one_attempt(store), "lead").id
     assert overdue(store, clock) == [(number, ("worker",))]
 
 
-def test_the_time_that_the_sender_gave_is_the_one_it_hears(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_a_sender_hears_the_time_that_it_gave(store: CommStore, clock: FakeClock) -> None:
     channel = one_attempt(store)
     store.send_query(channel.id, "lead", "how many?", timeout_s=5)
     send(store, channel, "lead", MessageType.COMMAND, "go", metadata={"await_ms": 1500})
@@ -83,9 +79,7 @@ def test_dead_for_one_it_stays_with_the_others(store: CommStore, clock: FakeCloc
     assert opened.snapshot() == store.snapshot()
 
 
-def test_dead_letters_are_in_the_order_of_their_messages(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_dead_letters_are_in_order(store: CommStore, clock: FakeClock) -> None:
     channel = one_attempt(store)
     slow = send(store, channel, "lead", metadata={"await_ms": 20_000}).id
     quick = send(store, channel, "lead").id
@@ -111,9 +105,7 @@ def test_discarded_it_takes_nobody_elses_relay_id_along(store: CommStore, clock:
 
 
 @pytest.mark.shows("engine 1.9", "engine 3.7")
-def test_replayed_discarded_and_purged_after_a_restart_too(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_replayed_discarded_and_purged(store: CommStore, clock: FakeClock) -> None:
     channel = one_attempt(store)
     for _ in range(3):
         send(store, channel, "lead")
@@ -170,9 +162,7 @@ def test_in_either_order_nobody_is_left_and_it_is_a_dead_letter(
     reopened(store, clock)
 
 
-def test_who_received_it_before_its_ttl_passed_may_say_so_later(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_who_received_it_in_time_may_say_so_later(store: CommStore, clock: FakeClock) -> None:
     number = send(store, one_attempt(store), "lead", ttl=5).id
     assert len(store.receive_messages(None, "worker")) == 1
     assert overdue(store, clock) == []

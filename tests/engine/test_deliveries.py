@@ -105,7 +105,7 @@ def five(store: CommStore, **config: object) -> Channel:
 
 @pytest.mark.shows("engine 2.2")
 @pytest.mark.parametrize(("order", "came"), ORDERS)
-def test_a_filters_order_holds_inside_each_priority(
+def test_a_filters_order_is_in_a_priority(
     store: CommStore, order: dict[str, Any], came: str
 ) -> None:
     five(store)
@@ -195,9 +195,7 @@ def test_the_ttl_passes_for_who_has_not_received(store: CommStore, clock: FakeCl
     }
 
 
-def test_with_a_limit_the_ttl_of_later_messages_is_not_looked_at(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_beyond_a_limit_no_ttl_is_looked_at(store: CommStore, clock: FakeClock) -> None:
     channel = group(store)
     numbers = [send(store, channel, "lead", content=text, ttl=10).id for text in ("a", "c")]
     send(store, channel, "lead", content="b", priority=Priority.HIGH)
@@ -225,9 +223,7 @@ def test_a_message_delivered_again_keeps_its_place(store: CommStore, clock: Fake
 # -- across a restart ----------------------------------------------------------------------
 
 
-def test_a_queue_holds_what_was_delivered_and_not_received(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_a_queue_holds_what_is_not_received(store: CommStore, clock: FakeClock) -> None:
     channel = group(store)
     send(store, channel, "lead", content="taken")
     assert texts(store) == ["taken"]
@@ -258,9 +254,7 @@ def test_one_that_waits_is_received_exactly_when_it_was_not(
     assert texts(opened) == texts(store)
 
 
-def test_a_delivery_of_a_message_that_a_file_lacks_is_not_received(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_a_delivery_without_its_message_is_none(store: CommStore, clock: FakeClock) -> None:
     send(store, group(store), "lead")
     file = msgspec.structs.replace(store.snapshot().file(), messages=())
     assert CommStore.load(clock, file).receive_messages(None, "worker") == []

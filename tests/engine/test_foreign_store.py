@@ -71,9 +71,7 @@ def opened(
         (MessageStatus.ARCHIVED, DeliveryState.ACKNOWLEDGED),
     ],
 )
-def test_a_status_is_its_deliveries_for_those_who_were_there(
-    status: MessageStatus, state: DeliveryState
-) -> None:
+def test_a_status_is_that_of_its_deliveries(status: MessageStatus, state: DeliveryState) -> None:
     assert standing(opened(message(status)), 1) == {"b": state}
 
 

@@ -12,7 +12,6 @@ from relay.acomm.model import (
     SortField,
     SortOrder,
 )
-from relay.base.errors import ValidationFailed
 from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 
@@ -122,16 +121,3 @@ def test_querying_message_history(store: CommStore) -> None:
     assert results.messages[0].content == b"command 59"
     dead = store.query_messages(MessageFilter(status=(MessageStatus.DEAD_LETTER,)))
     assert dead.total_count == 0
-
-
-@pytest.mark.shows("engine 1.3")
-def test_validation_error_example(store: CommStore) -> None:
-    channel = store.create_channel("c", ChannelType.GROUP, "lead")
-    with pytest.raises(ValidationFailed) as caught:
-        store.send_message(channel.id, "lead", MessageType.TEXT, "x" * 1_500_000)
-    assert caught.value.field == "content"
-    assert caught.value.reason == (
-        "Message content exceeds channel max_message_size (1048576 bytes)"
-    )
-    assert caught.value.value_length == 1_500_000
-    assert len(store) == 0

@@ -34,9 +34,7 @@ def topics(store: CommStore) -> Channel:
 
 
 @pytest.mark.shows("engine 2.11")
-def test_a_subscription_rests_and_continues(
-    store: CommStore, topics: Channel, clock: FakeClock
-) -> None:
+def test_a_subscription_rests(store: CommStore, topics: Channel, clock: FakeClock) -> None:
     one = store.subscribe(topics.id, "bob", "build.#")
     other = store.subscribe(topics.id, "eve", "build.#")
     resting = store.set_subscription_active(one.id, False)
@@ -95,9 +93,7 @@ def test_a_subscription_that_is_none(store: CommStore, topics: Channel) -> None:
 @pytest.mark.shows("engine 4.1")
 @pytest.mark.parametrize("kind", [ChannelType.GROUP, ChannelType.BROADCAST])
 @pytest.mark.parametrize("role", [ParticipantRole.OBSERVER, ParticipantRole.MEMBER])
-def test_who_joins_may_say_as_what(
-    store: CommStore, kind: ChannelType, role: ParticipantRole
-) -> None:
+def test_who_joins_says_as_what(store: CommStore, kind: ChannelType, role: ParticipantRole) -> None:
     channel = channel_of(store, kind, "lead")
     joined = store.join_channel(channel.id, "bob", role=role)
     assert joined.participants[-1].role is role

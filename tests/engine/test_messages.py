@@ -321,9 +321,7 @@ def test_bounced_the_others_say_how_far_it_is(store: CommStore) -> None:
 
 @pytest.mark.parametrize("first", list(DeliveryState))
 @pytest.mark.parametrize("then", list(DeliveryState))
-def test_a_delivery_never_moves_back(
-    store: CommStore, first: DeliveryState, then: DeliveryState
-) -> None:
+def test_no_delivery_goes_back(store: CommStore, first: DeliveryState, then: DeliveryState) -> None:
     number = accepted(store, "b")
     store.engine.deliveries.move(number, ["b"], first)
     sequence = store.sequence

@@ -43,9 +43,7 @@ def waiting(store: CommStore, who: str = "b") -> list[str]:
 
 
 @pytest.mark.shows("engine 4.10")
-def test_beyond_the_limit_messages_are_taken_and_wait_in_order(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_beyond_the_limit_messages_wait_in_order(store: CommStore, clock: FakeClock) -> None:
     channel = narrow(store)
     sent = [send(store, channel, "a", content=f"{n}") for n in range(5)]
     assert [m.status for m in sent] == [MessageStatus.DELIVERED] * 2 + [MessageStatus.SENT] * 3
@@ -110,9 +108,7 @@ def test_a_larger_limit_or_none_lets_them_go(store: CommStore) -> None:
     ("state", "goes"),
     [(ChannelState.PAUSED, False), (ChannelState.DRAINING, True), (ChannelState.CLOSED, True)],
 )
-def test_a_paused_channel_lets_nothing_go(
-    store: CommStore, state: ChannelState, goes: bool
-) -> None:
+def test_a_paused_channel_holds_all(store: CommStore, state: ChannelState, goes: bool) -> None:
     channel = narrow(store, 1)
     send(store, channel, "a", content="first")
     send(store, channel, "a", content="second")
@@ -250,9 +246,7 @@ def test_past_its_ttl_or_its_retention_nothing_comes(store: CommStore, clock: Fa
 
 
 @pytest.mark.shows("engine 4.8")
-def test_an_acknowledgment_is_owed_only_where_one_is_still_expected(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_an_answer_is_owed_only_where_one_is_expected(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(
         store, ChannelType.GROUP, "a", "b", sticky_messages=True, delivery=AT_LEAST_ONCE
     )

@@ -176,9 +176,7 @@ def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
 
 
 @pytest.mark.shows("engine 5.5")
-def test_no_more_messages_than_a_file_holds_archived_and_dead_ones_included(
-    clock: FakeClock,
-) -> None:
+def test_no_more_messages_than_a_file_holds(clock: FakeClock) -> None:
     store = limited(clock, messages=3)
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     for _ in range(3):
@@ -361,17 +359,3 @@ def test_a_long_run_leaves_no_timer_behind(store: CommStore, clock: FakeClock) -
     store.tick()
     clock.advance(1)
     assert [again.message.id for again in store.tick()] == [waits]
-
-
-def test_what_is_gone_for_good_leaves_nothing_behind(store: CommStore) -> None:
-    channel = channel_of(
-        store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10**6
-    )
-    store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
-    store.receive_messages(None, "lead")
-    store.receive_messages(None, "worker")
-    store.evict()
-    store.compact()
-    state = store.state
-    assert (state.messages, state.archive, state.deliveries) == ({}, {}, {})
-    assert (state.duplicates, list(filter(None, state.queues.values()))) == ({}, [])

@@ -88,9 +88,7 @@ def test_time_alone_archives_with_tick(store: CommStore, clock: FakeClock) -> No
     assert live(store) == []
 
 
-def test_a_policy_that_is_set_later_holds_for_what_is_there(
-    store: CommStore, group: Channel
-) -> None:
+def test_a_later_policy_holds_for_what_is_there(store: CommStore, group: Channel) -> None:
     send_received(store, group.id, 5, "ten bytes!")
     store.configure_channel(group.id, retention=kept(RetentionKind.SIZE, 20))
     store.tick()
@@ -209,9 +207,7 @@ def test_one_of_the_two_is_needed(store: CommStore, arguments: dict[str, int]) -
 
 
 @pytest.mark.shows("engine 5.4")
-def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_compact_drops_archive_and_dead_letters_alone(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", max_retries=0, ack_timeout=5)
     dead = send(
         store,
@@ -279,9 +275,7 @@ def test_the_store_in_numbers(store: CommStore, clock: FakeClock, group: Channel
     assert again._replace(used_bytes=0) == stats._replace(used_bytes=0)
 
 
-def test_looking_for_many_at_once_leaves_the_indexes_right(
-    store: CommStore, group: Channel
-) -> None:
+def test_after_many_at_once_the_indexes_are_right(store: CommStore, group: Channel) -> None:
     for number in range(200):
         send(store, group, "a", content=f"{number}")
         if number % 2:

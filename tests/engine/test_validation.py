@@ -168,9 +168,7 @@ BAD: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("field", GOOD)
-def test_within_its_limits_it_is_kept_as_it_is(
-    store: CommStore, group: Channel, field: str
-) -> None:
+def test_within_its_limits_it_is_kept(store: CommStore, group: Channel, field: str) -> None:
     for value in GOOD[field]:
         sent = send(store, group, "a", **{field: value})
         kept = getattr(sent, field, value)
@@ -180,9 +178,7 @@ def test_within_its_limits_it_is_kept_as_it_is(
 
 @pytest.mark.parametrize("field", BAD)
 @pytest.mark.parametrize("kind", [ChannelType.GROUP, ChannelType.PUB_SUB])
-def test_what_no_rule_allows_and_no_file_holds(
-    store: CommStore, field: str, kind: ChannelType
-) -> None:
+def test_what_no_rule_or_file_allows(store: CommStore, field: str, kind: ChannelType) -> None:
     channel = channel_of(store, kind, "a", "b")
     for value in BAD[field]:
         fields = {"topic": "t"} | {field: value}
@@ -293,9 +289,7 @@ def test_a_channels_name_is_one_channels(store: CommStore) -> None:
     store.create_channel("team/backend", ChannelType.GROUP, "a")
 
 
-def test_a_subscription_is_of_a_pattern_in_a_pubsub_channel(
-    store: CommStore, group: Channel
-) -> None:
+def test_a_subscription_is_of_a_pubsub_channel(store: CommStore, group: Channel) -> None:
     refused_field(store, "channel", store.subscribe, group.id, "z", "build.#")
     channel = channel_of(store, ChannelType.PUB_SUB, "a", name="p")
     for bad in ("", "#.a", "a..b", "a*", None, 5, ["a"]):
@@ -339,9 +333,7 @@ def test_a_filter_that_is_none_changes_nothing_not_even_what_has_expired(
             assert len(str(refused_field(store, field, ask))) < 400
 
 
-def test_a_filter_at_its_limits_is_kept_as_a_file_has_it(
-    store: CommStore, clock: FakeClock
-) -> None:
+def test_a_filter_at_its_limits_is_kept(store: CommStore, clock: FakeClock) -> None:
     channel = store.create_channel("p", ChannelType.PUB_SUB, "a")
     most = 2**64 - 1
     plain: dict[str, Any] = {
@@ -394,9 +386,7 @@ def test_every_setting_that_is_taken_is_in_the_file(
 
 
 @pytest.mark.parametrize("setting", REFUSED)
-def test_a_wrong_value_is_refused_by_its_name(
-    store: CommStore, group: Channel, setting: str
-) -> None:
+def test_a_wrong_setting_is_named(store: CommStore, group: Channel, setting: str) -> None:
     for value in REFUSED[setting]:
         change = {setting: value}
         refused_field(store, setting, store.configure_channel, group.id, **change)

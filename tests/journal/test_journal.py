@@ -66,7 +66,7 @@ def test_a_commit_with_nothing_behind_it_is_durable(
     after.crash()
 
 
-def test_what_opening_found_is_durable(
+def test_what_was_found_lasts(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed process may have written without syncing; who reads it afterwards acts on it."""

@@ -29,15 +29,7 @@ from relay.journal.manifest_format import (
 from relay.journal.replay import chunk_indexes, decode_chunk, load_chunk, read_manifest
 from tests.disk import flip, hooked, kill_at_every_call
 from tests.fakes import FakeClock
-from tests.journal.manifest_support import (
-    STREAM_1,
-    STREAM_2,
-    opened,
-    said,
-    sealed,
-    silent,
-    stored,
-)
+from tests.journal.manifest_support import STREAM_1, STREAM_2, opened, said, sealed, silent, stored
 
 RECORDS = [record for n in range(12) for record in (opened(n, n * 100), sealed(n, n * 100))]
 
@@ -376,7 +368,7 @@ def test_a_golden_snapshot_whose_position_is_inside_a_record_is_not_used() -> No
     assert "chunk 0 at 700 is not the end of a record" in lines[0]
 
 
-def test_a_reader_that_meets_a_pruned_chunk_looks_again(
+def test_a_reader_of_pruned_chunks_looks_again(
     stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load, failed = load_chunk, []
@@ -391,9 +383,7 @@ def test_a_reader_that_meets_a_pruned_chunk_looks_again(
     assert read_manifest(stream, silent).records == RECORDS and failed
 
 
-def test_a_header_read_while_it_is_written_is_read_again(
-    stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_header_is_read_again(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load, torn = load_chunk, []
     lines: list[str] = []
 

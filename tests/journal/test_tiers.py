@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,15 +15,13 @@ from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.plan import JobKind, TierJob, TierPolicy, local_bytes
 from relay.journal.replay import chunk_path, is_chunk_uploaded
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
-from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
 from tests.s3_server import BUCKET, objects, s3_server
 
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
-def test_sealed_segments_are_compressed_once_they_are_old_enough(
-    make_stream: Callable[..., Stream],
-) -> None:
+def test_old_segments_are_compressed(make_stream: MakeStream) -> None:
     stream = make_stream(TierPolicy(compress_after_s=600))
     stream.fill(3)
     assert stream.run() == []
@@ -44,9 +41,7 @@ def test_sealed_segments_are_compressed_once_they_are_old_enough(
     assert stream.read() == stream.expected()
 
 
-def test_a_local_copy_leaves_by_budget_and_reading_continues(
-    make_stream: Callable[..., Stream],
-) -> None:
+def test_a_local_copy_leaves_by_budget_and_reading_continues(make_stream: MakeStream) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=60_000))
     stream.fill(4)
     stream.run()
@@ -68,7 +63,7 @@ def test_a_local_copy_leaves_by_budget_and_reading_continues(
 
 
 @pytest.mark.shows("journal 4.7")
-def test_what_was_read_last_stays_longest(make_stream: Callable[..., Stream]) -> None:
+def test_what_was_read_last_stays_longest(make_stream: MakeStream) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), None)
     stream.fill(3)
     entry = stream.entry(0)
@@ -84,9 +79,7 @@ def test_what_was_read_last_stays_longest(make_stream: Callable[..., Stream]) ->
 
 
 @pytest.mark.shows("journal 4.8")
-def test_everything_goes_up_and_leaves_the_disk(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_all_goes_up_and_leaves_the_disk(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(3)
     stream.cover()
@@ -114,9 +107,7 @@ def test_everything_goes_up_and_leaves_the_disk(
     assert stream.warnings == []
 
 
-def test_what_is_there_already_is_not_sent_again(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_what_is_there_is_not_sent_again(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
 
@@ -137,9 +128,7 @@ def test_what_is_there_already_is_not_sent_again(
 
 
 @pytest.mark.shows("journal 4.7")
-def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
-    make_stream: Callable[..., Stream],
-) -> None:
+def test_nothing_above_the_second_checkpoint_goes(make_stream: MakeStream) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0, keep_bytes=0))
     stream.fill(2)
     stream.run()
@@ -153,9 +142,7 @@ def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
 
 
 @pytest.mark.shows("journal 4.10")
-def test_retention_takes_the_oldest_from_all_tiers(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_retention_takes_the_oldest(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
     stream.fill(5)
     stream.cover()
@@ -181,7 +168,7 @@ def test_retention_takes_the_oldest_from_all_tiers(
     assert stream.read() == stream.expected()
 
 
-def test_retention_by_age(make_stream: Callable[..., Stream]) -> None:
+def test_retention_by_age(make_stream: MakeStream) -> None:
     stream = make_stream(AT_ONCE._replace(keep_age_s=100))
     stream.fill(2)
     stream.clock.advance(90)
@@ -193,7 +180,7 @@ def test_retention_by_age(make_stream: Callable[..., Stream]) -> None:
 
 
 def test_a_deletion_that_was_queued_is_finished(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
+    make_stream: MakeStream, tier2: FaultyObjects
 ) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
@@ -220,9 +207,7 @@ def test_a_deletion_that_was_queued_is_finished(
 
 
 @pytest.mark.shows("journal 3.7")
-def test_manifest_chunks_that_no_replay_needs_go_up(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_chunks_that_no_replay_needs_go_up(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     for _ in range(14):  # 256 KiB a chunk; a snapshot with each that begins
@@ -245,7 +230,7 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
 
 
 def test_a_chunk_that_was_sent_and_not_marked_is_marked(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+    make_stream: MakeStream, tier2: FaultyObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = make_stream(AT_ONCE, tier2)
     for _ in range(14):
@@ -266,7 +251,7 @@ def test_a_chunk_that_was_sent_and_not_marked_is_marked(
 
 
 @pytest.mark.shows("journal 4.5")
-def test_on_a_real_s3_server(make_stream: Callable[..., Stream], tmp_path: Path) -> None:
+def test_on_a_real_s3_server(make_stream: MakeStream, tmp_path: Path) -> None:
     with s3_server() as url:
         stream = make_stream(AT_ONCE._replace(local_bytes=0), objects(url, tmp_path.name))
         stream.fill(3)
@@ -282,7 +267,7 @@ def test_on_a_real_s3_server(make_stream: Callable[..., Stream], tmp_path: Path)
 
 
 def test_a_checkpoint_during_a_step_is_not_missed(
-    make_stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = make_stream()
     stream.fill(1)
@@ -301,7 +286,7 @@ def test_a_checkpoint_during_a_step_is_not_missed(
     assert stream.tiers.due_ns() <= stream.clock.monotonic_ns()
 
 
-def test_steps_run_beside_the_loop(make_stream: Callable[..., Stream]) -> None:
+def test_steps_run_beside_the_loop(make_stream: MakeStream) -> None:
     stream = make_stream()
     stream.fill(2)
     threads: set[str] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from relay.journal.catalog import Residency
 from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.plan import JobKind, TierJob
 from tests.disk import fail
-from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
 
 pytestmark = pytest.mark.shows("journal 4.5")
 
@@ -21,7 +20,7 @@ T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 @pytest.mark.shows("journal 4.4")
 def test_other_content_under_the_key_is_never_overwritten(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
+    make_stream: MakeStream, tier2: FaultyObjects, tmp_path: Path
 ) -> None:
     (tmp_path / "other").write_bytes(b"another stream's")
     key = f"{1:020d}/{0:020d}.seg.zst"
@@ -48,7 +47,7 @@ def test_other_content_under_the_key_is_never_overwritten(
     ],
 )
 def test_a_store_that_fails_is_tried_again_later_and_later(
-    reason: Reason, waits_s: list[int], make_stream: Callable[..., Stream], tier2: FaultyObjects
+    reason: Reason, waits_s: list[int], make_stream: MakeStream, tier2: FaultyObjects
 ) -> None:
     def fail(call: str, key: str) -> None:
         raise ObjectError("no", reason)
@@ -82,9 +81,7 @@ def test_a_store_that_fails_is_tried_again_later_and_later(
 
 
 @pytest.mark.shows("journal 4.6")
-def test_wrong_credentials_wait_for_the_operator(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_wrong_credentials_wait(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     def fail(call: str, key: str) -> None:
         raise ObjectError("403", Reason.AUTHENTICATION, hint="mend the credentials")
 
@@ -105,7 +102,7 @@ def test_wrong_credentials_wait_for_the_operator(
 
 
 def test_a_damaged_segment_is_not_compressed_and_never_evicted(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
+    make_stream: MakeStream, tier2: FaultyObjects
 ) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
@@ -122,9 +119,7 @@ def test_a_damaged_segment_is_not_compressed_and_never_evicted(
     assert stream.journal.manifest.catalog.failures[0, ManifestType.CompressionFailed].reason == 1
 
 
-def test_a_full_disk_is_tried_again(
-    make_stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_waits(make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = make_stream()
     stream.fill(2)
     fail(monkeypatch, "write", "warm")
@@ -138,7 +133,7 @@ def test_a_full_disk_is_tried_again(
 
 
 @pytest.mark.shows("journal 4.3")
-def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: Callable[..., Stream]) -> None:
+def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: MakeStream) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0))
     stream.fill(1)
     stream.run()
@@ -153,9 +148,7 @@ def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: Callable[...
     assert stream.read() == stream.expected()
 
 
-def test_an_object_that_went_is_no_reason_to_evict(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_a_lost_object_evicts_nothing(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     stream.cover()
@@ -171,7 +164,7 @@ def test_an_object_that_went_is_no_reason_to_evict(
 @pytest.mark.shows("journal 4.8")
 @pytest.mark.parametrize("fault", ["missing", "truncated", "flipped", "other"])
 def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
-    fault: str, make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
+    fault: str, make_stream: MakeStream, tier2: FaultyObjects, tmp_path: Path
 ) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
@@ -197,9 +190,7 @@ def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
     assert stream.read() == stream.expected()
 
 
-def test_a_damaged_warm_file_is_read_from_tier_2(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_damaged_tier_1_is_read_from_2(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     stream.cover()
@@ -211,7 +202,7 @@ def test_a_damaged_warm_file_is_read_from_tier_2(
     assert len(stream.warnings) == 2  # read from another copy; and it was Tier 2
 
 
-def test_hydrating_by_hand_mends_tier_0(make_stream: Callable[..., Stream]) -> None:
+def test_hydrating_by_hand_mends_tier_0(make_stream: MakeStream) -> None:
     stream = make_stream()
     stream.fill(1)
     stream.run()
@@ -228,9 +219,7 @@ def test_hydrating_by_hand_mends_tier_0(make_stream: Callable[..., Stream]) -> N
         stream.tiers.hydrate(0)
 
 
-def test_tier_2_without_a_store_is_one_clear_line(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
+def test_tier_2_without_a_store_is_told(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(1)
     stream.cover()

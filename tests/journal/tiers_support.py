@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.journal import Append, Journal
@@ -30,29 +31,22 @@ class FaultyObjects:
         self.calls: list[tuple[str, str]] = []
         self.fault: Callable[[str, str], None] = lambda call, key: None
 
-    def _call(self, call: str, key: str) -> None:
+    def _call(self, call: str, key: str, *more: Any) -> Any:
         self.calls.append((call, key))
         self.fault(call, key)
+        return getattr(self.inner, call)(key, *more)
 
     def head(self, key: str) -> ObjectFacts | None:
-        """See ObjectStore."""
-        self._call("head", key)
-        return self.inner.head(key)
+        return self._call("head", key)
 
     def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
-        """See ObjectStore."""
-        self._call("put", key)
-        return self.inner.put(key, path, metadata)
+        return self._call("put", key, path, metadata)
 
     def get(self, key: str) -> Download:
-        """See ObjectStore."""
-        self._call("get", key)
-        return self.inner.get(key)
+        return self._call("get", key)
 
     def delete(self, key: str) -> None:
-        """See ObjectStore."""
         self._call("delete", key)
-        self.inner.delete(key)
 
 
 class Stream:
@@ -146,3 +140,6 @@ class Stream:
         records = read_manifest(str(self.dir), lambda line: None).records
         kinds = (ManifestType.SegmentOpened, ManifestType.SealSegment)
         return [r.name for r in records if r.segment_id == segment_id and r.type not in kinds]
+
+
+MakeStream = Callable[..., Stream]

@@ -60,9 +60,7 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("state", ["dead", "expired", "bounced"])
-def test_M01_what_was_given_up_and_is_read_later_keeps_its_state(
-    ledger: Ledger, look: Look, state: str
-) -> None:
+def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state: str) -> None:
     (one,) = record(ledger, 1)
     ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
     ledger.deliveries.give_up(one, KEY, state, "why")
@@ -74,9 +72,7 @@ def test_M01_what_was_given_up_and_is_read_later_keeps_its_state(
     assert look.all(log) == [("written", state), (state, "read")]
 
 
-def test_M02_what_was_answered_before_its_file_left_keeps_its_times(
-    ledger: Ledger, look: Look
-) -> None:
+def test_M02_what_was_answered_unread_keeps_its_times(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
     ledger.deliveries.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
@@ -119,9 +115,7 @@ def test_every_hop_has_its_time(ledger: Ledger, look: Look) -> None:
     ]
 
 
-def test_an_ack_is_the_evidence_of_reading_and_a_bounce_keeps_its_reason(
-    ledger: Ledger, look: Look
-) -> None:
+def test_an_ack_is_a_reading_and_a_bounce_keeps_its_reason(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob", "carol")
     ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
@@ -216,9 +210,7 @@ def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
     assert ledger.deliveries.unread("bob") == {}
 
 
-def test_all_messages_shows_what_was_sent_and_what_was_delivered(
-    ledger: Ledger, look: Look
-) -> None:
+def test_all_messages_has_what_was_sent_and_delivered(ledger: Ledger, look: Look) -> None:
     one, two = record(ledger, 1, 2)
     stage(ledger, one, "bob", "carol")
     ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
@@ -239,9 +231,7 @@ def test_all_messages_shows_what_was_sent_and_what_was_delivered(
     ]
 
 
-def test_all_messages_has_the_columns_of_messages_and_the_facts_of_the_file(
-    ledger: Ledger, look: Look
-) -> None:
+def test_all_messages_has_the_columns_of_messages(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob", "carol")
     names = [row[1] for row in look.all("PRAGMA table_info(all_messages)")]

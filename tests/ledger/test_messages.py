@@ -121,7 +121,7 @@ def test_open_rows_are_those_not_at_their_end_in_order_of_discovery(ledger: Ledg
     ledger.archive([(four, None)], NOW)
     ledger.fail([(five, "why")], NOW)
     assert [(row.message_id, row.status) for row in ledger.open_rows()] == [
-        *((one, "pending"), (two, "processing"), (three, "completed")),
+        *((one, "pending"), (two, "processing"), (three, "completed"))
     ]
     many = record(ledger, *range(10, 3000))
     assert ledger.rows(many).keys() == ledger.claim(many) == set(many)
@@ -151,7 +151,7 @@ def test_a_failure_counts_and_is_counted_once(ledger: Ledger, look: Look) -> Non
     ledger.complete([three], NOW + 5)
     columns = "retry_count, processed_at, last_error"
     assert look.all(f"SELECT {columns} FROM messages ORDER BY id") == [
-        *((1, NOW + 6, "no such agent"), (2, NOW + 6, "no such agent"), (0, NOW + 5, None)),
+        *((1, NOW + 6, "no such agent"), (2, NOW + 6, "no such agent"), (0, NOW + 5, None))
     ]
 
 
@@ -184,9 +184,7 @@ def test_a_pending_file_that_changed_is_read_again(ledger: Ledger, look: Look) -
     assert look.all(f"SELECT {columns} FROM messages") == [(7, 8, 9, "c", "query", "*")]
 
 
-def test_the_archives_path_is_noted_and_kept_where_there_is_none(
-    ledger: Ledger, look: Look
-) -> None:
+def test_the_path_of_an_archive_is_noted(ledger: Ledger, look: Look) -> None:
     one, two, three = record(ledger, 1, 2, 3)
     ledger.claim([one, two])
     ledger.complete([one, two], NOW)

@@ -48,9 +48,7 @@ def test_there_is_one_schema_and_the_package_has_it() -> None:
     assert schema_sql() == top.read_text()
 
 
-def test_the_schema_is_there_whole_or_not_at_all(
-    ledger_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_schema_is_whole_or_none(ledger_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = schema_sql()
     monkeypatch.setattr(schema_module, "schema_sql", lambda: whole + "CREATE TABLE agents (a);")
     with pytest.raises(LedgerError, match="agents already exists"):
@@ -81,9 +79,7 @@ def test_the_settings_of_appendix_b_are_in_force(ledger_path: str) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_the_files_are_their_owners_alone_and_closed_they_are_one(
-    ledger_path: str, umask: int
-) -> None:
+def test_the_files_are_private_and_closed_they_are_one(ledger_path: str, umask: int) -> None:
     folder = Path(ledger_path).parent
 
     def modes() -> dict[str, int]:
@@ -246,9 +242,7 @@ def test_a_path_may_have_any_character(tmp_path: Path, name: str) -> None:
     opened.close()
 
 
-def test_columns_of_an_insert_are_in_the_order_of_the_facts(
-    ledger: Ledger, ledger_path: str
-) -> None:
+def test_an_insert_is_in_the_order_of_the_facts(ledger: Ledger, ledger_path: str) -> None:
     record(ledger, 7)
     reader = open_readonly(ledger_path)
     row = reader.execute("SELECT * FROM messages").fetchone()

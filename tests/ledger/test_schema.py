@@ -94,7 +94,7 @@ def version(path: str) -> int:
     return found
 
 
-def test_a_migrated_ledger_is_a_fresh_one_with_the_rows_it_had(
+def test_a_migrated_ledger_is_a_fresh_one_with_its_rows(
     path: str, old: int, tmp_path: Path
 ) -> None:
     before = rows(path, old)
@@ -156,9 +156,7 @@ def test_a_damaged_one_is_named_and_left_as_it_is(path: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
-    tmp_path: Path, path: str, old: int
-) -> None:
+def test_killed_at_any_step_it_is_old_or_new(tmp_path: Path, path: str, old: int) -> None:
     first = Path(path)
     before = rows(path, old)
     parts = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
@@ -182,9 +180,7 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
         assert rows(f"{path}.v{old}.bak", old) == before
 
 
-def test_a_step_that_fails_is_taken_back(
-    path: str, old: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_is_undone(path: str, old: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from relay.ledger import schema
 
     wrong = schema.STEPS[old] + "CREATE TABLE agents (a);\n"
@@ -222,9 +218,7 @@ def told(path: str) -> list[str]:
         ("PRAGMA user_version = 99", "its schema is 99, this agent-relay supports"),
     ],
 )
-def test_a_change_by_hand_is_found(
-    ledger: Ledger, ledger_path: str, change: str, problem: str
-) -> None:
+def test_a_change_is_found(ledger: Ledger, ledger_path: str, change: str, problem: str) -> None:
     (one,) = record(ledger, 1)
     ledger._db.execute(DELIVERY.format("", "'staged'", one))
     assert told(ledger_path) == []
