@@ -19,7 +19,7 @@ messages roll into an archive. See docs/states.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from relay.acomm.model import DeliveryState, Message
 from relay.base import fsio
@@ -38,15 +38,17 @@ from relay.engine.engine import Engine
 from relay.ledger import Ledger
 from relay.ledger.deliveries import TAKEN, DeliveryRow
 
+Key = tuple[int, str]  # number of a message in the store, recipient
 ENDED = ("read", "acked", "dead", "expired", "bounced")
 
 
 class InboxRepair:
     """Compares the deliveries in the journal with the files in inboxes."""
 
-    def __init__(self, dirs: Dirs, store: Engine, *, power_cut: bool) -> None:
+    def __init__(self, dirs: Dirs, store: Engine, ledger: Ledger, *, power_cut: bool) -> None:
         self._dirs = dirs
         self._store = store
+        self._ledger = ledger
         self._power_cut = power_cut
 
     def finish_staged(self, open_ones: Iterable[int]) -> int:
@@ -56,38 +58,59 @@ class InboxRepair:
         """
         known = self._store.state.deliveries
         staged = [
-            (number, recipient, one.attempt)
+            (number, recipient)
             for number in open_ones
             for recipient, one in known.get(number, {}).items()
             if one.state is DeliveryState.STAGED
         ]
-        for number, recipient, attempt in staged:
-            message = self._store.messages.get(number)
-            if message is None or message.relay_id is None:
-                continue
-            if self._power_cut:
-                if self._restore(message, recipient, attempt):
-                    self._store.deliveries.deliver(number, [recipient], attempt)
-                continue
-            reason = file_ops.deliver(self._dirs, message.relay_id, recipient, again=True)
-            if reason:
-                self._store.deliveries.postpone(number, recipient, attempt)
+        if self._power_cut:
+            self._compare(staged)
+            return len(staged)
+        for message, relay_id, recipient, attempt in self._found(staged):
+            if file_ops.deliver(self._dirs, relay_id, recipient, again=True):
+                self._store.deliveries.postpone(message.id, recipient, attempt)
             else:
-                self._store.deliveries.deliver(number, [recipient], attempt)
+                self._store.deliveries.deliver(message.id, [recipient], attempt)
         return len(staged)
 
-    def compare(self, written: Iterable[tuple[int, str]]) -> int:
+    def compare(self, written: Iterable[Key]) -> int:
         """Compare recent deliveries with the inboxes after a power cut; returns how many are due
         again. ``written``: number of the message, recipient."""
-        again = 0
-        for number, recipient in sorted(written):
-            one = self._store.state.deliveries.get(number, {}).get(recipient)
-            message = self._store.messages.get(number)
-            if one is None or message is None or message.relay_id is None:
+        known = self._store.state.deliveries
+        return self._compare(
+            [
+                (number, recipient)
+                for number, recipient in sorted(written)
+                if (one := known.get(number, {}).get(recipient)) is not None
+                and recipient != ORCHESTRATOR
+                and one.state is DeliveryState.DELIVERED
+            ]
+        )
+
+    def _compare(self, deliveries: list[Key]) -> int:
+        """See ``compare``. The ledger may know a read that the journal lost."""
+        found = list(self._found(deliveries))
+        rows = self._ledger.deliveries.rows({relay_id for _, relay_id, _, _ in found})
+        known, again = self._store.state.deliveries, 0
+        for message, relay_id, recipient, attempt in found:
+            row = rows.get(relay_id, {}).get(recipient)
+            is_read = row is not None and row.state == "read" and row.attempt == max(attempt, 1)
+            if not is_read and not self._restore(message, recipient, attempt):
+                again += 1
                 continue
-            if recipient != ORCHESTRATOR and one.state is DeliveryState.DELIVERED:
-                again += not self._restore(message, recipient, one.attempt)
+            if known[message.id][recipient].state is DeliveryState.STAGED:
+                self._store.deliveries.deliver(message.id, [recipient], attempt)
+            if row is not None and is_read:
+                self._store.deliveries.receive(message.id, recipient, row.read_how or TAKEN)
         return again
+
+    def _found(self, deliveries: Iterable[Key]) -> Iterator[tuple[Message, str, str, int]]:
+        """Yield the message, its relay id, the recipient and the attempt of each."""
+        for number, recipient in deliveries:
+            message = self._store.messages.get(number)
+            if message is not None and message.relay_id is not None:
+                attempt = self._store.state.deliveries[number][recipient].attempt
+                yield message, message.relay_id, recipient, attempt
 
     def _restore(self, message: Message, recipient: str, attempt: int) -> bool:
         """Make sure that a delivered file is in the inbox or in ``.read``; False: it is due again.
@@ -105,16 +128,16 @@ class InboxRepair:
             return False
         return True
 
-    def clear_ended(self, home: Home, ledger: Ledger) -> None:
+    def clear_ended(self, home: Home) -> None:
         """Take out of the inboxes, after a power cut, what was read, and what is damaged and ended.
 
-        ``ledger``: has all events of the journal.
+        The ledger has all events of the journal by then.
         """
         for agent in list(home.agent_names()):
             found = set[str]()
             with contextlib.suppress(OSError, UnsafePath):
                 found = file_ops.inbox_files(self._dirs, agent)
-            for message_id, rows in ledger.deliveries.rows(found).items():
+            for message_id, rows in self._ledger.deliveries.rows(found).items():
                 with contextlib.suppress(OSError, UnsafePath):  # it stays: it may be whole
                     if agent in rows:
                         self._clear(agent, message_id, rows[agent])

@@ -72,7 +72,7 @@ def recover(
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
     with home.dirs() as dirs:
         open_ones = list(store.messages.incomplete().values())  # checked once: there may be many
-        inboxes = InboxRepair(dirs, store, power_cut=power_cut)
+        inboxes = InboxRepair(dirs, store, ledger, power_cut=power_cut)
         delivered = inboxes.finish_staged(open_ones)
         again = 0
         if power_cut:
@@ -90,7 +90,7 @@ def recover(
         rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
-            inboxes.clear_ended(home, ledger)
+            inboxes.clear_ended(home)
             _restore_originals(files, ledger, store, projection, log)
         requeued = _resolve_rows(files, ledger, store, rows, now)
     events.confirm_boot()

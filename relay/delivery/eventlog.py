@@ -3,8 +3,10 @@
     with the store's file   everything before its position
     with the journal        everything else, in order
 
-An event is applied in memory first and kept; ``commit`` writes the kept events with one sync and
-returns when they are durable. Before that they have no effect outside the process. See
+An event is applied in memory first and kept. ``commit`` writes the kept events with one sync and
+returns when they are durable: what must survive a power cut waits for it. Other events, such as
+deliveries made and reads, are written at the end of the turn, so that a killed process loses none
+of them, and synced with the next commit: after a power cut the inboxes tell them. See
 docs/architecture.md.
 """
 
@@ -28,7 +30,7 @@ from relay.journal.journal import Append, Journal
 from relay.journal.manifest_format import ARCHIVE_ROLLED
 
 STREAM_ID = 1  # a home has one store, and one stream
-LINGER_MS = 20  # events without a waiting batch share the sync of the next
+LINGER_MS = 1_000  # events that nothing waits for share the sync of a commit within a second
 RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
 
 
@@ -133,19 +135,25 @@ class EventLog:
         payload = self._codec.encode(frame, self.journal.end)
         self.journal.append([Append(payload, int(flag))])
 
-    def commit_if_due(self) -> None:
-        """Commit events that no batch took along in time; preallocate and roll the journal."""
-        now = self._clock.monotonic_ns()
-        if self.is_behind and self._since is None:
-            self._since = now
+    def write(self) -> None:
+        """Write all events without a sync; durable within ``LINGER_MS``. Errors: as ``commit``."""
+        self.append()
+        self.journal.write()
+        if self._since is None and self.journal.end > self.journal.durable:
+            self._since = self._clock.monotonic_ns()
+
+    def end_turn(self) -> None:
+        """Write what no commit took along, and commit it in time; preallocate and roll the
+        journal."""
+        self.write()
         due = self.due_ns()
-        if due is not None and due <= now:
+        if due is not None and due <= self._clock.monotonic_ns():
             self.commit()
         self.journal.roll_if_due()
         self.journal.preallocate()  # in a backlog, too: without zeros ahead commits take far longer
 
     def due_ns(self) -> int | None:
-        """Time at which ``commit_if_due`` has to commit (monotonic)."""
+        """Time at which ``end_turn`` has to commit (monotonic)."""
         return None if self._since is None else self._since + LINGER_MS * NS_PER_MS
 
     def reserve(self, n_bytes: int) -> None:

@@ -226,7 +226,7 @@ class Dispatcher:
             self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
             self._flusher.flush_if_due()
             self._log_change("The store", self._flusher.error, "is written again", "flush_failed")
-            self._events.commit_if_due()
+            self._events.end_turn()
         return self._next_due()
 
     def pop_jobs(self) -> list[tuple[Subject, Job]]:

@@ -193,10 +193,10 @@ class ReadDetector:
             self._vanished[agent, message_id] = attempt
 
     def flush(self) -> list[ReadDelivery]:
-        """Record reads in the ledger, once the journal has them; returns them."""
+        """Record reads in the ledger, once they are written to the journal; returns them."""
         if not (self._read or self._vanished or self._seen):
             return []
-        self._events.commit()
+        self._events.write()
         read, self._read = [*self._read.values()], {}
         vanished, self._vanished = self._vanished, {}
         seen, self._seen = self._seen, {}

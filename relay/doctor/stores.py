@@ -195,7 +195,8 @@ def _check_set_aside(folder: str) -> Iterator[Finding]:
             for suffix, (what, advice) in _ASIDE.items():
                 if suffix in name:
                     path = os.path.join(folder, sub, name)
-                    yield Finding("journal", path, f"{path}: {what}", advice)
+                    severity = Severity.NOTE if suffix == ".torn" else Severity.ERROR
+                    yield Finding("journal", path, f"{path}: {what}", advice, severity)
 
 
 def _check_surplus(folder: str, entries: list[SegmentEntry], end: int) -> Iterator[Finding]:

@@ -1,10 +1,9 @@
 """The journal of one stream: append, commit and read, by one writer and any number of readers.
 
 Records are durable when ``commit`` returns. Records appended after that may or may not survive a
-crash; those that do are whole and in order. A segment is rolled when it is full or old: its footer
-is written, the manifest updated, the next segment created.
+crash; those that do are whole and in order. A segment is rolled when it is full or old:
 
-    append → (memory) → commit: pwrite, fdatasync → roll: footer, SealSegment, next, SegmentOpened
+    append → (memory) → write: pwrite → commit: fdatasync → roll: footer, SealSegment, next segment
 
 A ``JournalReader`` in another process needs no lock: it returns whole records up to the first
 incomplete one, and continues there when called again. It may see a batch that is not synced yet.
@@ -124,7 +123,7 @@ class Journal:
         self._stream = stream
         self._active = active
         self._warn = warn
-        self._end = self._durable = active.end
+        self._end = self._written = self._durable = active.end
         self._groups = [_PendingWrites()]  # one per segment that the appended records need
         self._room = stream.policy.segment_bytes - FOOTER.size - active.position
         self._failure: BaseException | None = None
@@ -188,10 +187,7 @@ class Journal:
         return min((entry.base_offset for entry in self.manifest.entries()), default=self._end)
 
     def append(self, batch: Sequence[Append]) -> list[int]:
-        """Append records in memory; their offsets. Durable after ``commit``.
-
-        Errors: JournalFailed.
-        """
+        """Append records in memory, to be written; their offsets. Errors: JournalFailed."""
         self._check()
         at_ms = self._stream.clock.now_ns() // NS_PER_MS
         begin = self._end
@@ -224,16 +220,13 @@ class Journal:
         self._room = self._stream.policy.segment_bytes - FOOTER.size - FIRST_RECORD
         return self._groups[-1]
 
-    def commit(self) -> int:
-        """Make all appended records durable: one write and one sync, and a roll if a segment is
-        full. Returns ``durable``.
-
-        Errors: OSError, RelayError: uncommitted records may or may not survive, and the journal
-        accepts no more.
+    def write(self) -> None:
+        """Write all appended records without a sync: a killed process loses none of them; a power
+        cut may, until the next ``commit``. Errors: as ``commit``.
         """
         self._check()
-        if self._durable == self._end:
-            return self._durable
+        if self._written == self._end:
+            return
         groups, self._groups = self._groups, [_PendingWrites()]
         with self._failing():
             for number, group in enumerate(groups):
@@ -241,8 +234,20 @@ class Journal:
                     self._roll()
                 if group.count:
                     self._write(group)
-            self._active.sync()
-        self._durable = self._end
+        self._written = self._end
+
+    def commit(self) -> int:
+        """Make all appended records durable: one write and one sync, and a roll if a segment is
+        full. Returns ``durable``.
+
+        Errors: OSError, RelayError: uncommitted records may or may not survive, and the journal
+        accepts no more.
+        """
+        self.write()
+        if self._durable < self._end:
+            with self._failing():
+                self._active.sync()
+            self._durable = self._end
         return self._durable
 
     def _write(self, group: _PendingWrites) -> None:
@@ -259,7 +264,7 @@ class Journal:
         """
         self._check()
         active, policy = self._active, self._stream.policy
-        end = active.position + (self._end - self._durable)
+        end = active.position + (self._end - self._written)
         before = active.zeroed
         if end + n_bytes > before:
             try:
@@ -369,7 +374,7 @@ class Journal:
             source.close()
 
     def close(self) -> None:
-        """Close the files; idempotent. Uncommitted records are lost."""
+        """Close the files; idempotent. Records that were not written are lost."""
         self._active.close()
         self.manifest.close()
 
@@ -380,15 +385,13 @@ class Journal:
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         """After an error in the block the journal refuses to write."""
-        known = self._active, self._active.position
+        active, position = self._active, self._active.position - (self._written - self._durable)
         try:
             yield
         except (OSError, RelayError) as exc:
             self._failure = exc
-            active, position = known
-            if active is not self._active:
-                active, position = self._active, FIRST_RECORD
-            active.mark_unsynced(position)
+            unsynced = position if active is self._active else 0
+            self._active.mark_unsynced(max(unsynced, FIRST_RECORD))
             raise
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from typing import Any
 
 import pytest
@@ -51,6 +52,77 @@ def undo_rename(box: Box, to: str, source: str, message_id: str) -> None:
 
 
 INBOX = "agents/bob/inbox"
+
+
+def cut_unsynced(box: Box) -> None:
+    """The power goes: what the journal has not synced is zeros again."""
+    journal = box.events.journal
+    lost = journal.end - journal.durable
+    assert lost
+    position = journal._active.position
+    box.kill()
+    with open(journal._active.path, "r+b") as file:
+        file.seek(position - lost)
+        file.write(bytes(lost))
+
+
+def test_one_sync_for_a_message_sent_delivered_and_read(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(fsio, "fault", lambda operation, name: calls.append(operation))
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.take("bob", sent)
+    box.tick()
+    assert box.states(sent) == {"bob": "read"} and calls.count("sync") == 1
+    box.after(0.5)
+    box.send("alice", "TO: bob\n\nnext")  # its sync is that of the read
+    assert calls.count("sync") == 2
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_read_that_the_journal_lost_and_the_ledger_has_is_a_read(
+    box: Box, is_removed: bool
+) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    box.after(2)  # the delivery is synced
+    box.take("bob", sent)
+    box.tick()
+    if is_removed:
+        box.path(INBOX, ".read", f"{sent}.msg").unlink()
+    assert box.states(sent) == {"bob": "read"}
+    cut_unsynced(box)
+    next_boot(box)
+    assert box.states(sent) == {"bob": "read"} and "." not in inbox(box, "bob", sent)
+
+
+def test_a_delivery_and_its_read_that_the_journal_lost_are_found_in_the_ledger(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.take("bob", sent)
+    box.tick()
+    box.path(INBOX, ".read", f"{sent}.msg").unlink()
+    cut_unsynced(box)
+    next_boot(box)
+    assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "read"}
+
+
+def test_a_read_that_journal_and_ledger_lost_is_what_the_inbox_says(box: Box) -> None:
+    """Less than a second before the power went: its file is in the inbox again, and unread."""
+    sent = send(box, "TO: bob\n\nhi")
+    box.after(2)
+    box.take("bob", sent)
+    box.tick()
+    cut_unsynced(box)
+    undo_rename(box, f"{INBOX}/.read", INBOX, sent)
+    db = sqlite3.connect(box.path("ledger.db"))
+    db.execute("UPDATE deliveries SET state = 'written', read_at = NULL, read_how = NULL")
+    db.commit()
+    db.close()
+    next_boot(box)
+    assert box.states(sent) == {"bob": "written"} and "." in inbox(box, "bob", sent)
+    box.take("bob", sent)
+    box.tick()
+    assert box.states(sent) == {"bob": "read"}
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
