@@ -211,9 +211,10 @@ class Relay:
         return code
 
 
-def until(what: Callable[[], object], why: str = "", patience_s: float = PATIENCE_S) -> None:
-    """Look again and again until it is true; fail when it never is."""
+def until(what: Callable[[], Any], why: str = "", patience_s: float = PATIENCE_S) -> Any:
+    """Look again and again until it is true, and give it; fail when it never is."""
     deadline = time.monotonic() + patience_s
-    while not what():
+    while not (found := what()):
         assert time.monotonic() < deadline, f"not within {patience_s} s: {why or what}"
         time.sleep(0.005)
+    return found

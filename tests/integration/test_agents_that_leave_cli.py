@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from agent_sdk import Agent
-from tests.procs import agents_of, environment, relay, rows_of, until
+from tests.procs import agents_of, relay, rows_of
 
 # a relay that scans every second, for which a process is dead after one
 EAGER = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
@@ -46,35 +44,6 @@ def test_register_says_who_gets_mail_to_lead(home: Path) -> None:
     assert "`TO: lead` means this agent; another spelling of Lead means the agent" in named.stderr
     role = relay("register", "bob", "--role", "lead", home=home)
     assert "`TO: lead` means the agent of that name; bob gets what is sent TO: Lead" in role.stderr
-
-
-def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(home: Path) -> None:
-    program = (
-        "import sys\nfrom agent_sdk import Agent\n"
-        "bob = Agent('bob', sys.argv[1])\nprint('here', flush=True)\nbob.receive()"
-    )
-    command = [sys.executable, "-c", program, str(home)]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "here\n"
-    until(lambda: agents_of(home)["bob"]["pid"] == process.pid)
-    assert relay("send", "--as", "alice", "operator", "hi", home=home).returncode == 0
-    process.kill()
-    process.communicate()
-    until(lambda: agents_of(home)["bob"]["status"] == "terminated")
-    rows = agents_of(home)
-    assert f"its process {process.pid} ended" in rows["bob"]["reason"]
-    assert rows["alice"]["status"] == "active"  # a command line is nobody's process
-    with Agent("alice", home) as alice:
-        alice.send("bob", "hi")
-        nack = alice.receive(30)
-        assert nack is not None and "bob is terminated since" in nack.body
-        with Agent("bob", home) as bob:
-            alice.send("bob", "are you back?")
-            message = bob.receive(30)
-            assert message is not None
-            while message is not None and message.sender != "alice":  # the welcome may come first
-                message = bob.receive(30)
-            assert message is not None and message.body == "are you back?"
 
 
 def test_continuity_on_the_command_line(home: Path) -> None:

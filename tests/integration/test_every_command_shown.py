@@ -158,17 +158,9 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
-    *("show", "unread", "open"),
-    *(
-        "channel show",
-        "dead show",
-        "acomm dump",
-        "ledger audit",
-        "ledger query",
-        "doctor",
-        "key show",
-    ),
-    *("agents show", "logs", "tail", "ps", "service show", "status"),
+    *("show", "unread", "open", "channel show", "dead show", "acomm dump", "ledger audit"),
+    *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps", "service show"),
+    "status",
 )
 
 

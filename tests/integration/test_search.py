@@ -133,17 +133,6 @@ def test_a_backup_leaves_it_out(box: Box, tmp_path: Path) -> None:
     assert search(restored, "number") == ["number 1"]
 
 
-def test_the_keys_of_a_query(box: Box) -> None:
-    box.send("alice", "TO: bob\n\nhttp://x/y subject:z")
-    assert search(box.root, "http://x subject:z") == ["http://x/y subject:z"]
-    done = relay("search", "form:alice", home=box.root)
-    assert done.returncode == 2
-    assert done.stderr.startswith("relay: unknown key form:; did you mean from:?")
-    assert done.stderr.count("\n") == 1
-    bad = relay("search", "after:yesterday", home=box.root)
-    assert bad.returncode == 2 and "invalid time 'yesterday'" in bad.stderr
-
-
 def test_a_name_that_nobody_has_is_said_where_nothing_is_found(box: Box) -> None:
     done = relay("search", "from:bobb", home=box.root)
     assert done.stdout == "" and "there is no agent 'bobb'" in done.stderr

@@ -114,18 +114,8 @@ def test_the_relays_own_log_is_sentences_on_a_terminal(home: Path) -> None:
 
 
 def test_the_prompt_from_standard_input(home: Path, tmp_path: Path) -> None:
-    ran = relay(
-        "spawn",
-        "two",
-        "--cli",
-        "sh",
-        "--prompt",
-        "-",
-        "--cwd",
-        str(tmp_path),
-        home=home,
-        stdin="NAME=x\necho from stdin\nexit 4\n",
-    )
+    words = ("spawn", "two", "--cli", "sh", "--prompt", "-", "--cwd", str(tmp_path))
+    ran = relay(*words, home=home, stdin="NAME=x\necho from stdin\nexit 4\n")
     assert ran.returncode == 0
     until(lambda: [r["exit_code"] for r in listed(home, "--all") if r["name"] == "two"] == [4])
     assert (home / "logs" / "two.log").read_text() == "from stdin\n"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,14 @@ from relay.base.process_info import started_at
 from relay.reach.ringing import Memory
 from relay.reach.rungs import SOCKET, TOKEN
 from relay.reach.session import IDLE, Session, load_session, save_session, side_file
+from tests.procs import until
+from tests.reach.hooks import put
 
 BELL = (sys.executable, "-S", "-c")
 CODE = (
     "import sys; sys.path.insert(0, {!r}); from relay.reach.bell import serve; serve(*sys.argv[1:])"
 )
 PACKAGE = str(Path(__file__).parents[2])
-
-
-def until(is_so: Callable[[], Any], seconds: float = 10) -> Any:
-    """Wait until something is so; its value."""
-    end = time.monotonic() + seconds
-    while not (value := is_so()):
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.005)
-    return value
 
 
 class Inbox:
@@ -111,10 +104,7 @@ class Cli:
         self._sent += 1
         name = f"{time.time_ns()}-{self._sent:08x}"
         more = "".join(f"{key}: {value}\n" for key, value in headers.items())
-        inbox = self.root / "agents" / self.agent / "inbox"
-        (inbox / ".pending" / name).write_text(f"FROM: alice\nTO: {self.agent}\n{more}{text}")
-        os.rename(inbox / ".pending" / name, inbox / f"{name}.msg")
-        return name
+        return put(self.root, self.agent, f"FROM: alice\nTO: {self.agent}\n{more}{text}", name)
 
     def take(self, message_id: str) -> None:
         """The message is read."""

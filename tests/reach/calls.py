@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from mcp import Client, StdioServerParameters
 from relay.cli.mcp import id_of, outcome_of, run_command
 from relay.reach.mcp import ToolServer
 from tests.procs import environment
+from tests.reach.hooks import put
 
 RELAY = (sys.executable, "-m", "relay")
 
@@ -57,11 +57,8 @@ def deliver(root: Path, body: str = "hello", agent: str = "bob", **headers: str)
     """A message is delivered; its id."""
     name = f"{time.time_ns()}-0000002a"
     fields = {"FROM": "alice", "TO": agent, "KIND": "message", "ID": name, **headers}
-    inbox = root / "agents" / agent / "inbox"
     head = "".join(f"{key}: {value}\n" for key, value in fields.items())
-    (inbox / ".pending" / name).write_text(f"{head}\n{body}")
-    os.rename(inbox / ".pending" / name, inbox / f"{name}.msg")
-    return name
+    return put(root, agent, f"{head}\n{body}", name)
 
 
 def unread(root: Path, agent: str = "bob") -> list[str]:

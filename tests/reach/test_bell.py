@@ -18,7 +18,8 @@ from relay.reach.ringing import Bell
 from relay.reach.rungs import TOKEN
 from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
 from relay.reach.waiting import Pace
-from tests.reach.bells import PACKAGE, Cli, cli, until
+from tests.procs import until
+from tests.reach.bells import PACKAGE, Cli, cli
 
 S = 10**9
 
@@ -85,7 +86,7 @@ def test_urgent_messages_ring_at_once(bob: Cli, tmp_path: Path) -> None:
     until(lambda: len(inbox.texts) == 1)
     bob.drop()
     bob.drop(PRIORITY=0)
-    until(lambda: len(inbox.texts) == 2, 3)
+    until(lambda: len(inbox.texts) == 2, patience_s=3)
     time.sleep(0.3)
     assert len(inbox.texts) == 2
 

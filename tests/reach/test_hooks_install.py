@@ -337,24 +337,10 @@ def test_hooks_of_the_user_and_of_a_project_do_not_both_run(project: Path, first
     assert relay("install", "claude", second).exit_code == 0
 
 
-BY_HAND = json.dumps(
-    {
-        "hooks": {
-            "Stop": [
-                {
-                    "hooks": [
-                        {
-                            "type": "command",
-                            "timeout": 330,
-                            "command": '[ -n "$AGENT_RELAY_NAME" ] && relay --home /x inbox --take '
-                            "--timeout 300 >&2 && exit 2; exit 0",
-                        }
-                    ]
-                }
-            ]
-        }
-    }
-)
+TAKES = "relay --home /x inbox --take --timeout 300 >&2"
+COMMAND = f'[ -n "$AGENT_RELAY_NAME" ] && {TAKES} && exit 2; exit 0'
+ENTRY = {"type": "command", "timeout": 330, "command": COMMAND}
+BY_HAND = json.dumps({"hooks": {"Stop": [{"hooks": [ENTRY]}]}})
 
 
 @pytest.mark.parametrize("more", [(), ("--user",), ("--mcp",)])

@@ -17,7 +17,8 @@ from relay.reach import rungs
 from relay.reach.bell import WOKEN
 from relay.reach.rungs import ClaudeRewake, RingFailed, RungTarget, Wake, ring_text
 from relay.reach.session import IDLE
-from tests.reach.bells import PACKAGE, Cli, cli, until
+from tests.procs import until
+from tests.reach.bells import PACKAGE, Cli, cli
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_the_waiting_hook_starts_a_bell_that_was_killed(bob: Cli) -> None:
     until(lambda: waits(bob, hook))
     first = until(lambda: bob.memory)
     os.kill(first.pid, 9)
-    until(lambda: (one := bob.memory) and one.pid != first.pid, 15)
+    until(lambda: (one := bob.memory) and one.pid != first.pid)
     bob.drop()
     assert hook.wait(10) == WOKEN
     hook.communicate()

@@ -33,7 +33,8 @@ from relay.reach.rungs import (
     survey,
 )
 from relay.reach.session import IDLE
-from tests.reach.bells import PACKAGE, Cli, Inbox, cli, until
+from tests.procs import until
+from tests.reach.bells import PACKAGE, Cli, Inbox, cli
 
 TEXT = ring_text(2)
 
@@ -404,6 +405,6 @@ def test_a_bell_for_an_agent_without_a_session(bob: Cli, tmp_path: Path) -> None
     bob.take(first)
     time.sleep(0.1)
     bob.drop()
-    until(lambda: (tmp_path / "rung").read_text() == "x\nx\n", 3)
+    until(lambda: (tmp_path / "rung").read_text() == "x\nx\n", patience_s=3)
     bell.kill()
     bell.wait()

@@ -17,7 +17,7 @@ from relay.reach.bell import is_ringing
 from relay.reach.hook import waiting
 from relay.reach.session import IDLE, Session, live_session
 from tests.fakes.harness import Harness
-from tests.reach.bells import until
+from tests.procs import until
 from tests.reach.hooks import put
 
 TURNS = int(os.environ.get("RELAY_TURNS", "6"))
@@ -88,7 +88,7 @@ def test_a_session_that_is_killed_leaves_the_message_to_the_next(root: Path, mom
         (inbox / ".pending" / one).write_text("FROM: alice\nTO: bob\n\nhello")
         steps = json.dumps([{"prompt": "go", "steps": [{"die": 1}]}])
         assert subprocess.run([*CLAUDE, project], input=steps.encode(), env=env).returncode == -9
-        until((root / "done").exists, 30)
+        until((root / "done").exists)
     settings.write_text(text)
     assert live_session(str(root), "bob") is None
     with Harness("claude", project) as cli:
@@ -118,7 +118,7 @@ def _kill_idle(root: Path, project: Path, env: dict[str, str]) -> None:
         is_so = session is not None and session.state == IDLE and session.event == "Stop"
         return session if is_so and is_ringing(str(root), session) else None
 
-    session = until(at_prompt, 30)
+    session = until(at_prompt)
     cli.kill()
     cli.wait()
     until(lambda: not is_ringing(str(root), session))

@@ -21,7 +21,8 @@ from relay.base.home import Home
 from relay.cli import cli as group
 from relay.doctor import examine
 from relay.reach.session import BLOCKED, IDLE
-from tests.reach.bells import PACKAGE, Cli, Inbox, cli, until
+from tests.procs import until
+from tests.reach.bells import PACKAGE, Cli, Inbox, cli
 
 
 @pytest.fixture
