@@ -59,9 +59,7 @@ def test_without_any_home_the_default_is_chosen(project: Path, tmp_path: Path) -
     assert (choice.root, choice.rule) == (str(tmp_path / "me/.agent-relay"), "default")
 
 
-def test_the_nearest_home_above_the_working_directory_is_found(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nearest_home_above_is_found(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(project)
     assert found() == (str(home), f"above {project}/src/deep")
     assert default_root() == str(home)
@@ -82,7 +80,7 @@ def test_argument_and_environment_win(project: Path, monkeypatch: pytest.MonkeyP
     assert default_root() == str(home)
 
 
-def test_the_persons_own_directory_and_what_is_above_it_are_not_searched(
+def test_a_persons_own_directory_ends_the_search(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_home(tmp_path)
@@ -185,9 +183,7 @@ def test_two_homes_are_told(project: Path, tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_one_home_is_not_two(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_home_is_one(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_home(tmp_path / "me")
     mine = make_home(tmp_path / "mine")
     monkeypatch.setenv(HOME_VARIABLE, str(mine))
@@ -254,7 +250,7 @@ def test_a_git_file_that_points_nowhere_is_ignored(project: Path, text: str) -> 
     assert found()[0] == str(home)
 
 
-def test_a_main_work_tree_that_is_a_linked_one_ends_nowhere(
+def test_work_trees_in_a_circle_end(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"

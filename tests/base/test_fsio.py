@@ -90,7 +90,7 @@ def test_what_is_there_is_made_700_and_600(folder: int, tmp_path: Path) -> None:
         assert status.st_mtime_ns == before.st_mtime_ns
 
 
-def test_what_belongs_to_somebody_else_is_refused_and_keeps_its_mode(
+def test_what_is_somebody_elses_is_left(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "d").mkdir(0o755)
@@ -153,7 +153,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("ready 1.1")
-def test_the_bytes_are_durable_before_the_name_and_the_name_when_it_returns(
+def test_the_bytes_are_durable_before_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -176,7 +176,7 @@ def test_the_bytes_are_durable_before_the_name_and_the_name_when_it_returns(
     assert steps == ["sync f.tmp", "rename", f"sync {here}", "sync g.tmp", "rename", f"sync {here}"]
 
 
-def test_where_there_is_a_full_sync_it_is_used_and_else_the_plain_one(
+def test_a_full_sync_is_used_if_any(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
@@ -303,7 +303,7 @@ def test_a_copy_that_fails_leaves_the_source(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_move_that_fails_otherwise_is_no_copy(
+def test_a_move_that_fails_copies_none(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsio.create("a", b"new", folder)
@@ -353,7 +353,7 @@ def test_the_lock_is_one_processs_until_it_ends_however_it_ends(tmp_path: Path) 
     assert mode(path) == 0o600
 
 
-def test_the_kernel_says_who_holds_the_lock_on_a_disk_that_cannot_be_written_too(
+def test_the_kernel_says_who_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / ".lock"

@@ -110,7 +110,7 @@ def test_a_file_is_read_up_to_the_limit_and_its_size_is_told(folder: int, tmp_pa
         assert status.st_ino == (tmp_path / "f").stat().st_ino
 
 
-def test_a_file_that_grows_while_it_is_read_shows(
+def test_a_file_that_grows_shows(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "f"
@@ -128,7 +128,7 @@ def test_a_file_that_grows_while_it_is_read_shows(
     assert len(data) < status.st_size
 
 
-def test_a_file_that_shrinks_while_it_is_read_shows(
+def test_a_file_that_shrinks_shows(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "f"
@@ -146,9 +146,7 @@ def test_a_file_that_shrinks_while_it_is_read_shows(
     assert (len(data), status.st_size) == (20, 20)
 
 
-def test_short_reads_are_joined(
-    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_reads_are_one(folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(bytes(range(100)))
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 7)))

@@ -35,7 +35,7 @@ def channel(store: CommStore, clock: FakeClock) -> Channel:
     return made
 
 
-def test_a_paused_channel_holds_a_replay_until_it_is_resumed(
+def test_a_paused_channel_holds_a_replay(
     store: CommStore, channel: Channel, clock: FakeClock
 ) -> None:
     store.set_channel_state(channel.id, ChannelState.PAUSED)
@@ -55,7 +55,7 @@ def test_a_paused_channel_holds_a_replay_until_it_is_resumed(
 
 
 @pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
-def test_what_a_channel_held_continues_when_it_drains_or_closes(
+def test_drained_or_closed_it_is_let_go(
     store: CommStore, channel: Channel, state: ChannelState
 ) -> None:
     store.set_channel_state(channel.id, ChannelState.PAUSED)
@@ -65,9 +65,7 @@ def test_what_a_channel_held_continues_when_it_drains_or_closes(
 
 
 @pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
-def test_a_draining_or_closed_channel_refuses_a_replay(
-    store: CommStore, channel: Channel, state: ChannelState
-) -> None:
+def test_it_may_refuse_a_replay(store: CommStore, channel: Channel, state: ChannelState) -> None:
     store.set_channel_state(channel.id, state)
     before = store.snapshot()
     with pytest.raises(ChannelUnavailable, match=f"channel c is {state.label}"):

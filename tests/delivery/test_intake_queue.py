@@ -151,7 +151,7 @@ def test_what_is_held_waits_for_the_one_that_is_being_written() -> None:
     st.integers(1, 5),
 )
 @pytest.mark.timeout(60)
-def test_every_file_is_picked_once_and_each_agents_in_order(
+def test_every_file_is_picked_once_in_order(
     added: list[tuple[str, int]], most: int, burst: int
 ) -> None:
     desk = Desk(rate=100, burst=burst)

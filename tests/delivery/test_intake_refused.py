@@ -49,9 +49,7 @@ def test_an_outbox_behind_a_link_is_not_looked_into(desk: Desk, tmp_path: Path, 
     assert bodies(desk.take()) == [b"hi"]
 
 
-def test_one_that_cannot_be_opened_stops_nobody(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_be_opened_is_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     other = NAME.replace("a1", "b2")
     for name in (NAME, other):
         desk.rename(GOOD, name)

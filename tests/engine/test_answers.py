@@ -62,7 +62,7 @@ def test_a_thread_with_two_queries_is_answered_to_both(store: CommStore) -> None
         ]
 
 
-def test_who_acknowledges_what_is_kept_back_does_not_take_it_from_the_others(
+def test_who_acknowledges_what_is_kept_back_answers_alone(
     store: CommStore, clock: FakeClock
 ) -> None:
     channel = channel_of(store, ChannelType.GROUP, "lead", "w", "x")
@@ -92,9 +92,7 @@ def test_what_all_have_acknowledged_is_kept_back_no_more(store: CommStore) -> No
 
 
 @pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
-def test_in_a_store_flushed_at_once_an_answer_is_there_with_what_it_acknowledges(
-    tmp_path: Path, kind: MessageType
-) -> None:
+def test_an_answer_is_flushed_with_what_it_acknowledges(tmp_path: Path, kind: MessageType) -> None:
     path = str(tmp_path / "s.acomm")
     with CommStore.open(path, FlushPolicy(1, None), FakeClock()) as store:
         channel = channel_of(store, ChannelType.GROUP, "lead", "worker")

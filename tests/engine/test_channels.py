@@ -141,7 +141,7 @@ def test_only_a_pubsub_channel_is_published_to(store: CommStore, kind: ChannelTy
 
 @pytest.mark.shows("engine 3.3")
 @pytest.mark.parametrize("state", [ChannelState.PAUSED, ChannelState.DRAINING])
-def test_a_draining_channel_takes_the_answers_to_what_it_delivered(
+def test_a_draining_channel_takes_answers(
     store: CommStore, state: ChannelState, group: Channel
 ) -> None:
     command = send(store, group, "a", MessageType.COMMAND)

@@ -308,7 +308,7 @@ def test_a_long_flush_is_followed_by_a_longer_pause(bench: MakeBench, factor: in
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_a_failure_keeps_the_old_file_and_is_tried_again_with_backoff(
+def test_a_failure_keeps_the_old_file_and_is_retried(
     bench: MakeBench, disk: list[int], code: int
 ) -> None:
     one = bench(BATCH)

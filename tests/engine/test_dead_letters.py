@@ -35,7 +35,7 @@ def overdue(store: CommStore, clock: FakeClock) -> list[tuple[int, tuple[str, ..
 
 
 @pytest.mark.parametrize("state", [s for s in ChannelState if s is not ChannelState.ACTIVE])
-def test_a_notice_that_nobody_takes_stops_no_dead_letter(
+def test_a_refused_notice_stops_nothing(
     store: CommStore, clock: FakeClock, state: ChannelState
 ) -> None:
     system = store.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
@@ -128,9 +128,7 @@ def test_replayed_discarded_and_purged(store: CommStore, clock: FakeClock) -> No
 
 
 @pytest.mark.parametrize("first", ["acknowledged", "dead"])
-def test_in_either_order_one_has_answered_and_the_other_is_dead(
-    store: CommStore, clock: FakeClock, first: str
-) -> None:
+def test_one_has_answered_the_other_is_dead(store: CommStore, clock: FakeClock, first: str) -> None:
     number = send(store, one_attempt(store, "other"), "lead").id
     if first == "acknowledged":
         store.acknowledge_message(number, "other", "completed")
@@ -147,9 +145,7 @@ def test_in_either_order_one_has_answered_and_the_other_is_dead(
 
 
 @pytest.mark.parametrize("first", ["bounced", "dead"])
-def test_in_either_order_nobody_is_left_and_it_is_a_dead_letter(
-    store: CommStore, clock: FakeClock, first: str
-) -> None:
+def test_nobody_is_left_it_is_a_dead_letter(store: CommStore, clock: FakeClock, first: str) -> None:
     number = send(store, one_attempt(store, "other"), "lead").id
     if first == "bounced":
         store.engine.deliveries.move(number, ["other"], DeliveryState.BOUNCED)

@@ -105,9 +105,7 @@ def five(store: CommStore, **config: object) -> Channel:
 
 @pytest.mark.shows("engine 2.2")
 @pytest.mark.parametrize(("order", "came"), ORDERS)
-def test_a_filters_order_is_in_a_priority(
-    store: CommStore, order: dict[str, Any], came: str
-) -> None:
+def test_an_order_is_in_a_priority(store: CommStore, order: dict[str, Any], came: str) -> None:
     five(store)
     wanted = MessageFilter(limit=2, **order)
     assert texts(store, filter=wanted) == came.split()[:2]
@@ -116,9 +114,7 @@ def test_a_filters_order_is_in_a_priority(
 
 @pytest.mark.shows("engine 2.2")
 @pytest.mark.parametrize(("order", "came"), ORDERS[1:])
-def test_a_query_has_the_same_order_and_newest_first_where_none_is_asked_for(
-    store: CommStore, order: dict[str, Any], came: str
-) -> None:
+def test_a_query_has_the_same_order(store: CommStore, order: dict[str, Any], came: str) -> None:
     five(store)
     found = store.query_messages(MessageFilter(**order)).messages
     assert [m.content.decode() for m in found] == came.split()
@@ -260,7 +256,7 @@ def test_a_delivery_without_its_message_is_none(store: CommStore, clock: FakeClo
     assert CommStore.load(clock, file).receive_messages(None, "worker") == []
 
 
-def test_a_clock_that_was_set_back_changes_no_order(
+def test_a_clock_set_back_changes_no_order(
     store: CommStore, clock: FakeClock, group: Channel
 ) -> None:
     first = send(store, group, "a")

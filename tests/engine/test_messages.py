@@ -114,7 +114,7 @@ def test_joining_and_leaving_change_the_channels_time(store: CommStore, clock: F
 
 
 @pytest.mark.parametrize("kind", [ChannelType.GROUP, ChannelType.DIRECT])
-def test_joining_again_changes_nothing_though_it_is_full(
+def test_joining_again_changes_nothing(
     store: CommStore, clock: FakeClock, kind: ChannelType
 ) -> None:
     channel = channel_of(store, kind, "a", "b")

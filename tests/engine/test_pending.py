@@ -196,7 +196,7 @@ def received(store: CommStore, channel_id: int, who: str) -> list[str]:
 
 @pytest.mark.shows("engine 4.7")
 @pytest.mark.parametrize("kind", [ChannelType.GROUP, ChannelType.BROADCAST])
-def test_who_joins_gets_what_was_sent_oldest_first_and_once(
+def test_who_joins_gets_what_was_sent(
     store: CommStore, clock: FakeClock, kind: ChannelType
 ) -> None:
     channel = channel_of(store, kind, "a", "b", sticky_messages=True)

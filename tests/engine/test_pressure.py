@@ -232,9 +232,7 @@ def test_description_and_tags_are_kept_and_changed(store: CommStore, clock: Fake
 
 
 @pytest.mark.shows("engine 1.12")
-def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
-    store: CommStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_fan_out_goes_in_batches(store: CommStore, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = channel_of(store, ChannelType.BROADCAST, "a", *(f"r{n}" for n in range(2500)))
     statuses: list[MessageStatus] = []
     apply = transitions.apply

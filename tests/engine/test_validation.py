@@ -235,7 +235,7 @@ def test_a_response_answers_a_query(store: CommStore, group: Channel, asked: Mes
 
 
 @pytest.mark.parametrize("kind", [MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT])
-def test_an_answer_without_a_correlation_id_answers_nothing(
+def test_an_answer_without_an_id_is_none(
     store: CommStore, group: Channel, kind: MessageType
 ) -> None:
     send(store, group, "a", MessageType.QUERY)
@@ -316,7 +316,7 @@ FILTERS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("field", FILTERS)
-def test_a_filter_that_is_none_changes_nothing_not_even_what_has_expired(
+def test_a_filter_that_is_none_changes_nothing(
     store: CommStore, clock: FakeClock, field: str
 ) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a", "b")

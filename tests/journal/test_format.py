@@ -53,9 +53,7 @@ def test_the_checksum_is_crc64_nvme() -> None:
     [(CHUNKS[:2], FIXTURES), (CHUNKS[2:], FIXTURES / "stream-2")],
     ids=["stream", "stream-2"],
 )
-def test_the_golden_manifests_say_what_they_must(
-    files: list[tuple[Path, int]], beside: Path
-) -> None:
+def test_the_golden_manifests_are_right(files: list[tuple[Path, int]], beside: Path) -> None:
     rows: list[dict[str, object]] = []
     for path, index in files:
         rows += map(manifest_row, decode_chunk(path.read_bytes(), str(path), index).records)

@@ -50,7 +50,7 @@ def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None
 
 
 @pytest.mark.shows("journal 2.8")
-def test_a_commit_with_nothing_behind_it_is_durable(
+def test_an_idle_commit_is_durable(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Published fault: an idle tail never flushed.
@@ -66,7 +66,7 @@ def test_a_commit_with_nothing_behind_it_is_durable(
     after.crash()
 
 
-def test_what_was_found_lasts(
+def test_what_is_found_lasts(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed process may have written without syncing; who reads it afterwards acts on it."""
@@ -188,9 +188,7 @@ def test_of_the_room_that_is_asked_for_so_much_is_made_ahead(stream: Stream) -> 
 
 
 @pytest.mark.shows("journal 1.5")
-def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_gets_its_room_back(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = stream.open()
     size = stream.path().stat().st_size
     write_at, written = fsio.write_at, []
@@ -329,7 +327,7 @@ def test_a_follower_is_not_misled_by_an_eviction(stream: Stream, tmp_path: Path)
         payloads(reader, 62)
 
 
-def test_an_eviction_while_reading_is_no_gap(
+def test_an_eviction_is_no_gap(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = stream.open()

@@ -168,7 +168,7 @@ def test_a_chunk_created_and_never_written_is_no_fault(stream: str) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_again(
+def test_a_chunk_that_lost_all_its_bytes_is_begun_again(
     stream: str, index: int, small: None
 ) -> None:
     lines: list[str] = []

@@ -234,7 +234,7 @@ def test_a_stream_that_lost_its_end_says_so_and_continues_behind_it(stream: Stre
 
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
-def test_after_a_failed_commit_everything_is_refused_until_reopened(
+def test_a_failed_journal_takes_nothing(
     operation: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = stream.open()
@@ -257,9 +257,7 @@ def test_after_a_failed_commit_everything_is_refused_until_reopened(
     assert payloads(journal)[-1] == b"again"
 
 
-def test_a_short_write_leaves_nothing_that_is_taken_for_a_record(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_write_leaves_no_record(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     for cut in (5, 28, 40, 61):
         journal = stream.open()
@@ -287,9 +285,7 @@ def test_a_short_write_leaves_nothing_that_is_taken_for_a_record(
 
 
 @pytest.mark.shows("journal 1.17")
-def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_is_remembered(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = stream.open()
     put(journal, b"durable")
     fail(monkeypatch, "sync", "0.seg", errno.EIO)
@@ -318,7 +314,7 @@ def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
 
 
 @pytest.mark.shows("journal 1.16")
-def test_D5_what_no_checkpoint_covers_is_written_again_in_a_sealed_segment_too(
+def test_D5_what_is_not_covered_is_written_again(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its footer was written, its last sync failed, and so did the word about that."""
@@ -348,7 +344,7 @@ def test_D5_what_no_checkpoint_covers_is_written_again_in_a_sealed_segment_too(
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync"])
-def test_rolling_on_a_full_disk_loses_nothing(
+def test_a_full_disk_loses_nothing(
     operation: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = stream.open()

@@ -202,9 +202,7 @@ def test_records_before_the_rebuilding_do_not_hide_the_damage(stream: str) -> No
     manifest.close()
 
 
-def test_killed_at_any_call_of_a_rebuilding_the_damage_is_mended_or_found_again(
-    stream: str, tmp_path: Path
-) -> None:
+def test_killed_while_rebuilding_the_damage_is_found_again(stream: str, tmp_path: Path) -> None:
     damaged(stream)
     missing = RECORDS[8:16]
     again = 0
@@ -368,9 +366,7 @@ def test_a_golden_snapshot_whose_position_is_inside_a_record_is_not_used() -> No
     assert "chunk 0 at 700 is not the end of a record" in lines[0]
 
 
-def test_a_reader_of_pruned_chunks_looks_again(
-    stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pruned_chunk_is_looked_for(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load, failed = load_chunk, []
 
     def once(path: str) -> bytes:
@@ -401,7 +397,7 @@ def test_a_half_written_header_is_read_again(stream: str, monkeypatch: pytest.Mo
 
 @pytest.mark.shows("journal 3.6")
 @pytest.mark.parametrize("runs", ["one", "each of one record"])
-def test_snapshots_bound_the_cost_of_a_replay_and_old_ones_go(
+def test_snapshots_bound_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str
 ) -> None:
     monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 5)

@@ -179,9 +179,7 @@ def test_retention_by_age(make_stream: MakeStream) -> None:
     assert [job.entry.segment_id for job in stream.tiers.prunes()] == [0, 1]
 
 
-def test_a_deletion_that_was_queued_is_finished(
-    make_stream: MakeStream, tier2: FaultyObjects
-) -> None:
+def test_a_queued_deletion_is_finished(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
     stream.cover()
@@ -266,9 +264,7 @@ def test_on_a_real_s3_server(make_stream: MakeStream, tmp_path: Path) -> None:
         assert stream.warnings == []
 
 
-def test_a_checkpoint_during_a_step_is_not_missed(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_checkpoint_is_missed(make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = make_stream()
     stream.fill(1)
     stream.run()

@@ -19,7 +19,7 @@ T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
 @pytest.mark.shows("journal 4.4")
-def test_other_content_under_the_key_is_never_overwritten(
+def test_other_content_is_not_overwritten(
     make_stream: MakeStream, tier2: FaultyObjects, tmp_path: Path
 ) -> None:
     (tmp_path / "other").write_bytes(b"another stream's")
@@ -101,9 +101,7 @@ def test_wrong_credentials_wait(make_stream: MakeStream, tier2: FaultyObjects) -
     assert stream.residency(0, 1) == [T0 | T1 | T2] * 2
 
 
-def test_a_damaged_segment_is_not_compressed_and_never_evicted(
-    make_stream: MakeStream, tier2: FaultyObjects
-) -> None:
+def test_a_damaged_segment_is_not_evicted(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
     stream.cover()

@@ -85,7 +85,7 @@ def test_M02_what_was_answered_unread_keeps_its_times(ledger: Ledger, look: Look
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", MOVES)
-def test_a_call_moves_a_delivery_from_where_it_may_and_from_nowhere_else(
+def test_a_call_moves_a_delivery_as_it_may(
     ledger: Ledger, look: Look, name: str, state: str
 ) -> None:
     (one,) = record(ledger, 1)

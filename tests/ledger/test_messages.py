@@ -55,9 +55,7 @@ def bring(ledger: Ledger, state: str) -> str:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", MOVES)
-def test_a_call_moves_a_row_from_where_it_may_and_from_nowhere_else(
-    ledger: Ledger, look: Look, name: str, state: str
-) -> None:
+def test_a_call_moves_a_row_as_it_may(ledger: Ledger, look: Look, name: str, state: str) -> None:
     one = bring(ledger, state)
     assert look.status(one) == state
     call, moves = MOVES[name]
@@ -224,9 +222,7 @@ def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: 
 
 
 @pytest.mark.parametrize("rows", [500, 30_000], ids=["at the commit", "in the middle"])
-def test_a_full_disk_takes_a_step_back_and_the_ledger_continues(
-    ledger: Ledger, ledger_path: str, rows: int
-) -> None:
+def test_a_full_disk_takes_a_step_back(ledger: Ledger, ledger_path: str, rows: int) -> None:
     record(ledger, 1)
     size = Path(ledger_path + "-wal").stat().st_size
     with no_room_above(size + 5000):

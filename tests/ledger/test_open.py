@@ -251,7 +251,7 @@ def test_an_insert_is_in_the_order_of_the_facts(ledger: Ledger, ledger_path: str
     reader.close()
 
 
-def test_a_ledger_on_a_disk_that_cannot_be_written_is_read_as_it_stands(
+def test_a_ledger_on_a_read_only_disk_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ledger.db"

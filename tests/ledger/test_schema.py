@@ -94,9 +94,7 @@ def version(path: str) -> int:
     return found
 
 
-def test_a_migrated_ledger_is_a_fresh_one_with_its_rows(
-    path: str, old: int, tmp_path: Path
-) -> None:
+def test_a_migrated_ledger_is_fresh_with_its_rows(path: str, old: int, tmp_path: Path) -> None:
     before = rows(path, old)
     assert len(before["messages"]) == 30 and len(before["audit_log"]) == 60
     Ledger.open(path).close()
