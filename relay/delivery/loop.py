@@ -279,13 +279,14 @@ class Dispatcher:
         self.metrics.begin("route")
         room = self._room_for(part_bytes)
         if room:
-            for one in part:
-                self._postpone(one, room)
+            self._postpone([(one, room) for one in part])
             return
-        result = self._executor.execute(dirs, self._plans(part))
+        postponed: list[tuple[Inbound, str]] = []
+        result = self._executor.execute(dirs, self._plans(part, postponed))
         for planned, cause in result.postponed:
             if planned.inbound is not None:
-                self._postpone(planned.inbound, str(cause))
+                postponed.append((planned.inbound, str(cause)))
+        self._postpone(postponed)
         self._statuses.refresh()
         for found in result.replaced:
             self._intake.add(found.agent, found.file_name, renamed=True)
@@ -297,14 +298,17 @@ class Dispatcher:
         if any(one.idle for one in effects):
             self.idle.check_soon()
 
-    def _plans(self, part: list[Inbound]) -> Iterator[Plan]:
-        """Plan one file after the other, each when the previous one is in the store."""
+    def _plans(self, part: list[Inbound], postponed: list[tuple[Inbound, str]]) -> Iterator[Plan]:
+        """Plan one file after the other, each when the previous one is in the store.
+
+        ``postponed`` gets those of a reply loop, and why.
+        """
         for inbound in part:
             if inbound.row is not Row.REPEATED or not self._is_known(inbound):
                 inbound = self._validator.validate(inbound)
             why = self._reply_loops.check(inbound)
             if why and not self._is_known(inbound):
-                self._postpone(inbound, why)
+                postponed.append((inbound, why))
                 continue
             message = inbound.message
             is_to_lead = message is not None and message.to.lower() == LEAD
@@ -340,14 +344,18 @@ class Dispatcher:
         """True if the store has accepted it before; it then stays accepted."""
         return self._view.find(inbound.message_id, include_archived=True) is not None
 
-    def _postpone(self, inbound: Inbound, reason: str) -> None:
-        """Leave a file in its outbox after a transient error, to be tried again."""
-        self.metrics.postponed += 1
-        attempts, file = 1, inbound.file
-        if inbound.has_row:
+    def _postpone(self, postponed: list[tuple[Inbound, str]]) -> None:
+        """Leave files in their outboxes after a transient error, to be tried again."""
+        attempts: dict[str, int] = {}
+        if rows := [(one.message_id, reason) for one, reason in postponed if one.has_row]:
             with self._ledger.transaction():
-                attempts = self._ledger.postpone(inbound.message_id, reason)
-        pause_s = self._config.retry.pause_s(attempts)
+                attempts = self._ledger.postpone(rows)
+        for one, reason in postponed:
+            self._retry_later(one, reason, attempts.get(one.message_id, 1))
+
+    def _retry_later(self, inbound: Inbound, reason: str, attempts: int) -> None:
+        self.metrics.postponed += 1
+        file, pause_s = inbound.file, self._config.retry.pause_s(attempts)
         due = self._clock.monotonic_ns() + pause_s * NS_PER_S
         waited_ns = max(0, self._clock.now_ns() - inbound.discovered_at)
         if file.place == OUTBOX:  # else the next scan finds it

@@ -85,6 +85,12 @@ _ARCHIVE = (
     "FROM (SELECT json_extract(value, '$[0]') AS id_, json_extract(value, '$[1]') AS path "
     "FROM json_each(?)) WHERE message_id = id_ AND status IN ('processing', 'completed')"
 )
+_POSTPONE = (
+    "UPDATE messages SET status = 'pending', retry_count = retry_count + 1, last_error = reason "
+    "FROM (SELECT json_extract(value, '$[0]') AS id_, json_extract(value, '$[1]') AS reason "
+    "FROM json_each(?)) WHERE message_id = id_ AND status IN ('pending', 'processing') "
+    "RETURNING message_id, retry_count"
+)
 
 
 class Ledger:
@@ -264,15 +270,10 @@ class Ledger:
             [(path, message_id) for message_id, path in moved],
         )
 
-    def postpone(self, message_id: str, reason: str) -> int:
-        """Put a row back to pending after a transient error; returns its retry count."""
-        row = self._db.execute(
-            "UPDATE messages SET status = 'pending', retry_count = retry_count + 1, "
-            "last_error = ? WHERE message_id = ? AND status IN ('pending', 'processing') "
-            "RETURNING retry_count",
-            (reason, message_id),
-        ).fetchone()
-        return int(row[0]) if row else 0
+    def postpone(self, reasons: Sequence[tuple[str, str]]) -> dict[str, int]:
+        """Put rows (message id, reason) back to pending after a transient error; returns their
+        retry counts."""
+        return dict(self._db.execute(_POSTPONE, (ledger_file.as_json(reasons),)).fetchall())
 
     def reset(self, message_ids: Iterable[str]) -> set[str]:
         """Put processing rows back to pending, in recovery, where their file still exists."""

@@ -9,6 +9,7 @@ import pytest
 from relay.base import fsio
 from tests.box import Box
 from tests.disk import failing
+from tests.ledger.support import statements
 
 
 class FullDisk:
@@ -49,6 +50,25 @@ def test_a_message_waits_in_its_outbox_and_continues_by_itself(
     box.flush()
     assert box.row(sent)["status"] == "archived"
     assert box.stored() == [sent]  # numbered once
+
+
+@pytest.mark.shows("ready 1.6")
+def test_what_a_full_disk_postpones_is_one_transaction(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn(files: int) -> int:
+        for number in range(files):
+            box.drop("alice", f"TO: bob\n\n{number}")
+        return sum(one.startswith("BEGIN") for one in statements(box.ledger, box.tick))
+
+    disk = FullDisk(monkeypatch)
+    assert turn(100) == turn(10)
+    assert box.sql("SELECT status, retry_count, count(*) FROM messages GROUP BY 1, 2") == [
+        ("pending", 1, 110)
+    ]
+    disk.full = False
+    box.after(60, turns=3)
+    assert len(box.inbox("bob")) == 110
 
 
 def test_a_rename_that_finds_no_room_leaves_no_copy_in_pending(box: Box) -> None:

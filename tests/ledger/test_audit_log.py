@@ -26,7 +26,7 @@ def trail(look: Look) -> list[tuple[str, str | None, str, str | None]]:
 def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, look: Look) -> None:
     ledger.set_state("writer", "daemon 3", NOW)
     one, two, three = add(ledger, 1, 2, 3)
-    ledger.postpone(one, "disk full")
+    ledger.postpone([(one, "disk full")])
     ledger.claim([one])
     ledger.complete([one], NOW)
     ledger.archive([(one, None), (three, None)], NOW)

@@ -28,7 +28,7 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         {"pending": "failed", "processing": "failed"},
     ),
     "postpone": (
-        lambda db, one: db.postpone(one, "why"),
+        lambda db, one: db.postpone([(one, "why")]),
         {"pending": "pending", "processing": "pending"},
     ),
     "reset": (lambda db, one: db.reset([one]), {"processing": "pending"}),
@@ -143,7 +143,7 @@ def test_a_failure_counts_and_is_counted_once(ledger: Ledger, look: Look) -> Non
     """retry_count counts failures, the passing ones and the one that was the last."""
     one, two, three = record(ledger, 1, 2, 3)
     ledger.claim([one, two, three])
-    ledger.postpone(two, "disk full")
+    ledger.postpone([(two, "disk full")])
     ledger.fail([(one, "no such agent"), (two, "no such agent")], NOW + 6)
     ledger.fail([(one, "no such agent")], NOW + 7)
     ledger.complete([three], NOW + 5)
@@ -154,13 +154,14 @@ def test_a_failure_counts_and_is_counted_once(ledger: Ledger, look: Look) -> Non
 
 
 def test_postponed_again_and_again_it_is_counted(ledger: Ledger) -> None:
-    (one,) = record(ledger, 1)
+    ids = record(ledger, 1, 2)
     for attempt in (1, 2, 3):
-        ledger.claim([one])
-        assert ledger.postpone(one, f"disk full {attempt}") == attempt
-    row = ledger.rows([one])[one]
-    assert (row.status, row.retry_count, row.last_error) == ("pending", 3, "disk full 3")
-    assert ledger.postpone(message_id(99), "why") == 0
+        ledger.claim(ids)
+        why = [(one, f"{one} {attempt}") for one in ids]
+        assert ledger.postpone(why) == dict.fromkeys(ids, attempt)
+    for one, row in ledger.rows(ids).items():
+        assert (row.status, row.retry_count, row.last_error) == ("pending", 3, f"{one} 3")
+    assert ledger.postpone([(message_id(99), "why")]) == {}
 
 
 def test_a_pending_file_that_changed_is_read_again(ledger: Ledger, look: Look) -> None:
