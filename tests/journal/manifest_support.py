@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from relay.base import fsio
+from relay.journal import manifest_format
 from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
 from relay.journal.replay import chunk_indexes, chunk_path, decode_chunk, load_chunk
 
@@ -67,29 +68,18 @@ def said(kind: ManifestType, segment: int, at_ms: int = 3, **fields: Field) -> M
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
 KEYS = st.text(max_size=40)
+_INTEGERS = {"B": U8, "H": U16, "I": U32, "Q": U64}
+_BYTES = {
+    "key_len": ("key", KEYS),
+    "etag_len": ("etag", st.text(max_size=16)),
+    "blob_len": ("blob", st.binary(max_size=60)),
+}
 _FIELDS: dict[ManifestType, dict[str, st.SearchStrategy[Any]]] = {
-    ManifestType.SegmentOpened: {"base_offset": U64, "epoch": U32},
-    ManifestType.SealSegment: {
-        "durable_bytes": U64,
-        "segment_crc64": U64,
-        "ext_id": U64,
-        "coordinator_watermark": U64,
-        "flush_failure": U8,
-    },
-    ManifestType.CompressionStarted: {"job_id": U32},
-    ManifestType.CompressionDone: {"compressed_bytes": U64, "dictionary_id": U32},
-    ManifestType.CompressionFailed: {"reason_code": U32},
-    ManifestType.UploadStarted: {"key": KEYS},
-    ManifestType.UploadDone: {"key": KEYS, "etag": st.text(max_size=16)},
-    ManifestType.UploadFailed: {"key": KEYS, "reason_code": U32},
-    ManifestType.Tier2DeleteQueued: {"key": KEYS},
-    ManifestType.Tier2Deleted: {"key": KEYS},
-    ManifestType.HydrationStarted: {"source_tier": U64},
-    ManifestType.HydrationDone: {"resident_bytes": U64},
-    ManifestType.HydrationFailed: {"reason_code": U32},
-    ManifestType.LocalEvicted: {"reclaimed_bytes": U64},
-    ManifestType.SnapshotMarker: {"chunk_index": U64, "chunk_offset": U64, "snapshot_id": U64},
-    ManifestType.CustomEvent: {"schema_id": U32, "blob": st.binary(max_size=60)},
+    kind: dict(
+        _BYTES.get(name, (name, _INTEGERS[code]))
+        for code, name in zip(layout.format[1:], names, strict=True)
+    )
+    for kind, (layout, names) in manifest_format._PAYLOADS.items()
 }
 assert _FIELDS.keys() == set(ManifestType)
 
