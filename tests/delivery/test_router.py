@@ -35,11 +35,6 @@ def test_a_name_is_that_agent_through_the_channel_of_two(store: Engine) -> None:
     )
 
 
-def test_the_operator_is_an_agent_like_any_other(store: Engine) -> None:
-    found = route(to("operator"), "alice", EVERYBODY, StoreView(store))
-    assert isinstance(found, Route) and found.recipients == ("operator",)
-
-
 @pytest.mark.parametrize("name", ["dave", "Bob", "BOB"])
 def test_a_name_that_nobody_has_bounces_with_what_to_do(store: Engine, name: str) -> None:
     text = bounce(route(to(name), "alice", EVERYBODY, StoreView(store)))
