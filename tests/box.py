@@ -34,7 +34,7 @@ from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
 from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.fakes import FakeClock, FakeDisk, FakeSpawner
 
 # Zeros that the journal is filled with ahead: a mebibyte is a quarter of the time of a box.

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from relay.base.discovery import HOME_VARIABLE
 from relay.engine.commstore import CommStore
 from relay.journal.plan import TierPolicy
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.box import HOMES, Box, MakeBox
 from tests.engine.support import NOW_S
 from tests.fakes import FakeClock

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from relay.base import fsio
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _FOLLOWED = (f"{_PROJECT / 'relay'}/", f"{_PROJECT / 'tests' / 'fakes' / '__init__.py'}")

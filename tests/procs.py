@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from relay.base.home import LEDGER, Home
 from relay.base.status_client import ask_status
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests import forks
 
 PROJECT = Path(__file__).resolve().parent.parent

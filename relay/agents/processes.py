@@ -25,8 +25,8 @@ from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
-from relay.ledger import Ledger
 from relay.ledger.agents import IDLE, READY, STARTING, STUCK, WORKING, PendingOperation, ProcessRow
+from relay.ledger.ledger import Ledger
 
 BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits in a loop
 

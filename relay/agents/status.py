@@ -26,8 +26,8 @@ from relay.base.home import Dirs
 from relay.base.message import Kind
 from relay.base.names import OPERATOR, answer_id
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
 from relay.ledger.agents import AgentRow, PendingOperation, ProcessRow
+from relay.ledger.ledger import Ledger
 
 RETIRE, REVIVE = "agent.retire", "agent.revive"
 MOST_REASON = 200  # characters; repeated in the nack of every bounced message

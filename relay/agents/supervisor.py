@@ -43,7 +43,6 @@ from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
 from relay.ledger.agents import (
     ENDS,
     EXITED,
@@ -53,6 +52,7 @@ from relay.ledger.agents import (
     PendingOperation,
     ProcessRow,
 )
+from relay.ledger.ledger import Ledger
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
 ADOPTED_NS = NS_PER_S  # no signal announces the end of an adopted process

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from relay.base.names import ORCHESTRATOR
-from relay.ledger import open_readonly
-from relay.ledger.deliveries import NOT_CANCELLED
+from relay.ledger import NOT_CANCELLED
+from relay.ledger.file import open_readonly
 
 REFUSED = "refused"  # outcome
 MOST_NAMED = 3  # answers and slow deliveries in a digest

@@ -128,7 +128,7 @@ class _Listed(NamedTuple):
 
 def _listed(home: Home, now_ns: int) -> list[_Listed]:
     """List all agents by name. Errors: LedgerError."""
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
@@ -226,7 +226,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 def _page(home: Home, name: str, now_ns: int) -> dict[str, Any]:
     """Collect what the list of agents does not show."""
     from relay.cli.processes import process_facts
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         process = db.execute("SELECT * FROM processes WHERE name = ?", (name,)).fetchone()

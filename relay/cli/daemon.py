@@ -81,7 +81,7 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
     """
     from relay.base import config
     from relay.base.home import lock_holder
-    from relay.ledger import Ledger
+    from relay.ledger.ledger import Ledger
 
     if here and given_home(ctx, home) is not None:
         raise click.UsageError("--here cannot be used with --home", ctx)
@@ -236,7 +236,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 def _facts(home: Home) -> dict[str, Any]:
     """Collect the status from the ledger, the process and the relay itself."""
     from relay.base.home import lock_holder, running_trouble, unclean_stop
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
     gone = unclean_stop(home)

@@ -30,7 +30,7 @@ from relay.cli.history import message_facts, parse_time, read_store, wait_for_fl
 from relay.cli.ids import begins, resolve_id, short_ids
 from relay.cli.request import control_options, send_command
 from relay.cli.tables import limit_option, local_iso, wide_option
-from relay.ledger.deliveries import NOT_CANCELLED
+from relay.ledger import NOT_CANCELLED
 
 if TYPE_CHECKING:
     from relay.engine import DeadLetter, Engine
@@ -99,7 +99,7 @@ def failed(
     refused: by the relay; failed: the recipient sent a nack; dead: no acknowledgment after the last
     attempt; unanswered: the relay no longer waits for the answer.
     """
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     after_s = parse_time(since, "--since") if since else 0
     wanted = {"since": after_s * NS_PER_S, "agent": agent, "limit": limit}

@@ -304,7 +304,7 @@ def outcomes_of(home: Home, ids: list[str]) -> dict[str, str]:
     from relay.base.errors import LedgerError
     from relay.base.home import LEDGER
     from relay.cli import outcomes
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     wanted = (json.dumps(ids),)
     which = "message_id IN (SELECT value FROM json_each(?))"
@@ -394,7 +394,7 @@ def wait_for_flush(home: Home) -> None:
     """
     from relay.base.home import LEDGER, lock_holder
     from relay.base.names import ORCHESTRATOR
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     db = open_readonly(home.path(LEDGER))
     newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]

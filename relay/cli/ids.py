@@ -151,7 +151,7 @@ def begins(message_id: str, given: str) -> bool:
 
 def _in_ledger(home: Home, given: str) -> set[str]:
     """Return the ids in the ledger that begin with ``given`` in either part, or are it."""
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     try:
         db = open_readonly(home.path(LEDGER))

@@ -75,7 +75,7 @@ def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
 
     If none is registered, the one in its meta.json, which is registered with its next message.
     """
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))

@@ -356,7 +356,7 @@ def audit(
 
     Both tables are append-only: rows are never changed.
     """
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     begin_ns = parse_time(since, "--since") * 10**9 if since else 0
     tables = ("security_events",) if security else ("audit_log", "security_events")

@@ -24,7 +24,7 @@ from typing import Any
 
 from relay.base.clock import elapsed
 from relay.base.names import ORCHESTRATOR
-from relay.ledger.deliveries import CANCELLED, REMOVED
+from relay.ledger import CANCELLED, REMOVED
 
 Fields = Mapping[str, Any]  # a row, by column name
 Row = Fields | sqlite3.Row  # of ``messages``

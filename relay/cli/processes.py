@@ -143,8 +143,8 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
 
     starting: no sign of activity yet. stuck: a read or an answer is overdue.
     """
-    from relay.ledger import open_readonly
     from relay.ledger.agents import ENDS
+    from relay.ledger.file import open_readonly
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))

@@ -229,7 +229,7 @@ def check_has_not_arrived(root: str, message_id: str) -> None:
     from relay.base.errors import RelayError
     from relay.base.home import LEDGER, Home
     from relay.cli import outcomes
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with Home(root) as home, contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         found = outcomes.read_deliveries(db, "message_id = ?", message_id)
@@ -282,7 +282,7 @@ def watch(home: Home, message_id: str, step: str | None, timeout_s: float) -> Pr
 def _look(home: Home, message_id: str, step: str | None) -> Progress:
     from relay.base.errors import LedgerMissing
     from relay.base.home import LEDGER, lock_holder
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     try:
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:

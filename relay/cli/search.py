@@ -152,7 +152,7 @@ def _find(home: Home, query: Query, limit: int) -> tuple[Found, str]:
             why = f"no search index: {describe_error(exc)}"
     in_state = None
     if query.states:
-        from relay.ledger import open_readonly
+        from relay.ledger.file import open_readonly
 
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
             in_state = ledger_ids(db, query)
@@ -276,7 +276,7 @@ def _states(home: Home, ids: list[str]) -> dict[str, list[_State]]:
     import json
 
     from relay.base.errors import LedgerError
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     states: dict[str, list[_State]] = {}
     sql = (

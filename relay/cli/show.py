@@ -117,7 +117,7 @@ def _places(home: Home, message_id: str) -> Iterator[tuple[str, str]]:
 
 
 def _ledger_rows(home: Home, query: str, message_id: str) -> list[Any]:
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     try:
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
@@ -127,7 +127,7 @@ def _ledger_rows(home: Home, query: str, message_id: str) -> list[Any]:
 
 
 def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     try:
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:

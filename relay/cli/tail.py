@@ -35,7 +35,7 @@ from relay.cli.common import (
 )
 from relay.cli.ids import SHORT, read_file, short_ids
 from relay.cli.tables import clock_of, colour, colour_by_word, cut, day_of, wide_option
-from relay.ledger.deliveries import REMOVED
+from relay.ledger import REMOVED
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED
 
 POLL_S = 0.2
@@ -113,7 +113,7 @@ def tail(
     --body adds the text of each message when it is delivered or refused. The relay need not be
     running. ^C ends it.
     """
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))

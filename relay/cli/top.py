@@ -102,7 +102,7 @@ def top(ctx: click.Context, home: str | None, every_s: float) -> None:
 
     q or ^C ends it, ? shows all keys. If the output is not a terminal, prints once as plain text.
     """
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))

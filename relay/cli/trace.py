@@ -36,7 +36,7 @@ from relay.cli.common import (
 from relay.cli.ids import messages_in, resolve_id, short_ids
 from relay.cli.outcomes import Outcome
 from relay.cli.tables import clock_of, colour_by_word, day_of, local_time
-from relay.ledger.deliveries import REMOVED
+from relay.ledger import REMOVED
 
 OFFERS = ("offered", "in_context", "returned")
 MOST_RINGS = 20  # of one delivery
@@ -95,7 +95,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
     For a message that no relay has seen yet, prints where its file is.
     """
     from relay.base.home import lock_holder
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     with open_home(ctx, home) as opened:
         message_id = resolve_id(opened, message_id)

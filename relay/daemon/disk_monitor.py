@@ -19,7 +19,7 @@ from relay.base.names import OPERATOR
 from relay.base.text import format_size
 from relay.daemon.status import SharedStatus, pause_reason
 from relay.delivery.loop import Dispatcher
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
 NOTIFIED = " told"

@@ -37,8 +37,8 @@ from relay.daemon.projection import Projection
 from relay.delivery import reads
 from relay.engine.engine import Engine
 from relay.journal.replay import read_manifest
-from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
+from relay.ledger.ledger import Ledger
 
 MANIFEST = "backup.json"
 VERSION = 1

@@ -23,9 +23,11 @@ from relay.base.text import plural
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
 from relay.delivery.values import Pack, Prune, Subject
-from relay.ledger import Ledger, archive_pack, open_readonly
+from relay.ledger import archive_pack
 from relay.ledger import file as ledger_file
 from relay.ledger.archive_pack import PackedDay
+from relay.ledger.file import open_readonly
+from relay.ledger.ledger import Ledger
 from relay.ledger.wal import WalWatch
 
 PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk

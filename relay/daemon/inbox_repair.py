@@ -35,8 +35,9 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
 from relay.delivery import file_ops
 from relay.delivery.reads import was_taken
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
-from relay.ledger.deliveries import TAKEN, DeliveryRow
+from relay.ledger import TAKEN
+from relay.ledger.deliveries import DeliveryRow
+from relay.ledger.ledger import Ledger
 
 Key = tuple[int, str]  # number of a message in the store, recipient
 ENDED = ("read", "acked", "dead", "expired", "bounced")

@@ -22,10 +22,10 @@ from relay.base.config import Config
 from relay.base.errors import LedgerBusy, LedgerError, VersionError
 from relay.base.home import LEDGER, Home, lock_home
 from relay.daemon.session import begin_epoch, open_recovered
-from relay.ledger import SCHEMA_VERSION, Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, LedgerContent
-from relay.ledger.ledger import SKIPPED
+from relay.ledger.ledger import SKIPPED, Ledger
+from relay.ledger.schema import SCHEMA_VERSION
 
 BEFORE_RESTORE = ".before-restore"
 BEFORE_REBUILD = ".before-rebuild"

@@ -18,7 +18,8 @@ from relay.delivery import router
 from relay.delivery.values import system_message_row
 from relay.engine import events
 from relay.engine.events import Event
-from relay.ledger import DeliveryFacts, FileFacts, ObligationFacts
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
+from relay.ledger.ledger import FileFacts
 from relay.ledger.offers import OfferChange, Ring
 
 _STATES = {

@@ -33,10 +33,13 @@ from relay.base.home import LEDGER, READ, Home
 from relay.base.incidents import IncidentKind
 from relay.base.names import MSG_SUFFIX, is_agent_name, message_id_of
 from relay.delivery.file_ops import REJECTED
-from relay.ledger import SCHEMA_VERSION, Ledger, archive_pack, attachments, open_readonly
+from relay.ledger import archive_pack, attachments
 from relay.ledger.agents import AgentTable
 from relay.ledger.archive_pack import DAY_NS, SUFFIX
 from relay.ledger.attachments import REMOVAL, SLICE
+from relay.ledger.file import open_readonly
+from relay.ledger.ledger import Ledger
+from relay.ledger.schema import SCHEMA_VERSION
 
 SLICE_ROWS = 500  # some 2 ms of the loop
 KINDS = ("archive", "rejected", "read", "output", "attachments", "unfinished", "audit")

@@ -46,9 +46,8 @@ from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
 from relay.engine.engine import Engine
 from relay.engine.events import FileRefused
-from relay.ledger import FileFacts, Ledger, MessageRow
 from relay.ledger.check import describe_skipped
-from relay.ledger.ledger import SKIPPED
+from relay.ledger.ledger import SKIPPED, FileFacts, Ledger, MessageRow
 
 Fact = TypeVar("Fact")
 DISAPPEARED = "file_disappeared"

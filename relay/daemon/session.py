@@ -39,7 +39,8 @@ from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
-from relay.ledger import Ledger, wal
+from relay.ledger import wal
+from relay.ledger.ledger import Ledger
 
 # Ledgers up to this size are checked at every start (5 ms a MiB), larger ones once a day only.
 CHECKED_BYTES = 4 << 20

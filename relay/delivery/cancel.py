@@ -22,7 +22,8 @@ from relay.delivery.reads import ReadDetector
 from relay.delivery.values import NO_EFFECTS, Cancellation, Command, ControlReply, Effects
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
-from relay.ledger import DeliveryRow, Ledger
+from relay.ledger.deliveries import DeliveryRow
+from relay.ledger.ledger import Ledger
 
 CANCEL = "message.cancel"  # its ACTION
 

@@ -16,7 +16,8 @@ from relay.base.errors import LedgerError
 from relay.base.logs import LogCall
 from relay.delivery.eventlog import EventLog
 from relay.engine.engine import Engine
-from relay.ledger import Ledger, ObligationFacts
+from relay.ledger.deliveries import ObligationFacts
+from relay.ledger.ledger import Ledger
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
 

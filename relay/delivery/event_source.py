@@ -28,7 +28,7 @@ from relay.delivery.notifications import Notifier
 from relay.delivery.reads import GRACE_NS, ReadDetector
 from relay.delivery.reports import ReportReader
 from relay.delivery.view import StoreView
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from relay.reach.report import SUFFIX
 
 Folders = tuple[tuple[int, int], ...]  # inode and ctime of each

@@ -47,7 +47,7 @@ from relay.delivery.values import (
 from relay.delivery.view import StoreView
 from relay.engine import events
 from relay.engine.engine import Engine
-from relay.ledger import WrittenDelivery
+from relay.ledger.deliveries import WrittenDelivery
 
 # The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
 # this thread has archived and recorded the batch.

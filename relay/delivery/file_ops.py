@@ -36,7 +36,8 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
 from relay.delivery import router
 from relay.delivery.values import OUTBOX, OutboxFile, is_same
 from relay.delivery.view import StoreView
-from relay.ledger import MessageRow, archive_pack
+from relay.ledger import archive_pack
+from relay.ledger.ledger import MessageRow
 
 DUPLICATES = "duplicates"
 MOST_NAME_BYTES = 240  # leaves room for a number; the limit is 255

@@ -30,8 +30,8 @@ from relay.delivery.retry import RetryPause
 from relay.delivery.values import Effects, Plan, Subject
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
+from relay.ledger.ledger import Ledger
 from relay.reach.session import IDLE, Session, load_sessions
 
 CHECK_NS = 5 * NS_PER_S  # between two looks at the sessions

@@ -43,7 +43,7 @@ from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 EVENTS_BYTES = 2 << 10  # a refusal and its nack, or the events about a message

@@ -36,7 +36,7 @@ from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subj
 from relay.delivery.view import StoreView
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 
 
 class Notifier:

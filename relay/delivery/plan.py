@@ -41,7 +41,7 @@ from relay.delivery.view import StoreView
 from relay.engine import rules
 from relay.engine.deliveries import SYSTEM
 from relay.engine.retries import DEAD_LETTER_TOPIC
-from relay.ledger import MessageRow
+from relay.ledger.ledger import MessageRow
 
 REPEATED = Effects(may_repeat=True)
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"

@@ -36,8 +36,9 @@ from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
-from relay.ledger import Ledger, ReadDelivery
-from relay.ledger.deliveries import REMOVED, TAKEN
+from relay.ledger import REMOVED, TAKEN
+from relay.ledger.deliveries import ReadDelivery
+from relay.ledger.ledger import Ledger
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"

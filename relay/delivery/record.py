@@ -24,7 +24,8 @@ from relay.delivery.values import (
     Plan,
     Reminder,
 )
-from relay.ledger import HeldDelivery, Ledger, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.ledger import Ledger
 
 
 class LedgerWriter:

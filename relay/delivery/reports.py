@@ -31,7 +31,7 @@ from relay.delivery.intake import incident_kind
 from relay.delivery.limits import RateLimit
 from relay.engine import events
 from relay.engine.engine import Engine
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from relay.ledger.offers import (
     IN_CONTEXT,
     MOST_OFFERS,

@@ -26,7 +26,8 @@ from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
-from relay.ledger import DeliveryRow, HeldDelivery, Ledger, MessageRow
+from relay.ledger.deliveries import DeliveryRow, HeldDelivery
+from relay.ledger.ledger import Ledger, MessageRow
 
 
 class PlanSource(Protocol):

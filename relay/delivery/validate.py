@@ -40,8 +40,8 @@ from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
 from relay.engine.engine import Engine
-from relay.ledger import FileFacts, Ledger, MessageRow
 from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
+from relay.ledger.ledger import FileFacts, Ledger, MessageRow
 
 RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
 

@@ -32,9 +32,9 @@ from relay.base.message import MessageFile
 from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, sha256_hex, shown
 from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
-from relay.ledger import FileFacts
+from relay.ledger import CANCELLED
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
-from relay.ledger.deliveries import CANCELLED
+from relay.ledger.ledger import FileFacts
 
 OUTBOX = ("outbox",)
 IN_PENDING = ("outbox", PENDING)  # where a writer left it

@@ -17,9 +17,10 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.delivery import reads
 from relay.doctor.report import Target, list_dir, listed, recheck
-from relay.ledger import archive_pack, open_readonly
+from relay.ledger import archive_pack
 from relay.ledger.archive_pack import DAY_NS
 from relay.ledger.check import RESTORE
+from relay.ledger.file import open_readonly
 
 CLOCK_NS = 60 * 60 * NS_PER_S  # less of a difference misleads nobody
 MAX_ROWS = 50_000  # the newest; takes some tenths of a second

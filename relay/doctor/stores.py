@@ -30,8 +30,8 @@ from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.replay import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_files, segment_path
 from relay.ledger import check as ledger_check
-from relay.ledger import open_readonly
 from relay.ledger.check import RESTORE
+from relay.ledger.file import open_readonly
 from relay.search import check as search_check
 
 MAX_ROWS = 50_000  # the newest of each kind; takes some tenths of a second

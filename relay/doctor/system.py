@@ -20,7 +20,8 @@ from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
 from relay.doctor.report import Target, list_dir, recheck
 from relay.journal.tiers import FOR_OPERATOR
-from relay.ledger import open_readonly, wal
+from relay.ledger import wal
+from relay.ledger.file import open_readonly
 
 _MIB = 1 << 20
 

@@ -1,29 +1,9 @@
-"""Layer 2: the ledger, the status of every file and delivery in SQLite. Schema: schema.sql."""
+"""Layer 2: the ledger, the status of every file and delivery in SQLite. Schema: schema.sql.
 
-from relay.ledger.deliveries import (
-    DeliveryFacts,
-    DeliveryRow,
-    HeldDelivery,
-    ObligationFacts,
-    ReadDelivery,
-    WrittenDelivery,
-)
-from relay.ledger.file import open_readonly
-from relay.ledger.ledger import FileFacts, Ledger, MessageRow
-from relay.ledger.schema import SCHEMA_VERSION, WAL_KEPT_BYTES, schema_sql
+Here: words of its columns, for commands that read it and need nothing else of this room.
+"""
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "WAL_KEPT_BYTES",
-    "DeliveryFacts",
-    "DeliveryRow",
-    "FileFacts",
-    "HeldDelivery",
-    "Ledger",
-    "MessageRow",
-    "ObligationFacts",
-    "ReadDelivery",
-    "WrittenDelivery",
-    "open_readonly",
-    "schema_sql",
-]
+TAKEN = "taken"  # read_how: the file is in inbox/.read
+REMOVED = "removed"  # the same: no longer in the inbox, and not in inbox/.read
+CANCELLED = "cancelled by "  # last_error of an expired delivery whose message was taken back
+NOT_CANCELLED = f"coalesce(d.last_error, '') NOT LIKE '{CANCELLED}%'"  # of ``deliveries AS d``

@@ -26,8 +26,8 @@ from relay.base.errors import UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind
 from relay.base.names import SHA256_PREFIX
-from relay.ledger import Ledger
 from relay.ledger.agents import AgentTable
+from relay.ledger.ledger import Ledger
 
 FOLDER = "attachments"
 BAD = ".bad"

@@ -28,12 +28,6 @@ class WrittenDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     due_at: int | None = None  # Unix ns: when that is overdue
 
 
-TAKEN = "taken"  # read_how: the file is in inbox/.read
-CANCELLED = "cancelled by "  # last_error of an expired delivery whose message was taken back
-NOT_CANCELLED = f"coalesce(d.last_error, '') NOT LIKE '{CANCELLED}%'"  # of ``deliveries AS d``
-REMOVED = "removed"  # no longer in the inbox, and not in inbox/.read
-
-
 class ReadDelivery(NamedTuple):
     """A delivery whose file left the inbox."""
 

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from relay.base import fsio
 from relay.base.errors import (
     FormatError,
@@ -105,6 +103,8 @@ def _why_denied(path: str) -> str:
 
 def as_json(rows: Sequence[Any]) -> str:
     """The rows as a JSON array, for a statement that reads them with ``json_each``."""
+    import msgspec  # here: who only reads a ledger does not need it
+
     return msgspec.json.encode(rows).decode()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from importlib import resources
 
 from relay.base import fsio
 from relay.base.errors import VersionError
@@ -160,6 +159,8 @@ STEPS = {1: _TO_2, 2: _TO_3, 3: _TO_4}  # from this version to the next
 
 def schema_sql() -> str:
     """The text of schema.sql."""
+    from importlib import resources  # here: only a new ledger needs it
+
     return resources.files("relay").joinpath("schema.sql").read_text()
 
 

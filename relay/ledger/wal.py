@@ -17,8 +17,9 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import LedgerSettings as Settings
 from relay.base.errors import LedgerError
-from relay.ledger import WAL_KEPT_BYTES, Ledger
 from relay.ledger import file as ledger_file
+from relay.ledger.ledger import Ledger
+from relay.ledger.schema import WAL_KEPT_BYTES
 
 CHECK_NS = NS_PER_S  # one stat
 AGAIN_NS = 30 * NS_PER_S  # how often the readers are looked up again

@@ -181,7 +181,7 @@ def revive(home: Home, name: str) -> None:
     from relay.base.errors import LedgerError
     from relay.base.home import LEDGER
     from relay.base.names import OPERATOR, ORCHESTRATOR
-    from relay.ledger import open_readonly
+    from relay.ledger.file import open_readonly
 
     try:
         db = open_readonly(home.path(LEDGER))

@@ -18,7 +18,7 @@ from pathlib import Path
 from relay.audit.session import spark_session
 from relay.audit.sources.ledger_source import BATCH_ROWS, schema_of, snapshot_uri, take_snapshot
 from relay.base.clock import Clock
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 TRIES = 3
@@ -27,7 +27,7 @@ FEW = ["message_id", "agent_name", "target", "status", "discovered_at"]
 _GROUP = 10_000
 _WRITER = """
 import sys
-from relay.ledger import FileFacts, Ledger
+from relay.ledger.ledger import FileFacts, Ledger
 ledger, number = Ledger.open(sys.argv[1]), 0
 while True:
     with ledger.transaction():

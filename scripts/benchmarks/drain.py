@@ -14,7 +14,7 @@ from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
 from relay.base.home import LEDGER, Home
 from relay.daemon.session import Session
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from scripts.benchmarks.common import (
     fill,
     fresh_root,

@@ -28,7 +28,8 @@ from relay.daemon.search_filler import KINDS, source_of
 from relay.engine.events import ChannelCreated, Event, EventCodec, MessageSent
 from relay.journal.format import RECORD
 from relay.journal.journal import Append, JournalReader
-from relay.ledger import Ledger, open_readonly
+from relay.ledger.file import open_readonly
+from relay.ledger.ledger import Ledger
 from relay.search.find import find, ledger_ids
 from relay.search.follow import Follower
 from relay.search.index import LEFTOVERS, Index

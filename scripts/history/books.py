@@ -14,8 +14,8 @@ from typing import NamedTuple
 from msgspec.structs import astuple
 
 from relay.base.clock import NS_PER_MS
-from relay.ledger import FileFacts, Ledger
 from relay.ledger.agents import ProcessRow
+from relay.ledger.ledger import FileFacts, Ledger
 
 BATCH = 20_000  # rows that wait before they are written
 

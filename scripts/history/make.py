@@ -21,8 +21,8 @@ from relay.base.home import LEDGER, META, Home
 from relay.base.message import ANSWERS, MessageFile, render
 from relay.base.names import EVERYONE, OPERATOR, SHA256_PREFIX, sha256_hex
 from relay.delivery.router import answer_status, new_message
-from relay.ledger import FileFacts
 from relay.ledger.agents import EXITED, RELEASED, ProcessRow
+from relay.ledger.ledger import FileFacts
 from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
 from scripts.history.engine import ENDS, ROLL_MESSAGES, Engine, Sent

@@ -23,7 +23,8 @@ from relay.audit.inputs import Inputs
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.names import sha256_hex
-from relay.ledger import FileFacts, Ledger, WrittenDelivery
+from relay.ledger.deliveries import WrittenDelivery
+from relay.ledger.ledger import FileFacts, Ledger
 from tests.fakes import FakeClock
 
 # 2026-01-31T09:30:00Z

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from relay.ledger import FileFacts, Ledger
+from relay.ledger.ledger import FileFacts, Ledger
 
 GROUP = 7  # rows of messages, and deliveries of each: a torn read does not divide
 

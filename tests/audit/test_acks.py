@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, MessageType
 from relay.audit.jobs import acks
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import Ledger, ReadDelivery, WrittenDelivery
-from relay.ledger.deliveries import TAKEN, DeliveryTable
+from relay.ledger import TAKEN
+from relay.ledger.deliveries import DeliveryTable, ReadDelivery, WrittenDelivery
+from relay.ledger.ledger import Ledger
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Change, Outcome, moved, run, write_journal

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import dead_letters
 from relay.base.clock import NS_PER_S
-from relay.ledger import WrittenDelivery
+from relay.ledger.deliveries import WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
 from tests.fakes import FakeClock

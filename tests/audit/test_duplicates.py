@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import duplicates
 from relay.base.clock import NS_PER_S
-from relay.ledger import FileFacts, HeldDelivery, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.ledger import FileFacts
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
 from tests.audit.home_journal import run, write_journal
 

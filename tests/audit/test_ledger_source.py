@@ -22,7 +22,7 @@ from relay.base.clock import Clock
 from relay.base.errors import LedgerError, RelayError, VersionError
 from relay.base.home import Home
 from relay.daemon.ledger_backup import backup
-from relay.ledger import schema_sql
+from relay.ledger.schema import schema_sql
 from tests.audit import ledger_writer
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.fakes import FakeClock

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import ordering
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import HeldDelivery, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
 from tests.audit.tampering import write

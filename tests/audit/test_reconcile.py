@@ -16,7 +16,7 @@ from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
 from relay.base.clock import NS_PER_S
 from relay.base.names import sha256_hex
-from relay.ledger import HeldDelivery, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.audit.printed import parquet, relay_audit
 

@@ -24,7 +24,7 @@ from relay.base.errors import (
 )
 from relay.base.home import Home
 from relay.cli import run
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.procs import PROJECT, environment
 
 MESSAGE_ID = "1700000000000000001-01"

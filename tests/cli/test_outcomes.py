@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.cli import outcomes
-from relay.ledger import schema_sql
+from relay.ledger.schema import schema_sql
 
 NOW = 1_700_000_000_000_000_000
 MIN = 60 * 10**9

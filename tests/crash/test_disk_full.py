@@ -19,7 +19,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import LedgerError, RelayError
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.crash import test_every_step as steps
 from tests.kills import Effect, effect, firsts, lasts

@@ -10,7 +10,7 @@ import pytest
 from relay.base.config import DiskSettings
 from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, measure_disk
 from relay.daemon.status import SharedStatus
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.fakes import FakeClock, FakeDisk
 from tests.kills import Killed

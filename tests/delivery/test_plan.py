@@ -13,7 +13,7 @@ from relay.delivery.plan import end_delivery
 from relay.delivery.values import Effects, EndedDelivery, Row
 from relay.delivery.view import StoreView
 from relay.engine.deliveries import OverdueAnswer
-from relay.ledger import MessageRow
+from relay.ledger.ledger import MessageRow
 from tests.delivery.planning import AGENTS, AT_NS, Table
 from tests.engine.support import NOW_S, channel_of
 

@@ -13,7 +13,7 @@ import pytest
 from relay.acomm.model import ChannelState
 from relay.base.home import LEDGER, STORE
 from relay.daemon import agreement
-from relay.ledger import open_readonly
+from relay.ledger.file import open_readonly
 from tests.box import Box
 from tests.disk import failing, hooked
 from tests.kills import Killed

@@ -14,7 +14,7 @@ import pytest
 from agent_sdk import presence
 from relay.base import errors
 from relay.base.home import Home
-from relay.ledger import open_readonly
+from relay.ledger.file import open_readonly
 from tests.procs import home_of, relay
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")

@@ -18,7 +18,7 @@ from relay.cli.common import plural
 from relay.daemon.session import Executors
 from relay.doctor import Severity, examine
 from relay.journal.manifest_format import ManifestType, Reason
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.fakes import IdleExecutor
 from tests.procs import relay, until

@@ -12,7 +12,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.watcher import WatchEvents
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.kills import Killed
 

@@ -20,7 +20,8 @@ from relay.base.home import LEDGER, Home
 from relay.daemon.admin import status_of
 from relay.daemon.session import CHECKED_BYTES, Session
 from relay.daemon.status import SharedStatus
-from relay.ledger import Ledger, open_readonly
+from relay.ledger.file import open_readonly
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.ledger.support import Look
 from tests.procs import Relay, relay, rows_of, until

@@ -21,7 +21,7 @@ from relay.daemon import prune
 from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
 from relay.daemon.session import Executors
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.box import Box, MakeBox
 from tests.disk import Killed, killed_before
 from tests.fakes import IdleExecutor

@@ -47,6 +47,27 @@ def test_a_name_that_does_not_exist_is_exit_code_6(running: Relay, home: Path) -
     assert (waited.returncode, "refused: there is no agent bbo" in waited.stderr) == (6, True)
 
 
+def test_it_loads_what_reads_a_ledger_and_nothing_that_writes_one(
+    running: Relay, home: Path
+) -> None:
+    program = """import sys
+from relay.cli import main
+try:
+    main()
+finally:
+    print(*sorted(sys.modules))
+"""
+    command = [sys.executable, "-c", program, "send", "--as", "alice", "bob", "hi"]
+    done = subprocess.run(
+        command, env=environment(AGENT_RELAY_DIR=str(home)), capture_output=True, text=True
+    )
+    assert "delivered to bob" in done.stderr, done
+    loaded = set(done.stdout.split())
+    ledger = {name for name in loaded if name.startswith("relay.ledger.")}
+    assert ledger == {"relay.ledger.file"}
+    assert not loaded & {"importlib.resources", "msgspec", "relay.engine"}
+
+
 def test_without_a_relay_it_waits_in_the_outbox(home: Path) -> None:
     sent, said = send(home, "bob", "hi", code=5)
     assert said.startswith("it waits in the outbox: no relay is running; start one with ")

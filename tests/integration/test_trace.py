@@ -15,8 +15,8 @@ from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
 from relay.cli import run
 from relay.cli.trace import delivery_hops
-from relay.ledger import Ledger, WrittenDelivery
-from relay.ledger.deliveries import HeldDelivery
+from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.ledger.support import facts
 from tests.procs import relay, relay_anew, rows_of

@@ -16,7 +16,8 @@ from relay.base.config import Config
 from relay.base.config import LedgerSettings as Settings
 from relay.base.home import LEDGER, Home
 from relay.engine.checkpoint import InlineExecutor
-from relay.ledger import WAL_KEPT_BYTES, wal
+from relay.ledger import wal
+from relay.ledger.schema import WAL_KEPT_BYTES
 from relay.ledger.wal import WalState, WalWatch
 from tests.box import Box
 from tests.procs import Relay, relay, until

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from relay.ledger import FileFacts, Ledger
+from relay.ledger.ledger import FileFacts, Ledger
 
 NOW = 1_769_851_800_000_000_000
 DAY = 86_400 * 10**9

@@ -10,7 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger import HeldDelivery, Ledger, WrittenDelivery, open_readonly
+from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.file import open_readonly
+from relay.ledger.ledger import Ledger
 from tests.ledger.support import NOW, Look, add, message_id, plan, record, stage, statements
 
 pytestmark = pytest.mark.shows("ready 3.5")

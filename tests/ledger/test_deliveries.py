@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.ledger import DeliveryRow, HeldDelivery, Ledger, ReadDelivery, WrittenDelivery
+from relay.ledger.deliveries import DeliveryRow, HeldDelivery, ReadDelivery, WrittenDelivery
+from relay.ledger.ledger import Ledger
 from tests.ledger.support import NOW, Look, facts, message_id, record, stage
 
 STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from relay.base.incidents import IncidentKind
-from relay.ledger import SCHEMA_VERSION, Ledger, schema_sql
+from relay.ledger.ledger import Ledger
+from relay.ledger.schema import SCHEMA_VERSION, schema_sql
 from tests.documents import read_page, tables
 from tests.ledger import test_deliveries, test_messages
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger import FileFacts, Ledger
+from relay.ledger.ledger import FileFacts, Ledger
 from tests.ledger.support import NOW, Look, facts, message_id, record
 from tests.procs import no_room_above
 

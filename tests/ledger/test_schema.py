@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger import SCHEMA_VERSION, Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.check import check, check_file
+from relay.ledger.ledger import Ledger
+from relay.ledger.schema import SCHEMA_VERSION
 from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look, record
 

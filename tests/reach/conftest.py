@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.home import LEDGER, Home
-from relay.ledger import Ledger
+from relay.ledger.ledger import Ledger
 from tests.procs import Relay, home_of
 from tests.reach.hooks import Cli
 

@@ -11,7 +11,7 @@ from relay.base.message import Kind
 from relay.cli.history import parse_time
 from relay.daemon.opening import open_store_readonly
 from relay.daemon.search_filler import KINDS, source_of
-from relay.ledger import open_readonly
+from relay.ledger.file import open_readonly
 from relay.search.find import find, ledger_ids
 from relay.search.follow import Follower, Source
 from relay.search.index import Entry, Index

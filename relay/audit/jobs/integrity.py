@@ -52,7 +52,7 @@ from relay.audit.schemas import conform, formats, results
 from relay.base.clock import NS_PER_S
 from relay.base.errors import LedgerError
 from relay.base.home import LEDGER
-from relay.ledger import schema_sql
+from relay.ledger.schema import schema_sql
 
 NAME = "integrity"
 DAYS = "integrity_days"

@@ -19,7 +19,7 @@ from relay.audit.schemas import (
     always,
     maybe,
 )
-from relay.ledger import schema_sql
+from relay.ledger.schema import schema_sql
 
 _FILE = always("file", TEXT, "path of the store file")
 

@@ -39,7 +39,8 @@ from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
 from relay.base.clock import Clock
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, VersionError
-from relay.ledger import SCHEMA_VERSION, open_readonly
+from relay.ledger.file import open_readonly
+from relay.ledger.schema import SCHEMA_VERSION
 
 FORMAT = "relay_ledger"
 DEFAULT_TABLE = "messages"
