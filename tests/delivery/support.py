@@ -54,6 +54,18 @@ class Desk:
     def hint(self, name: str = NAME, *, renamed: bool) -> None:
         self.intake.add("alice", name, renamed=renamed)
 
+    def written(self, data: bytes, name: str = NAME, *, mtime_s: float | None = None) -> Path:
+        """Written in place, and told of."""
+        path = self.write(data, name, mtime_s=mtime_s)
+        self.hint(name, renamed=False)
+        return path
+
+    def renamed(self, data: bytes, name: str = NAME) -> Path:
+        """Renamed into place, and told of."""
+        path = self.rename(data, name)
+        self.hint(name, renamed=True)
+        return path
+
     def scan(self) -> None:
         with self.home.dirs() as dirs:
             self.intake.scan(dirs, "alice")

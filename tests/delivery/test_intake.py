@@ -17,8 +17,7 @@ from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
 
 
 def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
-    path = desk.rename(GOOD)
-    desk.hint(renamed=True)
+    path = desk.renamed(GOOD)
     assert desk.due_in_s() == 0
     (look,) = desk.take()
     assert look.message is not None
@@ -48,8 +47,7 @@ def test_a_renamed_file_that_does_not_parse_is_malformed_at_once(desk: Desk) -> 
 
 
 def test_a_renamed_file_that_grows_waits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = desk.rename(GOOD)
-    desk.hint(renamed=True)
+    path = desk.renamed(GOOD)
     read = os.read
 
     def grow(fd: int, size: int) -> bytes:
@@ -70,8 +68,7 @@ def test_a_renamed_file_that_grows_waits(desk: Desk, monkeypatch: pytest.MonkeyP
 def test_a_checksum_that_was_declared_is_kept_and_of_an_empty_body_its_contents(desk: Desk) -> None:
     for text, body, kept in (("TO: bob", b"hi", b"hi"), ("TO: bob\nKIND: leave", b"", b"leave")):
         declared = sha256_hex(body)
-        desk.rename(f"{text}\nCHECKSUM: sha256:{declared}\n\n".encode() + body)
-        desk.hint(renamed=True)
+        desk.renamed(f"{text}\nCHECKSUM: sha256:{declared}\n\n".encode() + body)
         (look,) = desk.take()
         assert look.is_valid and look.checksum == sha256_hex(kept)
 
@@ -80,8 +77,7 @@ def test_a_checksum_that_was_declared_is_kept_and_of_an_empty_body_its_contents(
 
 
 def test_a_file_written_in_place_settles_for_100_ms(desk: Desk) -> None:
-    desk.write(GOOD)
-    desk.hint(renamed=False)
+    desk.written(GOOD)
     assert desk.take() == []
     assert (desk.intake.backlog, desk.due_in_s()) == (1, 0.1)
     desk.clock.advance(0.099)
@@ -92,8 +88,7 @@ def test_a_file_written_in_place_settles_for_100_ms(desk: Desk) -> None:
 
 
 def test_every_change_begins_the_wait_again(desk: Desk) -> None:
-    path = desk.write(b"TO: bob\n\nh")
-    desk.hint(renamed=False)
+    path = desk.written(b"TO: bob\n\nh")
     for piece in (b"i", b" there", b"!"):
         assert desk.take() == []
         desk.clock.advance(0.09)
@@ -116,24 +111,20 @@ def test_how_long_it_settles_is_configured(
 ) -> None:
     settings = DetectionSettings(settle_ms=settle_ms, malformed_after_s=0)
     desk = Desk(tmp_path / "home", settings, LimitSettings())
-    desk.write(GOOD, mtime_s=mtime_s)
-    desk.hint(renamed=False)
+    desk.written(GOOD, mtime_s=mtime_s)
     if waits_s is not None:
         assert (desk.take(), desk.due_in_s()) == ([], waits_s)
         desk.clock.advance(waits_s)
     assert bodies(desk.take()) == [b"hi"]
-    desk.write(b"nonsense", mtime_s=-10)
-    desk.hint(renamed=False)
+    desk.written(b"nonsense", mtime_s=-10)
     assert "not a header line" in reason(desk.take())
     desk.home.close()
 
 
 def test_a_rename_outranks_what_was_seen_before(desk: Desk) -> None:
-    desk.write(b"TO: b")
-    desk.hint(renamed=False)
+    desk.written(b"TO: b")
     assert desk.take() == []
-    desk.rename(GOOD)
-    desk.hint(renamed=True)
+    desk.renamed(GOOD)
     desk.hint(renamed=False)  # its close, told later
     assert desk.due_in_s() == 0
     assert bodies(desk.take()) == [b"hi"]
@@ -153,8 +144,7 @@ def test_a_rename_outranks_what_was_seen_before(desk: Desk) -> None:
 def test_what_does_not_parse_has_5_s_to_become_whole(
     desk: Desk, data: bytes, says: str, becomes_whole: bool
 ) -> None:
-    path = desk.write(data)
-    desk.hint(renamed=False)
+    path = desk.written(data)
     for _ in range(49):
         assert desk.take() == []
         assert desk.due_in_s() == pytest.approx(0.1)
@@ -175,8 +165,7 @@ def test_what_does_not_parse_has_5_s_to_become_whole(
 def test_while_a_file_of_that_name_is_in_pending_it_is_not_taken(desk: Desk) -> None:
     marker = desk.outbox / ".pending" / NAME
     marker.write_bytes(b"")
-    desk.write(GOOD, mtime_s=-3600)
-    desk.hint(renamed=False)
+    desk.written(GOOD, mtime_s=-3600)
     for _ in range(100):
         assert desk.take() == []
         desk.clock.advance(0.1)
@@ -204,8 +193,7 @@ def test_a_clock_that_jumps_back_holds_nothing_up(desk: Desk) -> None:
 
 
 def test_nor_is_a_bad_file_kept_for_an_hour(desk: Desk) -> None:
-    desk.write(b"nonsense", mtime_s=3600)
-    desk.hint(renamed=False)
+    desk.written(b"nonsense", mtime_s=3600)
     assert desk.take() == []
     desk.clock.jump(-7200)
     desk.clock.advance(4.9)
@@ -215,8 +203,7 @@ def test_nor_is_a_bad_file_kept_for_an_hour(desk: Desk) -> None:
 
 
 def test_a_file_that_changes_with_a_clock_gone_back_waits_from_then(desk: Desk) -> None:
-    path = desk.write(b"TO: bob\n\nh", mtime_s=60)
-    desk.hint(renamed=False)
+    path = desk.written(b"TO: bob\n\nh", mtime_s=60)
     desk.take()
     desk.clock.advance(0.09)
     path.write_bytes(GOOD)
@@ -240,19 +227,16 @@ def names(count: int) -> list[str]:
 
 def test_of_one_sender_order_is_order_of_names_whatever_the_hints_say(desk: Desk) -> None:
     for number, name in enumerate(names(5)):
-        desk.rename(b"TO: bob\n\n%d" % number, name)
-        desk.hint(name, renamed=True)
+        desk.renamed(b"TO: bob\n\n%d" % number, name)
     assert bodies(desk.take(3)) == [b"4", b"3", b"2"]
     assert (desk.intake.backlog, desk.due_in_s()) == (2, 0)
     assert bodies(desk.take(3)) == [b"1", b"0"]
 
 
 def test_a_file_that_is_still_but_does_not_parse_does_not_hold_up_the_next(desk: Desk) -> None:
-    desk.write(b"TO: bo", mtime_s=-0.2)
-    desk.hint(renamed=False)
+    desk.written(b"TO: bo", mtime_s=-0.2)
     other = f"{START_NS + 1}-.msg"
-    desk.rename(b"TO: bob\n\nother", other)
-    desk.hint(other, renamed=True)
+    desk.renamed(b"TO: bob\n\nother", other)
     assert bodies(desk.take()) == [b"other"]
     assert desk.intake.backlog == 1
 

@@ -26,8 +26,7 @@ def test_what_is_no_regular_file_is_refused_at_once(desk: Desk, renamed: bool) -
     assert look.file.inode == (desk.outbox / NAME).lstat().st_ino
     assert look.file.message_id == NAME.removesuffix(".msg")
     (desk.outbox / NAME).unlink()
-    desk.rename(b"nonsense")
-    desk.hint(renamed=True)
+    desk.renamed(b"nonsense")
     (look,) = desk.take()
     assert look.message is None and not look.is_unsafe  # malformed alone
 
@@ -52,8 +51,7 @@ def test_an_outbox_behind_a_link_is_not_looked_into(desk: Desk, tmp_path: Path, 
 def test_one_that_cannot_be_opened_is_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     other = NAME.replace("a1", "b2")
     for name in (NAME, other):
-        desk.rename(GOOD, name)
-        desk.hint(name, renamed=True)
+        desk.renamed(GOOD, name)
     real = os.open
 
     def forbidden(path: str, *args: int, **options: int) -> int:
@@ -93,8 +91,7 @@ def test_other_files_are_nobodys_business(desk: Desk, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hello.msg", "123-a.msg", "1769851800000000000-XYZ.msg", "é.msg"])
 def test_a_name_that_carries_no_id_is_refused(desk: Desk, name: str) -> None:
-    desk.rename(GOOD, name)
-    desk.hint(name, renamed=True)
+    desk.renamed(GOOD, name)
     (look,) = desk.take()
     assert look.message is None
     assert look.file.message_id == ""
@@ -134,16 +131,14 @@ def header(size: int) -> bytes:
 @pytest.mark.parametrize("blank", [b"\n\n", b"\n\r\n"])
 def test_the_largest_header_with_the_largest_body_is_taken(desk: Desk, blank: bytes) -> None:
     data = header(MAX_HEADER_BYTES) + blank + b"b" * 1_048_576
-    desk.rename(data)
-    desk.hint(renamed=True)
+    desk.renamed(data)
     (body,) = bodies(desk.take())
     assert len(body) == 1_048_576
 
 
 def test_one_byte_more_is_too_large(desk: Desk) -> None:
     assert max_file_bytes(1_048_576) == MAX_HEADER_BYTES + 3 + 1_048_576
-    desk.rename(b"TO: bob\n\n" + b"b" * (max_file_bytes(1_048_576) + 1))
-    desk.hint(renamed=True)
+    desk.renamed(b"TO: bob\n\n" + b"b" * (max_file_bytes(1_048_576) + 1))
     text = reason(desk.take())
     assert "too large: the body may be 1048576" in text and "attachment" in text
 
@@ -151,11 +146,9 @@ def test_one_byte_more_is_too_large(desk: Desk) -> None:
 @pytest.mark.parametrize("size", [11, 5000, 6157])
 def test_a_body_above_its_limit_is_refused(tmp_path: Path, size: int) -> None:
     desk = Desk(tmp_path / "home", DetectionSettings(), LimitSettings(max_body_bytes=10))
-    desk.rename(b"TO: bob\n\n" + b"b" * size)
-    desk.hint(renamed=True)
+    desk.renamed(b"TO: bob\n\n" + b"b" * size)
     assert "10" in reason(desk.take())
-    desk.rename(b"TO: bob\n\n" + b"b" * 10)
-    desk.hint(renamed=True)
+    desk.renamed(b"TO: bob\n\n" + b"b" * 10)
     assert bodies(desk.take()) == [b"b" * 10]
     desk.home.close()
 
@@ -196,8 +189,7 @@ def test_a_scan_finds_what_no_event_announced(desk: Desk) -> None:
 
 
 def test_a_scan_does_not_take_back_that_a_file_was_renamed(desk: Desk) -> None:
-    desk.rename(GOOD)
-    desk.hint(renamed=True)
+    desk.renamed(GOOD)
     desk.scan()
     assert bodies(desk.take()) == [b"hi"]
 
@@ -256,8 +248,7 @@ def test_an_orphan_that_its_writer_renames_meanwhile_is_no_fault(desk: Desk) -> 
 
 def test_an_outbox_without_pending_is_no_fault(desk: Desk) -> None:
     (desk.outbox / ".pending").rmdir()
-    desk.write(GOOD, mtime_s=-1)
-    desk.hint(renamed=False)
+    desk.written(GOOD, mtime_s=-1)
     assert bodies(desk.take()) == [b"hi"]
     desk.scan()
     assert (desk.outbox / ".pending").is_dir()

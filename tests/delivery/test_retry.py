@@ -33,7 +33,8 @@ def plans_due(box: Box, held: DeferredQueue, agents: Set[str] | None = None) -> 
         return held.plans_due(dirs, Directory(box.roster.agents if agents is None else agents))
 
 
-def retry(box: Box, held: DeferredQueue) -> None:
+def retry(box: Box, held: DeferredQueue, later_s: int = 0) -> None:
+    box.clock.advance(later_s)
     execute(box, held, plans_due(box, held))
 
 
@@ -80,8 +81,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
         assert box.row(two)["file_path"].startswith("agents/")
         archive.unlink()
         os.rename(box.path("tmp", "archive"), archive)
-    box.clock.advance(60)
-    retry(box, held)
+    retry(box, held, 60)
     delivered = box.inbox("bob")
     assert {number: delivered[number].body for number in (one, two)} == {one: b"one", two: b"two"}
     assert delivered[one].headers["X-TICKET"] == "42"
@@ -96,8 +96,7 @@ def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueu
         sent = box.send("alice", "TO: nobody\n\nhi")
         box.flush()
         assert box.nacks("alice") == []
-    box.clock.advance(60)
-    retry(box, held)
+    retry(box, held, 60)
     (nack,) = box.nacks("alice")
     assert "there is no agent nobody" in nack
     (message,) = box.inbox("alice").values()
@@ -123,8 +122,7 @@ def test_so_many_at_a_time(box: Box) -> None:
 def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str) -> None:
     with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
-    box.clock.advance(late_s)
-    retry(box, held)
+    retry(box, held, late_s)
     assert box.states(sent) == {"bob": state}
     assert held.due_ns() is None
     assert (box.bodies("bob") == ["quick"]) is (state == "written")
@@ -139,8 +137,7 @@ def test_a_lost_original_comes_from_the_engine(box: Box, held: DeferredQueue) ->
         box.flush()
         os.unlink(box.path(*box.row(gone)["file_path"].split("/")))
         box.path(*box.row(changed)["file_path"].split("/")).write_text("TO: bob\n\nsecond")
-    box.clock.advance(60)
-    retry(box, held)
+    retry(box, held, 60)
     inbox = box.inbox("bob")
     assert (inbox[gone].body, inbox[changed].body) == (b"gone", b"first")
     assert inbox[gone].headers["X-TICKET"] == "42"

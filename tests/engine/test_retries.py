@@ -46,6 +46,11 @@ class Scene:
         self.clock.advance(seconds)
         return [(again.recipient, again.attempt) for again in self.store.tick()]
 
+    def die(self) -> None:
+        """Time goes on until what is not acknowledged is dead."""
+        for _ in range(8):
+            self.after(15)
+
     def state(self, message_id: int, recipient: str = "worker") -> DeliveryState:
         """Where a delivery stands."""
         return self.store.state.deliveries[message_id][recipient].state
@@ -126,8 +131,7 @@ def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
     system = scene.store.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
     scene.store.subscribe(system.id, "watcher", "_system.message.#")
     scene.send()
-    for _ in range(8):
-        scene.after(15)
+    scene.die()
     for listener in ("lead", "watcher"):
         (notice,) = scene.store.receive_messages(None, listener)
         assert notice.topic == DEAD_LETTER_TOPIC
@@ -137,8 +141,7 @@ def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
 @pytest.mark.shows("engine 3.7")
 def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
     sent = scene.send()
-    for _ in range(8):
-        scene.after(15)
+    scene.die()
     scene.store.receive_messages(None, "worker")
     replayed = scene.store.replay_dead_letter(sent)
     assert replayed.status is MessageStatus.DELIVERED
@@ -157,8 +160,7 @@ def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
 @pytest.mark.shows("engine 3.9")
 def test_a_late_ack_takes_a_dead_letter_back(scene: Scene) -> None:
     sent = scene.send()
-    for _ in range(8):
-        scene.after(15)
+    scene.die()
     scene.store.receive_messages(None, "lead")  # hears that it is dead
     scene.store.acknowledge_message(sent, "worker", "completed", "was at lunch")
     assert scene.store.dead_letters() == []
@@ -263,8 +265,7 @@ def test_a_replay_is_not_stopped_by_exactly_once() -> None:
     scene = Scene(ONCE)
     sent = scene.send()
     scene.store.receive_messages(None, "worker")
-    for _ in range(8):
-        scene.after(15)
+    scene.die()
     scene.store.replay_dead_letter(sent)
     assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
 

@@ -168,13 +168,7 @@ def test_a_flipped_payload_byte_is_found(record: ManifestRecord, data: st.DataOb
 ENTRIES = st.lists(
     st.builds(
         SegmentEntry,
-        U64,
-        U64,
-        U64,
-        U64,
-        U64,
-        U64,
-        U64,
+        *[U64] * 7,
         st.integers(0, 7).map(Residency),
         st.booleans(),
         U32,

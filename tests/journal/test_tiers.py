@@ -81,9 +81,7 @@ def test_what_was_read_last_stays_longest(make_stream: MakeStream) -> None:
 @pytest.mark.shows("journal 4.8")
 def test_all_goes_up_and_leaves_the_disk(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
-    stream.fill(3)
-    stream.cover()
-    stream.run()
+    stream.settle(3)
     assert stream.residency(0, 1, 2) == [T2, T2, T2]
     assert stream.files("segments") == [] == stream.files("warm")
     assert stream.noted(2) == [
@@ -144,9 +142,7 @@ def test_nothing_above_the_second_checkpoint_goes(make_stream: MakeStream) -> No
 @pytest.mark.shows("journal 4.10")
 def test_retention_takes_the_oldest(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
-    stream.fill(5)
-    stream.cover()
-    stream.run()
+    stream.settle(5)
     stream.tiers.policy = stream.tiers.policy._replace(keep_bytes=3 * stream.entry(0).file_bytes)
     planned = stream.tiers.prunes()
     assert [job.entry.segment_id for job in planned] == [0, 1]
@@ -181,9 +177,7 @@ def test_retention_by_age(make_stream: MakeStream) -> None:
 
 def test_a_queued_deletion_is_finished(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
-    stream.fill(2)
-    stream.cover()
-    stream.run()
+    stream.settle(2)
     stream.tiers.policy = stream.tiers.policy._replace(keep_bytes=stream.entry(1).file_bytes)
 
     def kill(call: str, key: str) -> None:
@@ -252,9 +246,7 @@ def test_a_chunk_that_was_sent_and_not_marked_is_marked(
 def test_on_a_real_s3_server(make_stream: MakeStream, tmp_path: Path) -> None:
     with s3_server() as url:
         stream = make_stream(AT_ONCE._replace(local_bytes=0), objects(url, tmp_path.name))
-        stream.fill(3)
-        stream.cover()
-        stream.run()
+        stream.settle(3)
         assert stream.residency(0, 1, 2) == [T2, T2, T2]
         assert stream.tiers.policy.objects == f"s3://{BUCKET}/{tmp_path.name}"
         assert stream.read() == stream.expected()

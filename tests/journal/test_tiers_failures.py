@@ -148,9 +148,7 @@ def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: MakeStream) 
 
 def test_a_lost_object_evicts_nothing(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
-    stream.fill(1)
-    stream.cover()
-    stream.run()
+    stream.settle(1)
     stream.tiers.run_job(TierJob(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
     tier2.inner.delete(stream.entry(0).key)
     with pytest.raises(ObjectError, match="no such object"):
@@ -165,9 +163,7 @@ def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
     fault: str, make_stream: MakeStream, tier2: FaultyObjects, tmp_path: Path
 ) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
-    stream.fill(2)
-    stream.cover()
-    stream.run()
+    stream.settle(2)
     path = tmp_path / "tier2" / stream.entry(0).key
     data = path.read_bytes()
     other = (tmp_path / "tier2" / stream.entry(1).key).read_bytes()
@@ -190,9 +186,7 @@ def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
 
 def test_damaged_tier_1_is_read_from_2(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE, tier2)
-    stream.fill(1)
-    stream.cover()
-    stream.run()
+    stream.settle(1)
     stream.tiers.run_job(TierJob(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
     path = stream.dir / "warm" / f"{0:020d}.seg.zst"
     path.write_bytes(path.read_bytes()[:100])
@@ -219,9 +213,7 @@ def test_hydrating_by_hand_mends_tier_0(make_stream: MakeStream) -> None:
 
 def test_tier_2_without_a_store_is_told(make_stream: MakeStream, tier2: FaultyObjects) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
-    stream.fill(1)
-    stream.cover()
-    stream.run()
+    stream.settle(1)
     noted = stream.noted(0)
     stream.objects = None
     stream.reopen()

@@ -101,6 +101,12 @@ class Stream:
             assert len(done) < 1000, done[-5:]
         return done
 
+    def settle(self, segments: int) -> None:
+        """So many segments more, covered, and whatever is due done."""
+        self.fill(segments)
+        self.cover()
+        self.run()
+
     def first(self) -> int:
         """Where the stream begins: what retention is taking out of Tier 2 is gone already."""
         catalog = self.journal.manifest.catalog
