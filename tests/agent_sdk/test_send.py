@@ -79,12 +79,11 @@ def test_a_message_is_a_file_in_the_outbox(relay: HandRelay) -> None:
 
 
 def test_written_synced_renamed_synced_in_this_order(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        called = fail(monkeypatch, "none")
-        alice.send("bob", "hello")
-        assert called == ["create", "write", "sync", "rename", "sync_dir"]
+    called = fail(monkeypatch, "none")
+    alice.send("bob", "hello")
+    assert called == ["create", "write", "sync", "rename", "sync_dir"]
 
 
 def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
@@ -144,12 +143,11 @@ def test_the_limit_for_a_body_is_the_relays_own(relay: HandRelay) -> None:
             alice.send("bob", "12345")
 
 
-def test_an_attachment_must_be_there(relay: HandRelay) -> None:
-    with Agent("alice", relay.root) as alice:
-        with pytest.raises(NotFound):
-            alice.send("bob", "see there", attachments=["sha256:" + "0" * 64])
-        reference = alice.attach(b"\0\1")
-        sent = alice.send("bob", "see there", attachments=[reference])
+def test_an_attachment_must_be_there(relay: HandRelay, alice: Agent) -> None:
+    with pytest.raises(NotFound):
+        alice.send("bob", "see there", attachments=["sha256:" + "0" * 64])
+    reference = alice.attach(b"\0\1")
+    sent = alice.send("bob", "see there", attachments=[reference])
     data = (relay.box("alice", "outbox") / f"{sent}.msg").read_bytes()
     assert parse(data).attachments == (reference,)
 
@@ -157,13 +155,12 @@ def test_an_attachment_must_be_there(relay: HandRelay) -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
 def test_a_full_disk_is_waited_for(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str, code: int
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent, operation: str, code: int
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        slept = pauses(monkeypatch)
-        fail(monkeypatch, operation, code, code, code)
-        with says_the_disk_is_full():
-            sent = alice.send("bob", "hello")
+    slept = pauses(monkeypatch)
+    fail(monkeypatch, operation, code, code, code)
+    with says_the_disk_is_full():
+        sent = alice.send("bob", "hello")
     assert slept == [0.1, 0.2, 0.4]
     assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
     assert relay.waiting("alice", "outbox/.pending") == []
@@ -217,23 +214,23 @@ def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
     assert relay.waiting("alice", "outbox/.pending") == []
 
 
-def test_other_errors_come_out_at_once(relay: HandRelay, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Agent("alice", relay.root) as alice:
-        slept = pauses(monkeypatch)
-        fail(monkeypatch, "rename", errno.EIO)
-        with pytest.raises(OSError, match="Input/output"):
-            alice.send("bob", "hello")
+def test_other_errors_come_out_at_once(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
+) -> None:
+    slept = pauses(monkeypatch)
+    fail(monkeypatch, "rename", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        alice.send("bob", "hello")
     assert slept == []
     assert relay.waiting("alice", "outbox/.pending") == []
 
 
 def test_after_the_rename_it_is_sent_even_if_the_directory_cannot_be_synced(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        fail(monkeypatch, "sync_dir", errno.ENOSPC)
-        with pytest.raises(OSError, match="No space left") as error:
-            alice.send("bob", "hello")
+    fail(monkeypatch, "sync_dir", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left") as error:
+        alice.send("bob", "hello")
     (name,) = relay.waiting("alice", "outbox")
     assert error.value.__notes__ == [
         f"message {name.removesuffix('.msg')} has been sent: do not send it again"
@@ -246,13 +243,12 @@ def test_killed_before_the_rename_nothing_is_sent(relay: HandRelay, alice: Agent
     assert len(relay.waiting("alice", "outbox/.pending")) == 1  # the relay removes it after 30 s
 
 
-def test_a_mailbox_that_is_gone_is_said_so(relay: HandRelay) -> None:
-    with Agent("alice", relay.root) as alice:
-        (relay.root / "agents" / "alice").rename(relay.root / "gone")
-        with pytest.raises(RelayError, match="the outbox of agent alice no longer exists"):
-            alice.send("bob", "hello")
-        with pytest.raises(RelayError, match="the inbox of agent alice no longer exists"):
-            alice.receive(timeout_s=0)
+def test_a_mailbox_that_is_gone_is_said_so(relay: HandRelay, alice: Agent) -> None:
+    (relay.root / "agents" / "alice").rename(relay.root / "gone")
+    with pytest.raises(RelayError, match="the outbox of agent alice no longer exists"):
+        alice.send("bob", "hello")
+    with pytest.raises(RelayError, match="the inbox of agent alice no longer exists"):
+        alice.receive(timeout_s=0)
 
 
 def test_who_it_is_stands_in_meta_json_beside_what_others_put_there(relay: HandRelay) -> None:

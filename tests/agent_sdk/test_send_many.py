@@ -32,12 +32,11 @@ def in_outbox(relay: HandRelay) -> list[str]:
 
 
 def test_all_are_sent_in_order_with_one_sync_of_files_and_one_of_the_directory(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        called = fail_at(monkeypatch, "none", 1)
-        sent = alice.send_many([*THREE, {"to": "carol", "body": "4", "kind": "query", "ttl_s": 9}])
-        assert called == ["create", "write"] * 4 + ["syncfs"] + ["rename"] * 4 + ["sync_dir"]
+    called = fail_at(monkeypatch, "none", 1)
+    sent = alice.send_many([*THREE, {"to": "carol", "body": "4", "kind": "query", "ttl_s": 9}])
+    assert called == ["create", "write"] * 4 + ["syncfs"] + ["rename"] * 4 + ["sync_dir"]
     assert relay.waiting("alice", "outbox") == [f"{one}.msg" for one in sent]
     assert in_outbox(relay) == ["one", "two", "three", "4"]
     last = parse((relay.box("alice", "outbox") / f"{sent[-1]}.msg").read_bytes())
@@ -63,11 +62,10 @@ def test_all_are_sent_in_order_with_one_sync_of_files_and_one_of_the_directory(
     ],
 )
 def test_one_bad_message_is_an_error_and_none_is_sent(
-    relay: HandRelay, wrong: Any, says: str
+    relay: HandRelay, alice: Agent, wrong: Any, says: str
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        with pytest.raises(MessageError, match=says):
-            alice.send_many([THREE[0], wrong, THREE[1]])
+    with pytest.raises(MessageError, match=says):
+        alice.send_many([THREE[0], wrong, THREE[1]])
     assert relay.waiting("alice", "outbox") == relay.waiting("alice", "outbox/.pending") == []
 
 
@@ -81,11 +79,12 @@ def test_one_bad_message_is_an_error_and_none_is_sent(
         ("retries", "expected attachments, body, delivery, due_s, "),
     ],
 )
-def test_an_unknown_option_of_send_is_an_error(relay: HandRelay, option: str, says: str) -> None:
-    with Agent("alice", relay.root) as alice:
-        for call in (alice.send, partial(alice.query, timeout_s=1)):
-            with pytest.raises(TypeError, match=f"^unknown option '{option}': {says}"):
-                call("bob", "x", **{option: 5})  # type: ignore[arg-type]
+def test_an_unknown_option_of_send_is_an_error(
+    relay: HandRelay, alice: Agent, option: str, says: str
+) -> None:
+    for call in (alice.send, partial(alice.query, timeout_s=1)):
+        with pytest.raises(TypeError, match=f"^unknown option '{option}': {says}"):
+            call("bob", "x", **{option: 5})  # type: ignore[arg-type]
     assert relay.waiting("alice", "outbox") == []
 
 
@@ -106,23 +105,21 @@ def test_a_full_disk_is_waited_for_without_writing_any_file_twice(
 
 @pytest.mark.parametrize("operation", ["create", "write", "syncfs", "rename"])
 def test_an_error_before_the_first_rename_leaves_none(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent, operation: str
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        fail_at(monkeypatch, operation, 1, errno.EIO)
-        with pytest.raises(OSError, match="Input/output") as error:
-            alice.send_many(THREE)
+    fail_at(monkeypatch, operation, 1, errno.EIO)
+    with pytest.raises(OSError, match="Input/output") as error:
+        alice.send_many(THREE)
     assert relay.waiting("alice", "outbox") == relay.waiting("alice", "outbox/.pending") == []
     assert not hasattr(error.value, "__notes__")
 
 
 def test_an_error_between_the_renames_names_those_that_were_sent(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        fail_at(monkeypatch, "rename", 3, errno.EIO)
-        with pytest.raises(OSError, match="Input/output") as error:
-            alice.send_many(THREE)
+    fail_at(monkeypatch, "rename", 3, errno.EIO)
+    with pytest.raises(OSError, match="Input/output") as error:
+        alice.send_many(THREE)
     first, second = (name.removesuffix(".msg") for name in relay.waiting("alice", "outbox"))
     assert in_outbox(relay) == ["one", "two"]
     assert relay.waiting("alice", "outbox/.pending") == []
@@ -149,10 +146,9 @@ def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_killed_between_the_renames_the_first_are_sent_and_no_other(
-    relay: HandRelay, renames: int
+    relay: HandRelay, alice: Agent, renames: int
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        killed_at(renames + 1, lambda: alice.send_many(THREE), "rename")
+    killed_at(renames + 1, lambda: alice.send_many(THREE), "rename")
     assert in_outbox(relay) == ["one", "two", "three"][:renames]
 
 
@@ -172,21 +168,19 @@ def test_it_returns_when_the_relay_has_taken_the_file_and_syncs_nothing(
         assert received.id == sent
 
 
-def test_without_a_relay_nothing_is_sent(relay: HandRelay) -> None:
-    with Agent("alice", relay.root) as alice:
-        with pytest.raises(NotRunning, match="no relay is running"):
-            alice.send("bob", "hello", committed=True)
+def test_without_a_relay_nothing_is_sent(relay: HandRelay, alice: Agent) -> None:
+    with pytest.raises(NotRunning, match="no relay is running"):
+        alice.send("bob", "hello", committed=True)
     assert relay.waiting("alice", "outbox") == []
 
 
 def test_what_the_relay_does_not_take_in_time_waits_durably(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
-    with Agent("alice", relay.root) as alice:
-        relay_runs(monkeypatch)
-        called = fail_at(monkeypatch, "none", 1)
-        with pytest.raises(Timeout, match=r"has not taken message .* over within 0 s") as error:
-            alice.send("bob", "hello", committed=True, timeout_s=0)
-        assert called == ["create", "write", "rename", "sync", "sync_dir"]
+    relay_runs(monkeypatch)
+    called = fail_at(monkeypatch, "none", 1)
+    with pytest.raises(Timeout, match=r"has not taken message .* over within 0 s") as error:
+        alice.send("bob", "hello", committed=True, timeout_s=0)
+    assert called == ["create", "write", "rename", "sync", "sync_dir"]
     assert relay.waiting("alice", "outbox") == [f"{error.value.message_id}.msg"]
     assert error.value.hint == "it waits in the outbox: do not send it again"

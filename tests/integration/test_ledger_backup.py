@@ -22,7 +22,7 @@ from relay.ledger import file as ledger_file
 from tests.box import Box
 from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look
-from tests.procs import Relay, meanwhile, relay, until
+from tests.procs import Relay, relay, until
 
 
 def ids(path: Path | str) -> set[str]:
@@ -265,31 +265,25 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
 def test_backup_more_messages_restore_start_beside_a_real_relay(
     running: Relay, home: Path, tmp_path: Path
 ) -> None:
-    alice = Agent("alice", str(home))
     kept = tmp_path / "kept.db"
-    sent: list[str] = []
-    with meanwhile(lambda: sent.append(alice.send("bob", f"number {len(sent)}"))):
-        until(lambda: len(sent) > 50)
+    with Agent("alice", str(home)) as alice:
+        sent = [alice.send("bob", f"number {number}") for number in range(50)]
         done = relay("ledger", "backup", str(kept), "--json", home=home)
         assert done.returncode == 0, done.stderr
         assert 0 < json.loads(done.stdout)["rows"]["messages"]
-        more = len(sent) + 50
-        until(lambda: len(sent) > more)
+        sent += [alice.send("bob", f"number {number}") for number in range(50, 100)]
     refused = relay("ledger", "restore", str(kept), home=home)
     assert refused.returncode == 5 and "a relay runs" in refused.stderr
-    until(lambda: len(os.listdir(home / "agents/bob/inbox")) >= len(sent))
+    inbox = home / "agents/bob/inbox"
+    until(lambda: len(list(inbox.glob("*.msg"))) == len(sent))
     running.kill()
     done = relay("ledger", "restore", str(kept), home=home)
     assert done.returncode == 0, done.stderr
     running.start()
     with Look(home / LEDGER) as look:
-        until(
-            lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == len(sent)
-        )
-        assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == len(sent)
-    inbox = sorted((home / "agents/bob/inbox").glob("*.msg"))
-    assert [path.stem for path in inbox] == sorted(sent)  # nothing lost, nothing doubled
+        until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == 100)
+        assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == 100
+    assert sorted(path.stem for path in inbox.glob("*.msg")) == sorted(sent)
     running.stop()
     done = relay("doctor", home=home)
     assert done.returncode == 0, done.stdout
-    alice.close()
