@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli import run
+from relay.cli.common import plural
 from relay.journal.files import SegmentCheck
 from relay.journal.journal import Append, Journal
 from relay.journal.replay import read_manifest
@@ -147,6 +148,21 @@ def test_a_segment_that_is_nowhere_is_named(stream: Path, capsys: Output) -> Non
     assert lines == [f"{path}: missing, but in the manifest as tier0", "1 error found"]
     assert run(["aof", "dump", str(stream), "--json"]) == 3
     assert "segment 1: no copy on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at", [60, 90, -45, -20])
+def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
+    stream: Path, at: int, capsys: Output
+) -> None:
+    path = Path(segment_path(str(stream), 1))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+    lines = lines_of("check", str(stream), capsys=capsys, code=3)
+    assert all(str(path) in line for line in lines[:-1]) and len(lines) > 1
+    assert lines[-1] == f"{plural(len(lines) - 1, 'error')} found"
+    (row,) = lines_of("check", str(stream), "--json", capsys=capsys, code=3)
+    assert json.loads(row)["problems"] == lines[:-1]
 
 
 def test_a_record_that_becomes_whole_between_two_looks_is_no_damage(

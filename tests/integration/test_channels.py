@@ -78,6 +78,17 @@ def test_a_long_wait_does_not_spin(box: Box) -> None:
     assert box.deadline > box.clock.monotonic_ns()
 
 
+def test_a_newcomer_gets_what_a_sticky_channel_has(box: Box) -> None:
+    configure(box, "sticky_messages: true")
+    sent = box.send("alice", "TO: #team\n\nwelcome, whoever comes")
+    box.flush()
+    box.join("team", "carol")
+    assert from_team(box, "carol") == ["welcome, whoever comes"]
+    assert box.states(sent) == {"bob": "written", "carol": "written"}
+    box.join("team", "carol")
+    assert from_team(box, "carol") == ["welcome, whoever comes"]
+
+
 def test_a_copy_owed_before_a_crash_is_delivered_after_it(box: Box) -> None:
     configure(box, "sticky_messages: true")
     box.send("alice", "TO: #team\n\nwelcome")

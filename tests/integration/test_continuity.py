@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from agent_sdk import Agent
@@ -91,6 +94,12 @@ def test_versions_are_listed_and_the_oldest_go(box: Box) -> None:
     assert files(box, "bob") == [f"{n:08d}-{ids[n - 1]}.state" for n in (3, 4, 5)]
     answer = refused(box, "bob", "KIND: continuity\nACTION: load\nVERSION: 2\n\n")
     assert answer == "bob has no version 2: there are 3, 4, 5\n"
+
+
+def test_who_saved_nothing_begins_again(box: Box) -> None:
+    assert said(box, "bob", LOAD) == "completed version 0\n"
+    assert said(box, "bob", LIST) == "completed 0 versions\n"
+    assert "there are none" in refused(box, "bob", "KIND: continuity\n\nACTION: load\nVERSION: 1")
 
 
 @pytest.mark.parametrize(
@@ -242,3 +251,19 @@ def test_a_disk_that_takes_nothing_greets_later(box: Box) -> None:
     assert len(box.inbox("bob")) == 1
     assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 2
+
+
+def test_a_process_of_a_terminated_agent_is_greeted(box: Box) -> None:
+    box.send("bob", SAVE + "half way")
+    meta = box.path("agents", "bob", META)
+    meta.write_text(json.dumps({"pid": 2**31 - 1, "started_at": box.clock.now_ns()}))
+    for _ in range(3):
+        box.after(61)
+    assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("terminated",)]
+    meta.unlink()
+    meta.write_text(json.dumps({"pid": os.getpid(), "started_at": box.clock.now_ns()}))
+    for _ in range(3):
+        box.after(31)
+    welcomes = [m for m in box.inbox("bob").values() if m.kind == "notification"]
+    assert [m.body.rpartition(b"\n-----\n")[2] for m in welcomes] == [b"half way"]
+    assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]

@@ -71,6 +71,16 @@ def test_what_a_full_disk_postpones_is_one_transaction(
     assert len(box.inbox("bob")) == 110
 
 
+def test_a_refusal_waits_like_any_message(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    box.drop("alice", "TO: bob\n\nhi", "hello.msg")
+    box.tick()
+    assert box.inbox("alice") == {}
+    disk.full = False
+    box.after(1, turns=1)
+    assert "hello.msg is not a valid message name" in box.nacks("alice")[0]
+
+
 def test_a_rename_that_finds_no_room_leaves_no_copy_in_pending(box: Box) -> None:
     """The attempt is held, durably, before its copy goes; a later answer may end it for good."""
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndo")

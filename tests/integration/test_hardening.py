@@ -12,7 +12,7 @@ import pytest
 from relay.base import directory_guard
 from relay.base.errors import ForeignOwner, UnsafePath
 from tests.box import Box
-from tests.procs import Relay, inbox_of, relay, until
+from tests.procs import Relay, home_of, inbox_of, relay, until
 
 
 def kinds(box: Box) -> list[tuple[str, str, str]]:
@@ -97,6 +97,18 @@ def test_a_hard_link_in_the_store_is_left_alone_and_said(box: Box, tmp_path: Pat
     (one,) = directory_guard.secure(box.home)
     assert (one.kind, one.path) == ("hard_link", "store/copy")
     assert other.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.timeout(60)
+def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice")
+    shutil.rmtree(home / "store")
+    (tmp_path / "elsewhere").mkdir()
+    (home / "store").symlink_to(tmp_path / "elsewhere")
+    done = relay("up", home=home)
+    assert done.returncode != 0
+    assert "store is a link" in done.stderr and "Traceback" not in done.stderr
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.timeout(60)

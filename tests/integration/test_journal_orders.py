@@ -134,6 +134,14 @@ def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.close()
 
 
+def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
+    ask(box, "journal.prune")
+    assert steps(box) == [
+        "command failed: no limit is set for the size or age of the journal;"
+        " set journal.keep_age_s or journal.keep_mib in config.json, or give an option"
+    ]
+
+
 def test_a_command_that_is_decided_twice_is_one_order(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

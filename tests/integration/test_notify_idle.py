@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent, Received, Refused, Timeout, aio
+from agent_sdk import Agent, Received, Refused, RelayWarning, Timeout, aio
 from relay.base.process_info import PROC, START_FIELD
 from relay.reach.owed import report_state
 from relay.reach.session import IDLE, WORKING, Session, save_session, session_lock
@@ -116,6 +116,14 @@ def test_the_time_is_over(running: Relay, home: Path, bob_cli: Cli, alice: Agent
     with pytest.raises(Timeout, match=f"bob has not read {sent} within 1 s"):
         alice.wait_idle("bob", 1, sent)
     assert alice.receive(0.2) is None
+
+
+def test_without_a_relay_the_request_waits_in_the_outbox(home: Path, alice: Agent) -> None:
+    with (
+        pytest.warns(RelayWarning, match="no relay is running"),
+        pytest.raises(Timeout, match=r"not told within 0\.1 s whether bob is idle"),
+    ):
+        alice.wait_idle("bob", 0.1)
 
 
 @pytest.mark.parametrize(

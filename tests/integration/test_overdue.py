@@ -100,6 +100,21 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
     assert box.nacks("bob") == []
 
 
+def test_who_listens_hears_of_dead_letters(box: Box) -> None:
+    box.send(
+        "carol",
+        "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.message.#",
+    )
+    before = set(box.inbox("carol"))
+    sent = box.send("alice", COMMAND)
+    box.until_dead()
+    (notice,) = (m for name, m in box.inbox("carol").items() if name not in before)
+    assert notice.headers["TOPIC"] == "_system.message.deadletter"
+    assert notice.headers["CHANNEL"] == "_system"
+    assert notice.headers["RE"] == sent
+    assert f"message {sent} from alice to bob is dead" in notice.body.decode()
+
+
 @pytest.mark.parametrize("flushed", [True, False])
 def test_after_a_crash_the_schedule_continues(box: Box, flushed: bool) -> None:
     sent = box.send("alice", COMMAND)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.acomm import store_file
-from relay.base.errors import FormatError, RelayError
+from relay.base.errors import FormatError, RelayError, VersionError
 from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
 from tests.disk import killed_before
 
@@ -249,3 +249,13 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
         query = store.send_query(channel.id, "a", "how many?")
         store.send_response(channel.id, "b", str(query.correlation_id), "seven")
         assert is_whole()
+
+
+def test_a_later_version_is_not_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(_: str) -> None:
+        raise VersionError(str(path), 8, "version 1", 9)
+
+    monkeypatch.setattr(store_file, "read", later)
+    with pytest.raises(VersionError):
+        CommStore.open(str(path), MANUAL)
+    assert names(path.parent) == {"s.acomm", "s.acomm.prev"}

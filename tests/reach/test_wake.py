@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.cli import cli as group
 from relay.doctor import examine
-from relay.reach.session import BLOCKED, IDLE
+from relay.reach.session import BLOCKED, IDLE, WORKING
 from tests.procs import until
 from tests.reach.bells import PACKAGE, Cli, Inbox, cli
 
@@ -226,3 +227,14 @@ def test_doctor_names_a_wake_json_that_cannot_be_used(tmp_path: Path) -> None:
         path.write_text('{"argv": "true"}')
         found = {one.where: one.text for one in examine(home)}
         assert found["agents/bob/wake.json"].startswith('expected "argv" as a list of texts')
+
+
+def test_working_is_no_hindrance_to_the_status(tmp_path: Path) -> None:
+    with cli(tmp_path / "home") as bob:
+        bob.hook(WORKING)
+        shown = relay(bob, "wake", "status", "bob").stdout
+        assert shown.startswith("session  claude:bob-1, working\n")
+        os.kill(bob.process.pid, 9)
+        bob.process.wait()
+        shown = relay(bob, "wake", "status", "bob").stdout
+        assert shown.startswith("session  none that is live\nworked   none yet\n")
