@@ -35,6 +35,7 @@ def test_all_are_sent_in_order_with_one_sync_of_files_and_one_of_the_directory(
     relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
     called = fail_at(monkeypatch, "none", 1)
+    assert alice.send_many([]) == [] == called
     sent = alice.send_many([*THREE, {"to": "carol", "body": "4", "kind": "query", "ttl_s": 9}])
     assert called == ["create", "write"] * 4 + ["syncfs"] + ["rename"] * 4 + ["sync_dir"]
     assert relay.waiting("alice", "outbox") == [f"{one}.msg" for one in sent]

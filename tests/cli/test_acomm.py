@@ -152,6 +152,12 @@ def test_build_never_replaces_what_is_no_store(tmp_path: Path, name: str) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["store.acomm"]
 
 
+def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
+    lines = "\n".join(jsonl.to_lines(small_store()))
+    error = refused("build", tmp_path / "gone" / "new.acomm", stdin=lines)
+    assert str(error) == f"{tmp_path}/gone/new.acomm: No such file or directory"
+
+
 def test_help_needs_no_codec() -> None:
     code = (
         "import sys, relay.cli.acomm; "

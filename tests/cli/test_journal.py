@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config, JournalSettings, encode
-from relay.base.errors import EXIT_STATE, AlreadyRunning, NotFound, RelayError
+from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.daemon import init
@@ -216,6 +216,12 @@ def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
     Path(segment_path(str(folder), 1)).unlink()
     Path(segment_path(str(folder), 1)).write_bytes(whole)
     assert records(home) == before
+
+
+def test_a_damaged_configuration_is_said_so(home: Path) -> None:
+    (home / "config.json").write_text('{"journal": {"keep_byte": 1}}')
+    error = refused(run(home, "status"))
+    assert isinstance(error, ConfigError) and "keep_byte" in str(error)
 
 
 @pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "1 d", "9999999999999999d"])

@@ -79,6 +79,14 @@ def test_in_a_channel_its_copy_bounces_and_the_others_have_theirs(box: Box) -> N
     assert "done here" in nack and f"bob did not get {sent}.msg" in nack
 
 
+def test_an_answer_to_a_retired_agent_bounces_and_counts_as_given(box: Box) -> None:
+    asked = box.send("bob", "TO: alice\nKIND: command\n\ndeploy")
+    retire(box, "bob")
+    box.send("alice", f"TO: bob\nKIND: ack\nRE: {asked}\n\ncompleted")
+    assert "bob is retired" in box.nacks("alice")[0]
+    assert box.states(asked) == {"alice": "acked"}
+
+
 def test_what_it_owes_an_ack_for_is_not_delivered_again_but_bounced(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nAWAIT: 5s\n\ndeploy")
     retire(box, "bob")

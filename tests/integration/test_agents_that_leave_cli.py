@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent
+from agent_sdk import Agent, Refused
 from tests.procs import agents_of, relay, rows_of
 
 # a relay that scans every second, for which a process is dead after one
@@ -44,6 +44,19 @@ def test_register_says_who_gets_mail_to_lead(home: Path) -> None:
     assert "`TO: lead` means this agent; another spelling of Lead means the agent" in named.stderr
     role = relay("register", "bob", "--role", "lead", home=home)
     assert "`TO: lead` means the agent of that name; bob gets what is sent TO: Lead" in role.stderr
+
+
+def test_what_the_sdk_saves_the_sdk_loads(home: Path) -> None:
+    with Agent("bob", home) as bob:
+        assert (bob.load_state(), bob.saved_states()) == (None, [])
+        assert bob.save_state("one\n") == 1
+        assert bob.save_state("zw\u00f6lf\r\n\n".encode()) == 2
+        assert bob.load_state() == "zw\u00f6lf\r\n\n"
+        assert bob.load_state(1) == "one\n"
+        first, second = bob.saved_states()
+        assert (first.version, first.size, second.version, second.size) == (1, 4, 2, 9)
+        with pytest.raises(Refused, match="bob has no version 3: there are 1, 2"):
+            bob.load_state(3)
 
 
 def test_continuity_on_the_command_line(home: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Refused, RelayError, aio
+from agent_sdk import Refused, RelayError, Timeout, aio
 from tests.agent_sdk.support import open_fds
 from tests.procs import Relay
 
@@ -83,6 +83,20 @@ async def test_a_cancelled_query_leaves_its_answer_to_those_who_receive(
         answer = await received
         assert answer is not None
         assert (answer.body, answer.re) == ("main", question.id)
+
+
+async def test_refused_and_no_answer(running: Relay, home: Path) -> None:
+    """The errors of the agent without asyncio; a nack of the recipient, too."""
+    async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
+        with pytest.raises(Timeout, match=r"no response to .* came within 0.05 s"):
+            await alice.query("bob", "which?", 0.05)
+        asked = asyncio.create_task(alice.query("bob", "again?", 10))
+        assert await bob.receive(10) is not None
+        question = await bob.receive(10)
+        assert question is not None
+        await bob.nack(question, "no such repository")
+        with pytest.raises(Refused, match="no such repository"):
+            await asked
 
 
 async def test_a_refusal_is_the_senders_though_another_task_receives(

@@ -116,6 +116,15 @@ def test_M02_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
     assert read(any_box, sent[0]) == ("read", "taken")
 
 
+def test_M02_so_has_one_whose_inbox_alone_went(any_box: Box) -> None:
+    any_box.send("alice", HI)
+    any_box.after(1.1)
+    shutil.rmtree(inbox(any_box))
+    for _ in range(4):
+        any_box.after(1.1)
+    assert attempts(any_box) == {"hi": "2"}
+
+
 def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Box) -> None:
     """As `rm -r` does it, and the relay looks in between."""
     sent = box.send("alice", HI)
@@ -280,6 +289,19 @@ def test_D4_so_has_one_that_was_put_back_in_place(box: Box) -> None:
     box.after(1.1)
     box.after(1.1)
     assert attempts(box) == {"hi": "1", "later": "2"}
+
+
+def test_D4_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    sent = [box.send("alice", f"TO: bob\n\n{n}") for n in range(2)]
+    box.take("bob", sent[0])
+    box.close()
+    shutil.copytree(tmp_path / "home", tmp_path / "copy", symlinks=True)
+    copy = Box(tmp_path / "copy")
+    copy.after(31)
+    assert attempts(copy) == {"1": "1"} and said(copy) == []
+    assert copy.states(sent[0]) == {"bob": "read"}
+    copy.close()
 
 
 def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:

@@ -82,6 +82,12 @@ def test_a_link_in_the_place_of_the_store_refuses_a_start(
     os.rename(tmp_path / "elsewhere", box.path(name))
 
 
+def test_a_link_within_the_journal_refuses_a_start(box: Box, tmp_path: Path) -> None:
+    box.path("journal", "x").symlink_to(tmp_path)
+    with pytest.raises(UnsafePath, match=r"^journal/x is a link$"):
+        directory_guard.secure(box.home)
+
+
 def test_a_store_of_another_user_refuses_a_start(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.base.errors import StateFault
+from relay.base.errors import StateFault, UnsafePath
+from relay.base.home import Home
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Inbound, Plan
 from relay.engine import events, transitions
@@ -122,3 +124,17 @@ def test_a_ledger_removed_while_the_relay_runs_is_noticed(box: Box) -> None:
     with pytest.raises(LedgerError, match="removed or replaced"):
         box.tick()
     box.kill()
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_init_takes_nothing_that_is_not_its_own(tmp_path: Path, what: str) -> None:
+    target = tmp_path / "theirs"
+    if what == "file":
+        target.write_text("x")
+    else:
+        target.mkdir()
+        (target / "run.sh").write_text("#!/bin/sh")
+    mode = target.stat().st_mode
+    with pytest.raises(UnsafePath):
+        Home.create(str(target), b"{}")
+    assert target.stat().st_mode == mode

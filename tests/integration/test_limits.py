@@ -57,6 +57,20 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     ]
 
 
+@pytest.mark.shows("ready 4.5")
+def test_it_is_told_again_after_a_calm_minute(make_box: MakeBox) -> None:
+    box = make_box(rate_per_s=10, rate_burst=1)
+    for _ in range(2):
+        for number in range(3):
+            box.drop("alice", f"TO: bob\n\n{number}")
+        for _ in range(5):
+            box.tick()
+            box.clock.advance(0.2)
+        box.after(70, turns=1)
+    assert len(box.bodies("bob")) == 6
+    assert len(notices(box, "alice")) == 2
+
+
 def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     make_box: MakeBox,
 ) -> None:

@@ -123,3 +123,19 @@ def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) ->
     box.open()
     ((_, lost),) = [one for one in box.store.state.downtimes if one.ms > 60_000]
     assert THREE_DAYS * 1000 <= lost < (THREE_DAYS + 60) * 1000
+
+
+def test_a_laptop_that_sleeps_a_hundred_times_loses_nothing(box: Box) -> None:
+    """A held delivery is given up after a day in which the relay ran, not after one asleep."""
+    inbox = box.path("agents", "bob", "inbox")
+    inbox.rename(box.path("aside"))
+    inbox.write_text("no directory")
+    held = box.send("alice", "TO: bob\n\nheld")
+    for _ in range(100):
+        box.clock.jump(3600)
+        box.tick()
+    assert box.states(held) == {"bob": "held"}
+    inbox.unlink()
+    box.path("aside").rename(inbox)
+    box.after(61)
+    assert box.states(held) == {"bob": "written"}

@@ -146,7 +146,10 @@ def test_wait_finds_a_message_in_an_outbox_and_none_that_does_not_exist(home: Pa
 
 def test_options_that_exclude_each_other(home: Path) -> None:
     _, said = send(home, "bob", "hi", "--until", "read", "--no-wait", code=2)
-    assert "cannot be used together" in said
+    together = "--await, --until, --committed and --no-wait cannot be used together"
+    assert together in said
+    _, said = send(home, "bob", "hi", "--committed", "--await", "1s", code=2)
+    assert together in said
     _, said = send(home, "bob", "hi", "--timeout", "5", code=2)
     assert said.startswith("--timeout needs --until")
     assert list((home / "agents/alice/outbox").glob("*.msg")) == []
