@@ -22,7 +22,7 @@ from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
 from relay.engine.engine import Engine
 from relay.journal.plan import JournalCommand
-from tests.engine.support import AT_LEAST_ONCE, channel_of, send
+from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, send
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 7.6")
@@ -330,7 +330,7 @@ def test_a_channel_is_changed_by_operator_owner_and_lead(ci: Engine, verb: str) 
 
 @pytest.mark.parametrize("verb", CHANGES)
 def test_the_relays_own_channels_stay_as_they_are(store: Engine, verb: str) -> None:
-    channel_of(store, ChannelType.GROUP, "operator", "bob", name="all")
+    group_of(store, "operator", "bob", name="all")
     channel_of(
         store,
         ChannelType.DIRECT,
@@ -376,7 +376,7 @@ def test_settings_that_are_kept_elsewhere(name: str, text: str, value: object) -
 def dead(store: Engine) -> Engine:
     """Messages 1 (relay id r-1) and 2 of lead are dead for worker, 3 is not."""
     once: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
-    made = channel_of(store, ChannelType.GROUP, "lead", "worker", **once)
+    made = group_of(store, "lead", "worker", **once)
     for one in (send(store, made, "lead", metadata={"relay_id": "r-1"}), send(store, made, "lead")):
         store.retries.dead_letter(one.id, ["worker"], "no acknowledgment")
     send(store, made, "lead", metadata={"relay_id": "r-3"})

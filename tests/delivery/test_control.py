@@ -9,7 +9,7 @@ from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
 from relay.engine.engine import Engine
-from tests.engine.support import channel_of, routed, send
+from tests.engine.support import channel_of, group_of, routed, send
 
 
 def ask(store: Engine, kind: str, body: str, sender: str = "alice") -> ControlReply:
@@ -173,7 +173,7 @@ def test_what_the_engine_refuses_is_a_nack_and_no_channel(store: Engine) -> None
     assert text.startswith("topic_pattern: ")
     text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#\nFILTER: match=(")
     assert "content_pattern" in text
-    channel_of(store, ChannelType.GROUP, "carol", name="team", max_participants=1)
+    group_of(store, "carol", name="team", max_participants=1)
     assert "is limited to 1 participants" in refused(store, "join", "CHANNEL: team")
     text = refused(store, "subscribe", "CHANNEL: team\nPATTERN: #", "bob")
     assert "team is a Group channel; only a PubSub channel has topics" in text
@@ -206,7 +206,7 @@ def test_a_channel_must_be_named(store: Engine) -> None:
 
 
 def test_a_name_that_is_none_of_ours(store: Engine) -> None:
-    channel_of(store, ChannelType.GROUP, "carol", name="all")
+    group_of(store, "carol", name="all")
     channel_of(store, ChannelType.DIRECT, "carol", "bob", name="dm/alice/bob")
     for kind in sorted(CHANNEL_KINDS):
         for name in ("a b", "../x", "a//b", "é", "c" * 129, "all", "dm/alice/bob"):

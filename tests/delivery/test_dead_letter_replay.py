@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from relay.acomm.model import Channel, ChannelState, ChannelType, DeliveryState, MessageStatus
+from relay.acomm.model import Channel, ChannelState, DeliveryState, MessageStatus
 from relay.base.errors import ChannelUnavailable
 from relay.delivery.actions import execute
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
+from tests.engine.support import AT_LEAST_ONCE, group_of, send, standing
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 3.5")
@@ -27,7 +27,7 @@ def store(clock: FakeClock) -> CommStore:
 @pytest.fixture
 def channel(store: CommStore, clock: FakeClock) -> Channel:
     """A channel whose message 1, of lead, is dead for worker."""
-    made = channel_of(store, ChannelType.GROUP, "lead", "worker", **ONCE)
+    made = group_of(store, "lead", "worker", **ONCE)
     send(store, made, "lead")
     clock.advance(11)
     store.tick()

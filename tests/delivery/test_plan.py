@@ -15,7 +15,7 @@ from relay.delivery.view import StoreView
 from relay.engine.deliveries import OverdueAnswer
 from relay.ledger.ledger import MessageRow
 from tests.delivery.planning import AGENTS, AT_NS, Table
-from tests.engine.support import NOW_S, channel_of
+from tests.engine.support import NOW_S, channel_of, group_of
 
 ORCHESTRATED = ("join", "leave", "subscribe", "unsubscribe", "spawn", "release", "continuity")
 
@@ -28,7 +28,7 @@ def table() -> Table:
 @pytest.fixture
 def talk(table: Table) -> Table:
     """A group of three, a channel with topics, and three messages from alice to bob."""
-    channel_of(table.store, ChannelType.GROUP, "alice", "bob", "carol", name="team")
+    group_of(table.store, "alice", "bob", "carol", name="team")
     ci = channel_of(table.store, ChannelType.PUB_SUB, "alice", "bob", "carol", name="ci")
     table.store.channels.subscribe(ci.id, "bob", "build.#")
     for number, kind in ((1, "message"), (2, "command"), (3, "query")):

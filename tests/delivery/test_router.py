@@ -13,7 +13,7 @@ from relay.delivery.values import Route
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from tests.delivery.support import bounce
-from tests.engine.support import channel_of
+from tests.engine.support import channel_of, group_of
 
 EVERYBODY = Directory(frozenset({"alice", "bob", "carol", "operator"}))
 DIRECT, GROUP = ChannelType.DIRECT, ChannelType.GROUP
@@ -171,7 +171,7 @@ def test_a_channel_of_two_is_nobodys_address(store: Engine, name: str) -> None:
 
 
 def test_the_channel_of_all_is_written_with_a_star(store: Engine) -> None:
-    channel_of(store, GROUP, "alice", name="all")
+    group_of(store, "alice", name="all")
     assert "write TO: *" in bounce(route(to("#all"), "alice", EVERYBODY, StoreView(store)))
 
 

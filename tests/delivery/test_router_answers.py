@@ -17,7 +17,7 @@ from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from tests.delivery.support import bounce
-from tests.engine.support import NOW_S, UUID, channel_of, relay_engine, send
+from tests.engine.support import NOW_S, UUID, channel_of, group_of, relay_engine, send
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))
 ASKED = f"{NOW_S}000000000-a1"
@@ -30,9 +30,7 @@ class Talk:
 
     def __init__(self) -> None:
         self.store: Engine = relay_engine()
-        self.group: Channel = channel_of(
-            self.store, ChannelType.GROUP, "alice", "bob", "carol", name="team"
-        )
+        self.group: Channel = group_of(self.store, "alice", "bob", "carol", name="team")
         self.direct: Channel = channel_of(
             self.store, ChannelType.DIRECT, "alice", "bob", name="dm/alice/bob"
         )

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.acomm.model import Channel, ChannelType
+from relay.acomm.model import Channel
 from relay.engine.check import check
 from relay.engine.commstore import CommStore
 from relay.engine.state import State
-from tests.engine.support import channel_of
+from tests.engine.support import group_of
 
 MOST_MESSAGES = 1000  # larger ones take longer than their test
 
@@ -40,4 +40,4 @@ def stores_are_sound(
 @pytest.fixture
 def group(store: CommStore) -> Channel:
     """A group of a, who owns it, and b."""
-    return channel_of(store, ChannelType.GROUP, "a", "b")
+    return group_of(store, "a", "b")

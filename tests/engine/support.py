@@ -66,6 +66,11 @@ def channel_of(
     return channel
 
 
+def group_of(store: CommStore | Engine, owner: str, *others: str, **config: Any) -> Channel:
+    """A group."""
+    return channel_of(store, ChannelType.GROUP, owner, *others, **config)
+
+
 def accept(
     store: CommStore | Engine,
     channel_id: int,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from relay.acomm import store_file
-from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
+from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.errors import ValidationFailed
 from relay.engine import CommStore, FlushPolicy
-from tests.engine.support import UUID, channel_of, reopened, send, standing
+from tests.engine.support import UUID, group_of, reopened, send, standing
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 3.2")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.shows("engine 3.2")
 def test_an_answer_sent_as_any_message_goes_to_who_asked_and_acknowledges(
     store: CommStore, question: MessageType, answer: MessageType
 ) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "lead", "worker", "other")
+    channel = group_of(store, "lead", "worker", "other")
     asked = send(store, channel, "lead", question)
     sent = send(store, channel, "worker", answer, "done", correlation_id=asked.correlation_id)
     assert store.recipients(sent.id) == ("lead",)
@@ -39,8 +39,8 @@ def test_an_answer_sent_as_any_message_goes_to_who_asked_and_acknowledges(
 
 
 def test_an_answer_belongs_in_the_channel_of_what_it_answers(store: CommStore) -> None:
-    asked_in = channel_of(store, ChannelType.GROUP, "lead", "worker")
-    elsewhere = channel_of(store, ChannelType.GROUP, "worker", "other", name="d")
+    asked_in = group_of(store, "lead", "worker")
+    elsewhere = group_of(store, "worker", "other", name="d")
     query = store.send_query(asked_in.id, "lead", "how many?")
     before = store.snapshot()
     with pytest.raises(ValidationFailed, match="no message in channel d expects this answer"):
@@ -49,7 +49,7 @@ def test_an_answer_belongs_in_the_channel_of_what_it_answers(store: CommStore) -
 
 
 def test_a_thread_with_two_queries_is_answered_to_both(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", "worker")
+    channel = group_of(store, "a", "b", "worker")
     queries = [
         send(store, channel, who, MessageType.QUERY, correlation_id=UUID) for who in ("a", "b")
     ]
@@ -65,7 +65,7 @@ def test_a_thread_with_two_queries_is_answered_to_both(store: CommStore) -> None
 def test_who_acknowledges_what_is_kept_back_answers_alone(
     store: CommStore, clock: FakeClock
 ) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "lead", "w", "x")
+    channel = group_of(store, "lead", "w", "x")
     store.configure_channel(channel.id, max_pending=1)
     first = send(store, channel, "lead", MessageType.COMMAND)
     kept_back = send(store, channel, "lead", MessageType.COMMAND)
@@ -82,7 +82,7 @@ def test_who_acknowledges_what_is_kept_back_answers_alone(
 
 
 def test_what_all_have_acknowledged_is_kept_back_no_more(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "lead", "w", "x")
+    channel = group_of(store, "lead", "w", "x")
     store.configure_channel(channel.id, max_pending=1)
     for _ in range(2):
         kept_back = send(store, channel, "lead", MessageType.COMMAND)
@@ -95,7 +95,7 @@ def test_what_all_have_acknowledged_is_kept_back_no_more(store: CommStore) -> No
 def test_an_answer_is_flushed_with_what_it_acknowledges(tmp_path: Path, kind: MessageType) -> None:
     path = str(tmp_path / "s.acomm")
     with CommStore.open(path, FlushPolicy(1, None), FakeClock()) as store:
-        channel = channel_of(store, ChannelType.GROUP, "lead", "worker")
+        channel = group_of(store, "lead", "worker")
         asked = send(store, channel, "lead", kind, correlation_id=UUID)
         if kind is MessageType.COMMAND:
             answer = store.acknowledge_message(asked.id, "worker", "completed")

@@ -12,7 +12,6 @@ from relay.acomm.model import (
     ChannelConfig,
     ChannelState,
     ChannelType,
-    DeliveryMode,
     DeliveryState,
     MessageFilter,
     MessageStatus,
@@ -22,7 +21,17 @@ from relay.acomm.model import (
 from relay.base.errors import ChannelUnavailable, ValidationFailed
 from relay.engine.checkpoint import state_of
 from relay.engine.commstore import CommStore
-from tests.engine.support import NOW_S, channel_of, refused, relay_engine, reopened, send, standing
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    NOW_S,
+    channel_of,
+    group_of,
+    refused,
+    relay_engine,
+    reopened,
+    send,
+    standing,
+)
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 4.5", "engine 4.6")
@@ -31,7 +40,7 @@ pytestmark = pytest.mark.shows("engine 4.5", "engine 4.6")
 
 
 def test_what_is_not_named_stays(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", echo=True)
+    channel = group_of(store, "a", "b", echo=True)
     clock.advance(5)
     changed = store.configure_channel(channel.id, ack_timeout=10, max_retries=0)
     assert changed.config == ChannelConfig(echo=True, ack_timeout=10, max_retries=0)
@@ -165,8 +174,8 @@ def test_a_limit_takes_the_first_and_leaves_the_rest(store: CommStore, group: Ch
 
 @pytest.mark.shows("engine 2.4")
 def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> None:
-    left = channel_of(store, ChannelType.GROUP, "a", "b", name="left")
-    stays = channel_of(store, ChannelType.GROUP, "a", "b", name="stays")
+    left = group_of(store, "a", "b", name="left")
+    stays = group_of(store, "a", "b", name="stays")
     asks = {"delivery": "at-least-once"}
     text = send(store, left, "a")
     command = send(store, left, "a", MessageType.COMMAND, metadata=asks)
@@ -179,15 +188,7 @@ def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> Non
 
 
 def test_who_left_owing_an_answer_is_given_up(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(
-        store,
-        ChannelType.GROUP,
-        "a",
-        "b",
-        max_retries=0,
-        ack_timeout=5,
-        delivery=DeliveryMode.AT_LEAST_ONCE,
-    )
+    channel = group_of(store, "a", "b", max_retries=0, ack_timeout=5, delivery=AT_LEAST_ONCE)
     command = send(store, channel, "a", MessageType.COMMAND)
     store.leave_channel(channel.id, "b")
     clock.advance(5)
@@ -199,7 +200,7 @@ def test_who_left_owing_an_answer_is_given_up(store: CommStore, clock: FakeClock
 
 def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
+    channel = group_of(engine, "a", "b")
     message = send(engine, channel, "a")
     engine.channels.leave(channel.id, "b")
     assert standing(engine, message.id) == {"b": DeliveryState.DELIVERED}
@@ -254,7 +255,7 @@ def test_a_broken_filter_of_a_file_matches_nothing(store: CommStore, clock: Fake
 
 
 def test_an_owner_who_comes_back_is_its_owner(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "boss", "w")
+    channel = group_of(store, "boss", "w")
     store.leave_channel(channel.id, "boss")
     back = store.join_channel(channel.id, "boss")
     assert [(p.id, p.role.label) for p in back.participants] == [("w", "Member"), ("boss", "Owner")]

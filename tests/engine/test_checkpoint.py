@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from relay.acomm import store_file
-from relay.acomm.model import ChannelType, Message, MessageType
+from relay.acomm.model import Message, MessageType
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor, state_of
 from relay.engine.engine import Engine
-from tests.engine.support import NOW_S, accept, channel_of
+from tests.engine.support import NOW_S, accept, group_of
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 6.1")
@@ -54,7 +54,7 @@ class Bench:
         self.path = path
         self.clock = FakeClock(NOW_S * NS_PER_S)
         self.store = Engine(self.clock)
-        self.channel = channel_of(self.store, ChannelType.GROUP, "a", "b")
+        self.channel = group_of(self.store, "a", "b")
         self.wakes = 0
         self.flusher = Flusher(self.store, str(path), policy, self.clock, executor, wake=self._wake)
 

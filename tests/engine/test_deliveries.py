@@ -9,7 +9,6 @@ import pytest
 
 from relay.acomm.model import (
     Channel,
-    ChannelType,
     DeliveryState,
     MessageFilter,
     MessageType,
@@ -24,7 +23,7 @@ from tests.engine.support import (
     EXACTLY_ONCE,
     NOW_S,
     accept,
-    channel_of,
+    group_of,
     reopened,
     send,
     standing,
@@ -33,7 +32,7 @@ from tests.fakes import FakeClock
 
 
 def group(store: CommStore, name: str = "c", **config: object) -> Channel:
-    return channel_of(store, ChannelType.GROUP, "lead", "worker", name=name, **config)
+    return group_of(store, "lead", "worker", name=name, **config)
 
 
 def texts(

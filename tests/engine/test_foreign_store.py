@@ -31,7 +31,7 @@ from relay.base.errors import FormatError
 from relay.cli.acomm import acomm as command
 from relay.engine.check import check, check_archives
 from relay.engine.commstore import CommStore
-from tests.engine.support import NOW_S, UUID, channel_of, new_store, send, standing
+from tests.engine.support import NOW_S, UUID, group_of, new_store, send, standing
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 6.11")
@@ -144,7 +144,7 @@ def test_opened_as_a_file_what_was_sent_is_delivered(tmp_path: Path) -> None:
 
 def test_a_store_of_our_own_is_believed_not_derived() -> None:
     store = new_store()
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     number = send(store, channel, "a", recipients=[]).id
     again = CommStore.load(FakeClock(NOW_S * 10**9), store.snapshot().file())
     assert standing(again, number) == {}
@@ -156,7 +156,7 @@ HIGHEST = 2**64 - 1
 def kept_store() -> StoreSnapshot:
     """Message 1, a dead letter for b; message 2, on its way; settings."""
     store = new_store()
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", ack_timeout=1)
+    channel = group_of(store, "a", "b", ack_timeout=1)
     send(store, channel, "a", MessageType.COMMAND)
     store.engine.retries.dead_letter(1, ["b"], "nobody is there")
     send(store, channel, "a")
@@ -271,7 +271,7 @@ def test_numbers_and_names_that_nothing_can_follow_are_refused(
 
 @pytest.mark.damages
 def test_a_table_that_an_event_did_not_update_is_found(store: CommStore) -> None:
-    send(store, channel_of(store, ChannelType.GROUP, "a", "b"), "a")
+    send(store, group_of(store, "a", "b"), "a")
     state = store.engine.state
     assert list(check(state)) == []
     state.queues.clear()

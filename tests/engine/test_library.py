@@ -30,6 +30,7 @@ from tests.engine.support import (
     AT_LEAST_ONCE,
     NOW_S,
     channel_of,
+    group_of,
     new_store,
     reopened,
     routed,
@@ -121,7 +122,7 @@ def test_who_joins_says_as_what(store: CommStore, kind: ChannelType, role: Parti
 
 @pytest.mark.shows("engine 4.1")
 def test_a_channel_has_the_owner_that_it_has(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "lead")
+    channel = group_of(store, "lead")
     with pytest.raises(ValidationFailed, match=r"role: .*lead owns channel c"):
         store.join_channel(channel.id, "bob", role=ParticipantRole.OWNER)
     with pytest.raises(ValidationFailed, match="role: 7 is not"):
@@ -141,7 +142,7 @@ def test_a_store_knows_its_path(store: CommStore, tmp_path: Path) -> None:
 
 def handed_out(store: CommStore) -> dict[str, Message]:
     """A message with metadata, by each way to get one."""
-    channel = channel_of(store, ChannelType.GROUP, "lead", "bob", delivery=AT_LEAST_ONCE)
+    channel = group_of(store, "lead", "bob", delivery=AT_LEAST_ONCE)
     given = {"relay_id": "r-1", "n": 1}
     sent = send(store, channel, "lead", MessageType.COMMAND, metadata=given)
     given["n"] = 2  # the caller's own stays its own
@@ -248,7 +249,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 def prepared() -> CommStore:
     """A group and topics; b has not answered a command."""
     store = new_store()
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", name="group")
+    channel = group_of(store, "a", "b", name="group")
     store.subscribe(channel_of(store, ChannelType.PUB_SUB, "a", name="topics").id, "b", "x.#")
     send(store, channel, "a", MessageType.COMMAND)
     return store

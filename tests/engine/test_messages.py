@@ -27,6 +27,7 @@ from tests.engine.support import (
     UUID,
     accept,
     channel_of,
+    group_of,
     new_store,
     routed,
     send,
@@ -90,7 +91,7 @@ def test_who_left_gets_nothing_and_has_no_subscription(store: CommStore) -> None
 
 
 def test_a_channel_as_it_is_made(store: CommStore, clock: FakeClock) -> None:
-    first = channel_of(store, ChannelType.GROUP, "a")
+    first = group_of(store, "a")
     clock.advance(5)
     second = channel_of(store, ChannelType.PUB_SUB, "b", name="team/b")
     assert (first.id, second.id) == (1, 2)
@@ -104,7 +105,7 @@ def test_a_channel_as_it_is_made(store: CommStore, clock: FakeClock) -> None:
 
 
 def test_joining_and_leaving_change_the_channels_time(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a")
+    channel = group_of(store, "a")
     clock.advance(7)
     joined = store.join_channel(channel.id, "b")
     assert (joined.created_at, joined.modified_at) == (NOW_S, NOW_S + 7)
@@ -214,8 +215,8 @@ def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
 
 @pytest.mark.shows("engine 1.9")
 def test_numbers_grow_and_are_counted(store: CommStore) -> None:
-    one = channel_of(store, ChannelType.GROUP, "a", "b", name="one")
-    two = channel_of(store, ChannelType.GROUP, "a", "b", name="two")
+    one = group_of(store, "a", "b", name="one")
+    two = group_of(store, "a", "b", name="two")
     assert [send(store, channel, "a").id for channel in (one, two, one)] == [1, 2, 3]
     assert (store.message_count(one.id), store.message_count(two.id)) == (2, 1)
     assert (len(store), store.state.messages_sent) == (3, 3)
@@ -228,7 +229,7 @@ def test_numbers_grow_and_are_counted(store: CommStore) -> None:
 
 
 def test_recipients_may_be_narrowed(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    channel = group_of(store, "a", "b", "c")
     message = accept(store, channel.id, "a", MessageType.TEXT, "x", recipients=iter(["c"]))
     assert store.recipients(message.id) == ("c",)
     nobody = accept(store, channel.id, "a", MessageType.TEXT, "x", recipients=[])
@@ -253,8 +254,8 @@ def test_a_text_does_not_look_at_its_thread(store: CommStore, group: Channel) ->
 
 @pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
 def test_what_expects_an_answer_has_a_correlation_id(store: CommStore, delivery: int) -> None:
-    plain = channel_of(store, ChannelType.GROUP, "a", "b", name="plain")
-    sure = channel_of(store, ChannelType.GROUP, "a", "b", name="sure", delivery=delivery)
+    plain = group_of(store, "a", "b", name="plain")
+    sure = group_of(store, "a", "b", name="sure", delivery=delivery)
     assert send(store, plain, "a").correlation_id is None
     assert send(store, sure, "a").correlation_id == uuid4_of("2")
     assert send(store, plain, "a", MessageType.COMMAND).correlation_id == uuid4_of("3")
@@ -266,7 +267,7 @@ def test_what_expects_an_answer_has_a_correlation_id(store: CommStore, delivery:
 
 def test_channels_of_two_are_not_shown(store: CommStore) -> None:
     direct = channel_of(store, ChannelType.DIRECT, "a", "b", name="dm/a/b")
-    group = channel_of(store, ChannelType.GROUP, "a", "b", name="team")
+    group = group_of(store, "a", "b", name="team")
     assert store.engine.channels.label(send(store, direct, "a").channel_id) is None
     assert store.engine.channels.label(send(store, group, "a").channel_id) == "team"
 
@@ -275,7 +276,7 @@ def test_channels_of_two_are_not_shown(store: CommStore) -> None:
 
 
 def accepted(store: CommStore, *recipients: str) -> int:
-    channel = channel_of(store, ChannelType.GROUP, "sender", *recipients)
+    channel = group_of(store, "sender", *recipients)
     return accept(store, channel.id, "sender", MessageType.COMMAND, "go").id
 
 
@@ -334,7 +335,7 @@ def test_no_delivery_goes_back(store: CommStore, first: DeliveryState, then: Del
 
 
 def test_what_somebody_has_not_got_yet(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    channel = group_of(store, "a", "b", "c")
     numbers = [
         accept(store, channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": f"r-{n}"}).id
         for n in range(3)

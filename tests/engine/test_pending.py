@@ -24,6 +24,7 @@ from tests.engine.support import (
     BY_FILES,
     accept,
     channel_of,
+    group_of,
     receive,
     relay_engine,
     reopened,
@@ -34,7 +35,7 @@ from tests.fakes import FakeClock
 
 
 def narrow(store: CommStore, most: int = 2, **config: object) -> Channel:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", **config)
+    channel = group_of(store, "a", "b", **config)
     return store.configure_channel(channel.id, max_pending=most)
 
 
@@ -149,7 +150,7 @@ def test_who_has_left_bounces_and_the_others_get_it(clock: FakeClock) -> None:
 @pytest.mark.shows("engine 4.11")
 def test_where_the_owner_delivers_it_is_told_what_may_go(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    channel = channel_of(engine, ChannelType.GROUP, "a", "b")
+    channel = group_of(engine, "a", "b")
     engine.channels.configure(channel.id, max_pending=1)
     numbers = [
         accept(engine, channel.id, "a", MessageType.TEXT, "x", priority=priority).id
@@ -219,7 +220,7 @@ def test_without_the_setting_nothing_of_before_comes(store: CommStore, group: Ch
 
 
 def test_its_own_messages_and_answers_to_others_do_not_come(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", sticky_messages=True)
+    channel = group_of(store, "a", "b", sticky_messages=True)
     send(store, channel, "b", content="of b")
     command = send(store, channel, "a", MessageType.COMMAND, content="do it")
     store.acknowledge_message(command.id, "b", "completed")
@@ -235,7 +236,7 @@ def test_its_own_messages_and_answers_to_others_do_not_come(store: CommStore) ->
 
 def test_past_its_ttl_or_its_retention_nothing_comes(store: CommStore, clock: FakeClock) -> None:
     keeps = Retention(RetentionKind.DURATION, 100)
-    channel = channel_of(store, ChannelType.GROUP, "a", sticky_messages=True, retention=keeps)
+    channel = group_of(store, "a", sticky_messages=True, retention=keeps)
     send(store, channel, "a", content="old")
     clock.advance(95)
     send(store, channel, "a", content="short", ttl=5)
@@ -247,9 +248,7 @@ def test_past_its_ttl_or_its_retention_nothing_comes(store: CommStore, clock: Fa
 
 @pytest.mark.shows("engine 4.8")
 def test_an_answer_is_owed_only_where_one_is_expected(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(
-        store, ChannelType.GROUP, "a", "b", sticky_messages=True, delivery=AT_LEAST_ONCE
-    )
+    channel = group_of(store, "a", "b", sticky_messages=True, delivery=AT_LEAST_ONCE)
     done, open_ = send(store, channel, "a"), send(store, channel, "a")
     store.acknowledge_message(done.id, "b", "completed")
     store.join_channel(channel.id, "late")
@@ -281,7 +280,7 @@ def test_a_subscriber_gets_what_its_pattern_and_filter_match(store: CommStore) -
 
 def test_where_the_owner_delivers_they_wait_for_it(clock: FakeClock) -> None:
     engine = relay_engine(clock)
-    channel = channel_of(engine, ChannelType.GROUP, "a", sticky_messages=True)
+    channel = group_of(engine, "a", sticky_messages=True)
     early = accept(engine, channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": "r-1"})
     engine.channels.join(channel.id, "late")
     assert standing(engine, early.id) == {"late": DeliveryState.SENT}

@@ -10,7 +10,6 @@ from relay.acomm import store_file
 from relay.acomm.model import (
     Channel,
     ChannelType,
-    DeliveryMode,
     DeliveryState,
     MessageFilter,
     MessageStatus,
@@ -25,7 +24,16 @@ from relay.engine.retries import FORGET_PER_MS
 from relay.engine.rules import Limits
 from relay.engine.state import State
 from relay.engine.tables import MANY_TIMERS
-from tests.engine.support import EXACTLY_ONCE, channel_of, receive, reopened, send, standing
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    channel_of,
+    group_of,
+    receive,
+    reopened,
+    send,
+    standing,
+)
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 1.7", "engine 5.6")
@@ -53,7 +61,7 @@ def refused(store: CommStore, call: Callable[[], object], kind: type[CommError])
 @pytest.mark.shows("engine 5.1")
 def test_at_the_threshold_what_is_done_makes_room(clock: FakeClock) -> None:
     store = limited(clock, active_messages=3)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     for _ in range(10):
         send(store, channel, "a")
         store.receive_messages(None, "b")
@@ -63,7 +71,7 @@ def test_at_the_threshold_what_is_done_makes_room(clock: FakeClock) -> None:
 @pytest.mark.shows("engine 5.1")
 def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeClock) -> None:
     store = limited(clock, active_messages=3)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     sent = [send(store, channel, "a") for _ in range(3)]
     text = refused(store, lambda: send(store, channel, "a"), StoreFull)
     assert text == "the store has 3 active messages, its limit is 3"
@@ -75,7 +83,7 @@ def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeC
 
 def test_a_full_store_takes_the_acknowledgments_that_empty_it(clock: FakeClock) -> None:
     store = limited(clock, active_messages=2)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     command = send(store, channel, "a", MessageType.COMMAND)
     query = store.send_query(channel.id, "a", "how many?")
     refused(store, lambda: send(store, channel, "a"), StoreFull)
@@ -88,7 +96,7 @@ def test_a_full_store_takes_the_acknowledgments_that_empty_it(clock: FakeClock) 
 
 def test_a_store_that_is_full_does_not_look_at_everything_each_time(clock: FakeClock) -> None:
     store = limited(clock, active_messages=1000)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     for _ in range(1000):
         send(store, channel, "a")
     looks: list[int] = []
@@ -112,7 +120,7 @@ SMALL = {"file_bytes": 10_000, "warn_bytes": 8_000, "reserve_bytes": 1_000}
 def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: FakeClock) -> None:
     said: list[str] = []
     store = limited(clock, said.append, **SMALL)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     system = store.create_channel("_system", ChannelType.PUB_SUB, "_system")
     store.subscribe(system.id, "watcher", CAPACITY_TOPIC)
     for _ in range(2):
@@ -133,7 +141,7 @@ def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: Fak
 @pytest.mark.shows("engine 5.3")
 def test_within_the_reserve_only_answers_are_taken(clock: FakeClock) -> None:
     store = limited(clock, lambda _: None, **SMALL)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     command = send(store, channel, "a", MessageType.COMMAND)
     with pytest.raises(StoreCapacity) as caught:
         while True:
@@ -153,14 +161,14 @@ def test_within_the_reserve_only_answers_are_taken(clock: FakeClock) -> None:
 
 def test_one_large_message_does_not_slip_past_the_limit(clock: FakeClock) -> None:
     store = limited(clock, **SMALL)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     send(store, channel, "a")
     refused(store, lambda: send(store, channel, "a", content="x" * 9_000), StoreCapacity)
 
 
 def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
     store = limited(clock, lambda _: None, **SMALL)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     with pytest.raises(StoreCapacity):
         while True:
             send(store, channel, "a", metadata={"k" * 100: "é" * 200})
@@ -178,7 +186,7 @@ def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
 @pytest.mark.shows("engine 5.5")
 def test_no_more_messages_than_a_file_holds(clock: FakeClock) -> None:
     store = limited(clock, messages=3)
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     for _ in range(3):
         send(store, channel, "a")
         store.receive_messages(None, "b")
@@ -194,7 +202,7 @@ def test_no_more_messages_than_a_file_holds(clock: FakeClock) -> None:
 def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) -> None:
     store = limited(clock, channels=2, subscriptions=1)
     channel = channel_of(store, ChannelType.PUB_SUB, "a")
-    channel_of(store, ChannelType.GROUP, "a", name="two")
+    group_of(store, "a", name="two")
     text = refused(
         store, lambda: store.create_channel("three", ChannelType.GROUP, "a"), StoreCapacity
     )
@@ -253,7 +261,7 @@ def test_a_large_fan_out_goes_in_batches(store: CommStore, monkeypatch: pytest.M
 def test_one_who_is_not_there_holds_up_nobody(clock: FakeClock) -> None:
     said: list[str] = []
     store = CommStore(clock, warn=said.append)
-    channel = channel_of(store, ChannelType.GROUP, "a", *(f"r{n}" for n in range(1500)))
+    channel = group_of(store, "a", *(f"r{n}" for n in range(1500)))
     people = [f"r{n}" for n in range(1500)]
     message = send(store, channel, "a", recipients=[*people[:700], "ghost", *people[700:]])
     states = standing(store, message.id)
@@ -265,7 +273,7 @@ def test_one_who_is_not_there_holds_up_nobody(clock: FakeClock) -> None:
 
 def given_up(store: CommStore, many: int) -> tuple[Channel, list[int]]:
     """A channel with so many dead letters."""
-    channel = channel_of(store, ChannelType.GROUP, "lead", "worker")
+    channel = group_of(store, "lead", "worker")
     numbers = [send(store, channel, "lead", MessageType.COMMAND).id for _ in range(many)]
     for number in numbers:
         store.engine.retries.dead_letter(number, ["worker"], "it is gone")
@@ -316,9 +324,7 @@ def test_dead_letters_are_found_like_others(store: CommStore, clock: FakeClock) 
 def test_a_large_exactly_once_set_is_gone_through_rarely(
     store: CommStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    channel = channel_of(
-        store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10
-    )
+    channel = group_of(store, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10)
     many = 100 * FORGET_PER_MS
     for _ in range(many):
         store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
@@ -340,14 +346,7 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
 
 
 def test_a_long_run_leaves_no_timer_behind(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(
-        store,
-        ChannelType.GROUP,
-        "lead",
-        "worker",
-        ack_timeout=50_000,
-        delivery=DeliveryMode.AT_LEAST_ONCE,
-    )
+    channel = group_of(store, "lead", "worker", ack_timeout=50_000, delivery=AT_LEAST_ONCE)
     waits = send(store, channel, "lead", MessageType.COMMAND).id
     for _ in range(3 * MANY_TIMERS):
         number = send(store, channel, "lead", MessageType.COMMAND).id

@@ -24,7 +24,7 @@ from relay.engine import query, rules
 from relay.engine.commstore import CommStore
 from relay.engine.rules import check_topic, match_mode, topic_matches
 from relay.engine.tables import MessageIndex, TopicTrie
-from tests.engine.support import channel_of, new_store, send
+from tests.engine.support import channel_of, group_of, new_store, send
 from tests.fakes import FakeClock
 
 SEGMENT = st.sampled_from(["a", "b", "c"])
@@ -322,7 +322,7 @@ def test_a_pattern_that_is_invalid_or_too_large_is_refused(pattern: str) -> None
 
 def test_what_people_ask_for_is_found() -> None:
     store = new_store()
-    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    channel = group_of(store, "a", "b")
     send(store, channel, "a", content="2026-01-31 build 4711 failed: (error) x{2}")
     for pattern in (
         r"\d{4}-\d{2}-\d{2}",

@@ -7,7 +7,6 @@ import pytest
 from relay.acomm.model import (
     Channel,
     ChannelType,
-    DeliveryMode,
     Message,
     MessageFilter,
     MessageStatus,
@@ -17,7 +16,7 @@ from relay.acomm.model import (
 )
 from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.engine.commstore import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, receive, reopened, send
+from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, receive, reopened, send
 from tests.fakes import FakeClock
 
 FOREVER = Retention()
@@ -57,7 +56,7 @@ def send_received(store: CommStore, channel_id: int, times: int, content: str = 
 def test_each_policy_when_sending(
     store: CommStore, clock: FakeClock, retention: Retention, left: list[int]
 ) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=retention)
+    channel = group_of(store, "a", "b", retention=retention)
     for _ in range(6):
         send_received(store, channel.id, 1, "ten bytes!")
         clock.advance(10)
@@ -76,9 +75,7 @@ def test_each_policy_when_sending(
 
 
 def test_time_alone_archives_with_tick(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(
-        store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.DURATION, 60)
-    )
+    channel = group_of(store, "a", "b", retention=kept(RetentionKind.DURATION, 60))
     send_received(store, channel.id, 2)
     clock.advance(59)
     store.tick()
@@ -97,7 +94,7 @@ def test_a_later_policy_holds_for_what_is_there(store: CommStore, group: Channel
 
 @pytest.mark.shows("engine 4.9")
 def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 2))
+    channel = group_of(store, "a", "b", retention=kept(RetentionKind.COUNT, 2))
     unread = send(store, channel, "a")
     command = send(store, channel, "a", MessageType.COMMAND, metadata={"delivery": "at-least-once"})
     receive(store, command.id, "b")
@@ -111,16 +108,7 @@ def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> N
 
 
 def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(
-        store,
-        ChannelType.GROUP,
-        "a",
-        "b",
-        "c",
-        max_retries=0,
-        ack_timeout=5,
-        delivery=DeliveryMode.AT_LEAST_ONCE,
-    )
+    channel = group_of(store, "a", "b", "c", max_retries=0, ack_timeout=5, delivery=AT_LEAST_ONCE)
     command = send(store, channel, "a", MessageType.COMMAND)
     store.acknowledge_message(command.id, "b", "completed")
     clock.advance(5)
@@ -134,7 +122,7 @@ def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: Fake
 
 
 def test_what_is_stuck_does_not_make_each_send_dear(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 1))
+    channel = group_of(store, "a", "b", retention=kept(RetentionKind.COUNT, 1))
     looked = 0
     archives = store.engine.archives
     is_final = archives.is_final
@@ -158,7 +146,7 @@ def test_what_is_stuck_does_not_make_each_send_dear(store: CommStore) -> None:
 
 
 def test_archiving_one_by_its_number(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", delivery=AT_LEAST_ONCE)
+    channel = group_of(store, "a", "b", delivery=AT_LEAST_ONCE)
     first, second = send(store, channel, "a"), send(store, channel, "a")
     store.acknowledge_message(first.id, "b", "received")
     with pytest.raises(ValidationFailed, match="message 2 has an open or dead delivery"):
@@ -206,7 +194,7 @@ def test_one_of_the_two_is_needed(store: CommStore, arguments: dict[str, int]) -
 
 @pytest.mark.shows("engine 5.4")
 def test_compact_drops_archive_and_dead_letters_alone(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", max_retries=0, ack_timeout=5)
+    channel = group_of(store, "a", "b", max_retries=0, ack_timeout=5)
     dead = send(
         store,
         channel,
@@ -234,15 +222,7 @@ def test_compact_drops_archive_and_dead_letters_alone(store: CommStore, clock: F
 
 
 def test_compact_leaves_a_message_that_others_have_open(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(
-        store,
-        ChannelType.GROUP,
-        "a",
-        "b",
-        max_retries=0,
-        ack_timeout=5,
-        delivery=DeliveryMode.AT_LEAST_ONCE,
-    )
+    channel = group_of(store, "a", "b", max_retries=0, ack_timeout=5, delivery=AT_LEAST_ONCE)
     command = send(store, channel, "a", MessageType.COMMAND)
     clock.advance(4)
     store.configure_channel(channel.id, sticky_messages=True)

@@ -21,7 +21,7 @@ from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.engine import events
 from relay.engine.commstore import CommStore
 from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
-from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
+from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, reopened, send, standing
 from tests.fakes import FakeClock
 
 SURE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)
@@ -325,7 +325,7 @@ def test_a_timer_of_an_earlier_version_stops_where_nothing_asked_for_it() -> Non
 def one_attempt(store: CommStore, *others: str) -> Channel:
     """A channel where the first overdue acknowledgment, after 10 s, is the last."""
     fields: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
-    return channel_of(store, ChannelType.GROUP, "lead", "worker", *others, **fields)
+    return group_of(store, "lead", "worker", *others, **fields)
 
 
 def overdue(store: CommStore, clock: FakeClock) -> list[tuple[int, tuple[str, ...]]]:

@@ -41,6 +41,7 @@ from tests.engine.support import (
     UUID,
     accept,
     channel_of,
+    group_of,
     refused,
     reopened,
     send,
@@ -120,7 +121,7 @@ def test_a_direct_channel_has_two(store: CommStore) -> None:
 
 
 def test_a_channel_has_as_many_as_it_may(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", max_participants=2)
+    channel = group_of(store, "a", "b", max_participants=2)
     refused_field(store, "participant", store.join_channel, channel.id, "c")
     store.leave_channel(channel.id, "b")
     store.join_channel(channel.id, "c")
@@ -187,7 +188,7 @@ def test_what_no_rule_or_file_allows(store: CommStore, field: str, kind: Channel
 
 @pytest.mark.shows("engine 1.3")
 def test_content_has_the_channels_limit_in_bytes(store: CommStore) -> None:
-    group = channel_of(store, ChannelType.GROUP, "a", "b", max_message_size=10)
+    group = group_of(store, "a", "b", max_message_size=10)
     assert send(store, group, "a", content="é" * 5).content == "é".encode() * 5
     error = refused_field(store, "content", send, store, group, "a", content="é" * 5 + "x")
     assert error.reason == "Message content exceeds channel max_message_size (10 bytes)"
@@ -259,7 +260,7 @@ def test_an_answer_without_an_id_is_none(
 def test_an_acknowledgment_answers_what_expects_one_and_expects_none(
     store: CommStore, asked: MessageType, metadata: Any, mode: dict[str, Any], owed: bool
 ) -> None:
-    group = channel_of(store, ChannelType.GROUP, "a", "b", **mode)
+    group = group_of(store, "a", "b", **mode)
     message = send(store, group, "a", asked, correlation_id=UUID, metadata=metadata)
     assert store.engine.messages.expects_ack(message) is owed
     if owed:
