@@ -53,10 +53,14 @@ def found() -> tuple[str, str]:
 # -- upwards -------------------------------------------------------------------------------
 
 
-def test_without_any_home_the_default_is_chosen(project: Path, tmp_path: Path) -> None:
+def test_without_any_home_the_default_is_chosen(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert search() is None
     choice = choose()
     assert (choice.root, choice.rule) == (str(tmp_path / "me/.agent-relay"), "default")
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))  # which is not there
+    assert search() is None
 
 
 def test_the_nearest_home_above_is_found(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +84,7 @@ def test_argument_and_environment_win(project: Path, monkeypatch: pytest.MonkeyP
     assert default_root() == str(home)
 
 
-def test_a_persons_own_directory_ends_the_search(
+def test_a_persons_own_directory_and_what_is_above_are_not_searched(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_home(tmp_path)
@@ -266,7 +270,7 @@ def test_work_trees_in_a_circle_end(
 
 @needs_git
 @pytest.mark.parametrize("kind", ["work tree", "bare"])
-def test_git_too(project: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_git(project: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(project)
 
     def git(*words: str) -> None:

@@ -90,7 +90,7 @@ def test_what_is_there_is_made_700_and_600(folder: int, tmp_path: Path) -> None:
         assert status.st_mtime_ns == before.st_mtime_ns
 
 
-def test_what_is_somebody_elses_is_left(
+def test_what_belongs_to_somebody_else_is_refused(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "d").mkdir(0o755)
@@ -176,7 +176,7 @@ def test_the_bytes_are_durable_before_the_name(
     assert steps == ["sync f.tmp", "rename", f"sync {here}", "sync g.tmp", "rename", f"sync {here}"]
 
 
-def test_a_full_sync_is_used_if_any(
+def test_where_there_is_a_full_sync_it_is_used(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
@@ -237,7 +237,7 @@ def test_a_link_in_the_place_of_the_temp_file_is_not_followed(tmp_path: Path) ->
 # -- create, rename, remove ----------------------------------------------------------------
 
 
-def test_create_takes_no_name_that_is_there_and_remove_any(folder: int, tmp_path: Path) -> None:
+def test_create_takes_no_name_that_is_there(folder: int, tmp_path: Path) -> None:
     data = os.urandom(3_000_000)
     fsio.create("f", data, folder)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -303,7 +303,7 @@ def test_a_copy_that_fails_leaves_the_source(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_move_that_fails_copies_none(
+def test_a_move_that_fails_otherwise_is_no_copy(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsio.create("a", b"new", folder)

@@ -235,6 +235,12 @@ def test_an_agent_that_can_be_none(ci: Engine) -> None:
         )
 
 
+@pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
+def test_a_pattern_that_is_none(ci: Engine, verb: str) -> None:
+    text = refused(ci, f"ACTION: channel.{verb}\nCHANNEL: ci\nPATTERN: a.#.b")
+    assert text.startswith("topic_pattern: ")
+
+
 def test_nobody_joins_what_is_not_to_be_joined(store: Engine) -> None:
     for name in ("all", "dm/alice/bob"):
         channel_of(store, ChannelType.PUB_SUB, "alice", name=name)
@@ -396,6 +402,11 @@ def test_a_dead_letter_is_sent_again(dead: Engine, wanted: str, number: int) -> 
 def test_a_dead_letter_is_discarded(dead: Engine) -> None:
     assert ask(dead, "ACTION: dead.discard\nID: r-1").text == "dead letter r-1 is discarded"
     assert [letter.message.id for letter in dead.retries.dead_letters()] == [2]
+
+
+def test_a_closed_channel_refuses_a_replay(dead: Engine) -> None:
+    dead.channels.set_state(1, ChannelState.CLOSED)
+    assert "channel c is Closed" in refused(dead, "ACTION: dead.replay\nID: 1")
 
 
 def test_old_dead_letters_are_purged(dead: Engine, clock: FakeClock) -> None:

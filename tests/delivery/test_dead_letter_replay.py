@@ -55,7 +55,7 @@ def test_a_paused_channel_holds_a_replay(
 
 
 @pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
-def test_drained_or_closed_it_is_let_go(
+def test_a_held_replay_goes_when_the_channel_drains_or_closes(
     store: CommStore, channel: Channel, state: ChannelState
 ) -> None:
     store.set_channel_state(channel.id, ChannelState.PAUSED)
@@ -65,7 +65,7 @@ def test_drained_or_closed_it_is_let_go(
 
 
 @pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
-def test_it_may_refuse_a_replay(store: CommStore, channel: Channel, state: ChannelState) -> None:
+def test_others_refuse_a_replay(store: CommStore, channel: Channel, state: ChannelState) -> None:
     store.set_channel_state(channel.id, state)
     before = store.snapshot()
     with pytest.raises(ChannelUnavailable, match=f"channel c is {state.label}"):

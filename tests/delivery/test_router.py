@@ -96,7 +96,7 @@ def test_an_agent_of_exactly_that_name_wins_over_the_role(store: Engine) -> None
         ({"LEAD", "Lead"}, "lead", "LEAD"),
     ],
 )
-def test_without_the_role_an_agent_of_that_name(
+def test_without_the_role_an_agent_of_that_name_the_very_spelling_first(
     store: Engine, agents: set[str], word: str, who: str
 ) -> None:
     found = route(to(word), "alice", Directory(EVERYBODY.agents | agents), StoreView(store))

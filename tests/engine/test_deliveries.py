@@ -139,6 +139,7 @@ def test_where_a_channel_heeds_no_priority_nothing_is_grouped(store: CommStore) 
     [
         (MessageFilter(), ["go", "stop", "deploy"]),
         (MessageFilter(sender="lead"), ["go", "deploy"]),
+        (MessageFilter(topic_pattern="build.*"), ["stop"]),
         (MessageFilter(sender="lead", content_pattern="o$"), ["go"]),
         (MessageFilter(channel_ids=(2,)), []),
         (MessageFilter(before=NOW_S + 1), ["go", "stop"]),

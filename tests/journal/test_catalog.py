@@ -72,7 +72,7 @@ T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
         ([EVICTED_0, HYDRATED], None),  # nobody has it any more
     ],
 )
-def test_where_records_leave_it(records: list[ManifestRecord], expected: Residency | None) -> None:
+def test_tiers_after_records(records: list[ManifestRecord], expected: Residency | None) -> None:
     assert tiers(*records) == expected
 
 

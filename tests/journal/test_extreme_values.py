@@ -54,7 +54,7 @@ def files(stream: Stream) -> dict[str, bytes]:
         ((opened(2, 500, at_ms=HIGHEST),), "creation_ts_ms of segment 2"),
     ],
 )
-def test_a_full_manifest_is_refused(
+def test_a_manifest_behind_which_nothing_fits_is_refused(
     stream: Stream, records: tuple[ManifestRecord, ...], says: str
 ) -> None:
     told(stream, *records)

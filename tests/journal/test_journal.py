@@ -50,7 +50,7 @@ def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None
 
 
 @pytest.mark.shows("journal 2.8")
-def test_an_idle_commit_is_durable(
+def test_a_commit_with_nothing_behind_it_is_durable(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Published fault: an idle tail never flushed.
@@ -66,7 +66,7 @@ def test_an_idle_commit_is_durable(
     after.crash()
 
 
-def test_what_is_found_lasts(
+def test_what_opening_found_is_durable(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed process may have written without syncing; who reads it afterwards acts on it."""
@@ -327,7 +327,7 @@ def test_a_follower_is_not_misled_by_an_eviction(stream: Stream, tmp_path: Path)
         payloads(reader, 62)
 
 
-def test_an_eviction_is_no_gap(
+def test_an_eviction_while_reading_is_no_gap(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = stream.open()

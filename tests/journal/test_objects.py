@@ -195,7 +195,7 @@ def test_a_directory_that_may_not_be_written_waits_for_the_operator(tmp_path: Pa
 
 
 @pytest.mark.parametrize("step", range(16))
-def test_a_killed_put_is_all_or_none(
+def test_a_kill_while_putting_leaves_no_object_or_all_of_it(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tier2").mkdir()

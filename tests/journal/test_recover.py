@@ -234,7 +234,7 @@ def test_a_stream_that_lost_its_end_says_so_and_continues_behind_it(stream: Stre
 
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
-def test_a_failed_journal_takes_nothing(
+def test_after_a_failed_commit_everything_is_refused_until_reopened(
     operation: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = stream.open()
@@ -344,7 +344,7 @@ def test_D5_what_is_not_covered_is_written_again(
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync"])
-def test_a_full_disk_loses_nothing(
+def test_rolling_on_a_full_disk_loses_nothing(
     operation: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = stream.open()

@@ -19,7 +19,7 @@ T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
 @pytest.mark.shows("journal 4.4")
-def test_other_content_is_not_overwritten(
+def test_other_content_under_the_key_is_never_overwritten(
     make_stream: MakeStream, tier2: FaultyObjects, tmp_path: Path
 ) -> None:
     (tmp_path / "other").write_bytes(b"another stream's")
