@@ -49,6 +49,8 @@ from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 
 Warn = Callable[[str], object]
+# Writes the rows of a piece, which ends at an offset of the journal, into the ledger.
+WritePiece = Callable[[Engine, Projection, int], None]
 _base_lock = threading.Lock()  # a checkpoint and a prune may both write the base
 
 
@@ -152,13 +154,15 @@ def open_store(
     epoch: int = 0,
     ledger_position: int = 0,
     boot: str = "",
+    write_piece: WritePiece | None = None,
 ) -> OpenedStore:
     """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
 
-    ``ledger_position``: offset up to which the ledger follows the journal. ``boot``: boot id of the
-    machine. Errors: FormatError when neither checkpoint nor journal can be read, VersionError when
-    a checkpoint would lose content of the store file, JournalPruned when records that the store
-    lacks were pruned, SealedStore (all of these change nothing); those of ``store_key``; OSError.
+    ``ledger_position``: offset up to which the ledger follows the journal; ``write_piece`` brings
+    it further. ``boot``: boot id of the machine. Errors: FormatError when neither checkpoint nor
+    journal can be read, VersionError when a checkpoint would lose content of the store file,
+    JournalPruned when records that the store lacks were pruned, SealedStore (all of these change
+    nothing in the store); those of ``store_key``; OSError.
     """
     key = store_key(home, config, make=make_key)
     boot = boot or boot_id()
@@ -178,7 +182,7 @@ def open_store(
             held, home, config, clock, warn, epoch=epoch, known=ledger_position, covered=covered
         )
         _check_not_pruned(home, store.state, journal.first, changed=True)
-        past = JournalReplay(store, ledger_position)
+        past = JournalReplay(store, ledger_position, write_piece)
         past.replay(journal, tiers, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
@@ -252,9 +256,11 @@ class CheckpointWriter:
 class JournalReplay:
     """Replays the journal into the store and the ledger's projection."""
 
-    def __init__(self, store: Engine, ledger_position: int) -> None:
+    def __init__(
+        self, store: Engine, ledger_position: int, write_piece: WritePiece | None = None
+    ) -> None:
         self.projection = Projection()
-
+        self._write_piece = write_piece
         self.boot = store.state.journal.boot_id if store.state.journal else ""
         self.power_cut = False
         self._store = store
@@ -274,17 +280,26 @@ class JournalReplay:
         replay(journal.read(begin, tiers.fetch), codec, self._store, self._on_record, warn)
         self.power_cut = self.boot not in ("", boot)
         if self.power_cut:  # inboxes are then compared with everything delivered since
+            begin = min(self._covered, self._ledger_position)
             self._replay_all(journal.read(begin, tiers.fetch), codec)
 
     def _on_record(self, frame: EventRecord, offset: int) -> None:
         if frame.start is not None:
             self.boot = frame.start.boot_id
         if frame.event is not None and offset >= self._ledger_position:
+            if self._write_piece is not None and self.projection.is_piece(frame.event):
+                self._write_piece(self._store, self.projection, offset)
+                self.projection, self._ledger_position = self.projection.next_piece(), offset
             self.projection.apply(frame.event, is_recent=offset >= self._covered)
 
     def _replay_all(self, records: Iterable[Record], codec: EventCodec) -> None:
-        """Apply all records to the projection, whatever the ledger has."""
-        self.projection, self._ledger_position = Projection(), 0
+        """Apply all records since the checkpoint to the projection, whatever the ledger has.
+
+        They are not written piece by piece: the ledger may know a read that the journal lost.
+        """
+        names, self.projection = self.projection.relay_ids, Projection()
+        self.projection.relay_ids = names
+        self._ledger_position, self._write_piece = 0, None
         for record in records:
             self._on_record(codec.decode(record.payload, record.offset), record.offset)
 

@@ -1,7 +1,8 @@
 """Ledger rows derived from the store's events, to restore rows lost in a crash.
 
 Pure: events in, rows out. Applying the same events again gives the same rows. Times are those of
-the events, in whole seconds.
+the events, in whole seconds. However long the history, a projection holds the rows of one piece of
+it; what the next piece needs goes on with ``next_piece``.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ _TIMES = {"staged": "staged_at", "written": "written_at", "read": "read_at", "ac
 Key = tuple[int, str]  # message id in the store, recipient
 
 
+PIECE = 5_000  # messages, or four times as many deliveries: some 10 MiB
+
+
 class Projection:
     """Applies events in their order and collects the rows."""
 
     def __init__(self) -> None:
-        self.relay_ids: dict[int, str] = {}  # of the messages accepted in these events
+        self.relay_ids: dict[int, str] = {}  # of the messages accepted in all pieces
         self.rows: dict[str, FileFacts] = {}  # by message id
         self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
         self.rejections: list[events.FileRefused] = []  # without a row of their own
@@ -51,7 +55,26 @@ class Projection:
         self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
         self._is_recent = True
         self.written: set[Key] = set()  # delivered to an inbox by recent events
+        self.recent: list[str] = []  # ids of the rows of recent events
         self.skipped: list[str] = []  # texts about events that make no row
+
+    def is_piece(self, event: Event) -> bool:
+        """True if the rows are to be written before this event is applied.
+
+        A batch begins with it: the relay's answers to the commands before it are in the store.
+        """
+        begins = isinstance(event, events.MessageSent) and event.origin is not None
+        deliveries = len(self.delivery_facts) // 4
+        return max(len(self.rows), deliveries) >= PIECE * (1 if begins else 2)
+
+    def next_piece(self) -> Projection:
+        """The projection of the events that follow, once these rows are written."""
+        after = Projection()
+        after.relay_ids, after.written, after.recent = self.relay_ids, self.written, self.recent
+        after.delivery_facts = {
+            key: facts for key, facts in self.delivery_facts.items() if facts.state == "staged"
+        }
+        return after
 
     def apply(self, event: Event, *, is_recent: bool = True) -> None:
         """Apply one event. ``is_recent``: it is after the checkpoint."""
@@ -163,6 +186,8 @@ class Projection:
             self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
         else:
             self.rows[relay_id] = _system_row(message, relay_id)
+        if self._is_recent:
+            self.recent.append(relay_id)
         at = message.created_at * NS_PER_S
         names = str(metadata.get("attachments", "")).split()
         self.references += [(one, relay_id, at) for one in names]
@@ -176,6 +201,8 @@ class Projection:
         message_id = event.message_id
         self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
         self.failures.append((message_id, event.reason))
+        if self._is_recent:
+            self.recent.append(message_id)
 
     def _on_offer(self, event: events.OfferChanged) -> None:
         facts = (event.message_id, event.recipient, event.session, event.offer)

@@ -28,7 +28,7 @@ from relay.agents import status
 from relay.base import fsio
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
-from relay.base.errors import MessageError, UnsafePath
+from relay.base.errors import FormatError, MessageError, UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.logs import LogCall
 from relay.base.message import (
@@ -57,9 +57,18 @@ SHOWN_IDS = 20
 
 
 def recover(
-    home: Home, config: Config, clock: Clock, log: LogCall, ledger: Ledger, opened: OpenedStore
+    home: Home,
+    config: Config,
+    clock: Clock,
+    log: LogCall,
+    ledger: Ledger,
+    opened: OpenedStore,
+    restorer: Restorer,
 ) -> list[tuple[str, str]]:
-    """Recover from the last run; returns the files to process first, in order."""
+    """Recover from the last run; returns the files to process first, in order.
+
+    ``restorer`` has written all pieces of the journal but the last.
+    """
     store, events, projection = opened.store, opened.events, opened.projection
     power_cut = opened.power_cut
     if power_cut:
@@ -81,17 +90,18 @@ def recover(
         for event in store.fresh_events:
             projection.apply(event)
         events.commit()
-        restored = _restore_rows(ledger, store, projection, events.journal.durable, now, log)
-        restored += _restore_unfinished_rows(ledger, store, open_ones)
+        restorer.write(store, projection, events.journal.durable)
+        restored = restorer.restored + _restore_unfinished_rows(ledger, store, open_ones)
         _reconcile_obligations(ledger, store)
-        _locate_refused_files(dirs, ledger, projection)
         _defer_unstaged(ledger, store, open_ones, now)
-        rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
             inboxes.clear_ended(home)
-            _restore_originals(files, ledger, store, projection, log)
-        requeued = _resolve_rows(files, ledger, store, rows, now)
+            _restore_originals(files, ledger, store, projection.recent, log)
+        settled, requeued = 0, list[tuple[str, str]]()
+        for rows in ledger.open_rows(ROWS):
+            requeued += _resolve_rows(files, ledger, store, rows, now)
+            settled += len(rows)
     events.confirm_boot()
     if files.faults:
         log(
@@ -101,11 +111,11 @@ def recover(
             level="warning",
             first_ids=list(files.faults)[:SHOWN_IDS],
         )
-    if rows or delivered or removed or again or restored:
+    if settled or delivered or removed or again or restored:
         log(
             "Recovered unfinished work",
             action="recover",
-            rows=len(rows),
+            rows=settled,
             requeued=len(requeued),
             deliveries=delivered,
             again=again,
@@ -115,45 +125,91 @@ def recover(
     return requeued
 
 
-def _restore_rows(
-    ledger: Ledger, store: Engine, projection: Projection, position: int, now: int, log: LogCall
-) -> int:
-    """Insert rows from the events where the ledger lacks them; returns how many were missing."""
+class Restorer:
+    """Writes rows from the journal's events where the ledger lacks them, a piece at a time.
 
-    def relay_id_of(number: int) -> str | None:
-        message = store.messages.get(number)
-        return message.relay_id if message else None
+    A piece is one transaction with its position: a start that is killed goes on there.
+    """
 
-    def project(write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
-        skipped.extend(ledger.project(write, facts, now))
+    def __init__(self, home: Home, ledger: Ledger, clock: Clock, log: LogCall) -> None:
+        self._home, self._ledger, self._clock, self._log = home, ledger, clock, log
+        self._statuses: dict[str, tuple[status.StatusChange, int]] = {}
+        self.restored = 0  # rows that were missing
 
-    restored, skipped = 0, [*projection.skipped]
-    ids = list(projection.rows)
-    with ledger.transaction():
-        for first in range(0, len(ids), ROWS):
-            slice_ = ids[first : first + ROWS]
-            known = ledger.rows(slice_)
-            missing = [projection.rows[one] for one in slice_ if one not in known]
+    def write(self, store: Engine, projection: Projection, position: int) -> None:
+        """Write the rows of a piece that ends at this offset of the journal."""
+        ledger, now = self._ledger, self._clock.now_ns()
+        skipped = [*projection.skipped]
+
+        def project(write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
+            skipped.extend(ledger.project(write, facts, now))
+
+        name_of = _relay_ids(store, projection).get
+        with ledger.transaction():
+            known = ledger.rows(projection.rows)
+            missing = [facts for one, facts in projection.rows.items() if one not in known]
             project(ledger.add, missing)
-            restored += len(missing)
-        deliveries = ledger.deliveries
-        project(deliveries.restore, projection.deliveries(relay_id_of, now))
-        project(deliveries.restore_obligations, projection.obligations(relay_id_of))
-        project(lambda failures: ledger.fail(failures, now), projection.failures)
-        project(ledger.agents.add_references, projection.references)
-        project(ledger.offers.change, projection.offers)
-        project(ledger.offers.add_rings, projection.rings)
-        project(lambda refused: _reject(ledger, refused, now), projection.rejections)
-        _restore_statuses(ledger, store, projection.rows.values())
-        if projection.skipped:
-            count = int(ledger.get_state(SKIPPED) or 0) + len(projection.skipped)
-            ledger.set_state(SKIPPED, str(count), now)
-        ledger.set_position(position, now)
-    for why in skipped[:SHOWN_IDS]:
-        log(f"A fact of the journal is skipped: {why}", action="skip_fact", level="error")
-    if skipped:
-        log(describe_skipped(len(skipped)), action="skip_fact", level="error")
-    return restored
+            deliveries = ledger.deliveries
+            project(deliveries.restore, projection.deliveries(name_of, now))
+            project(deliveries.restore_obligations, projection.obligations(name_of))
+            project(lambda failures: ledger.fail(failures, now), projection.failures)
+            project(ledger.agents.add_references, projection.references)
+            project(ledger.offers.change, projection.offers)
+            project(ledger.offers.add_rings, projection.rings)
+            project(lambda refused: _reject(ledger, refused, now), projection.rejections)
+            self._restore_statuses(store, projection.rows.values())
+            with self._home.dirs() as dirs:
+                ledger.set_path(_refused_files(dirs, projection))
+            if projection.skipped:
+                count = int(ledger.get_state(SKIPPED) or 0) + len(projection.skipped)
+                ledger.set_state(SKIPPED, str(count), now)
+            if position > ledger.position():
+                ledger.set_position(position, now)
+        self.restored += len(missing)
+        for why in skipped[:SHOWN_IDS]:
+            self._log(f"A fact of the journal is skipped: {why}", action="skip_fact", level="error")
+        if skipped:
+            self._log(describe_skipped(len(skipped)), action="skip_fact", level="error")
+
+    def _restore_statuses(self, store: Engine, rows: Iterable[FileFacts]) -> None:
+        """Restore status changes made by commands that the ledger has lost.
+
+        ``rows``: messages after the ledger's position, in the journal's order. A message that an
+        agent sent afterwards made it active again. Within the caller's transaction.
+        """
+        last = self._statuses
+        for facts in rows:
+            if facts.agent_name in last:
+                active = status.StatusChange(facts.agent_name, status.AgentStatus.ACTIVE, None)
+                last[facts.agent_name] = (active, facts.discovered_at)
+            if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
+                change = _status_asked(store, facts)
+                if change is not None:
+                    last[change.name] = (change, facts.discovered_at)
+        for change, at in last.values():
+            self._ledger.agents.register(change.name, at)
+            self._ledger.agents.set_status(*change, at)
+
+
+def _relay_ids(store: Engine, projection: Projection) -> dict[int, str]:
+    """The relay ids of the messages that a piece has deliveries of.
+
+    Those accepted before it are in the store or, when a start was killed between two pieces, in
+    an archive.
+    """
+    numbers = {key[0] for key in (*projection.delivery_facts, *projection.obligation_facts)}
+    found = {one: projection.relay_ids[one] for one in numbers & projection.relay_ids.keys()}
+    kept = {one: store.messages.find_kept(one) for one in numbers - found.keys()}
+    found |= {one: m.relay_id for one, m in kept.items() if m is not None and m.relay_id}
+    unknown = {one for one, message in kept.items() if message is None}
+    files = store.archives.files
+    for note in store.state.archives if unknown else ():
+        if files is not None and any(note.first_id <= one <= note.last_id for one in unknown):
+            with contextlib.suppress(OSError, FormatError):  # damaged: the doctor says it
+                for message, _ in files.all_of(note):
+                    if message.id in unknown and message.relay_id is not None:
+                        found[message.id] = message.relay_id
+    return found
 
 
 def _reject(ledger: Ledger, refused: Iterable[FileRefused], now: int) -> None:
@@ -164,8 +220,8 @@ def _reject(ledger: Ledger, refused: Iterable[FileRefused], now: int) -> None:
         )
 
 
-def _locate_refused_files(dirs: Dirs, ledger: Ledger, projection: Projection) -> None:
-    """Locate the files of refusals whose rows were restored."""
+def _refused_files(dirs: Dirs, projection: Projection) -> list[tuple[str, str]]:
+    """The files of refusals whose rows are restored: message id, path."""
     found: list[tuple[str, str]] = []
     for message_id, _ in projection.failures:
         facts = projection.rows[message_id]
@@ -174,8 +230,7 @@ def _locate_refused_files(dirs: Dirs, ledger: Ledger, projection: Projection) ->
         with contextlib.suppress(OSError, UnsafePath):
             if fsio.exists(name, dirs.get(*folder)):
                 found.append((message_id, "/".join([*folder, name])))
-    with ledger.transaction():
-        ledger.set_path(found)
+    return found
 
 
 def _restore_unfinished_rows(ledger: Ledger, store: Engine, among: Iterable[int]) -> int:
@@ -316,10 +371,11 @@ def _resolve_row(
 
 
 def _restore_originals(
-    files: _Files, ledger: Ledger, store: Engine, projection: Projection, log: LogCall
+    files: _Files, ledger: Ledger, store: Engine, recent: list[str], log: LogCall
 ) -> None:
     """Put originals of accepted messages back that a power cut emptied, removed or moved."""
-    for row in ledger.rows(projection.rows).values():
+    slices = (recent[first : first + ROWS] for first in range(0, len(recent), ROWS))
+    for row in (row for one in slices for row in ledger.rows(one).values()):
         stored = store.messages.find_by_relay_id(row.message_id)
         if row.agent_name != ORCHESTRATOR and row.status != "failed" and stored is not None:
             try:
@@ -359,26 +415,6 @@ def _restore_original(files: _Files, row: MessageRow, stored: Message, log: LogC
         level="warning",
         message_id=row.message_id,
     )
-
-
-def _restore_statuses(ledger: Ledger, store: Engine, rows: Iterable[FileFacts]) -> None:
-    """Restore status changes made by commands that the ledger has lost.
-
-    ``rows``: messages after the ledger's position, in the journal's order. A message that an agent
-    sent afterwards made it active again. Within the caller's transaction.
-    """
-    last: dict[str, tuple[status.StatusChange, int]] = {}
-    for facts in rows:
-        if facts.agent_name in last:
-            active = status.StatusChange(facts.agent_name, status.AgentStatus.ACTIVE, None)
-            last[facts.agent_name] = (active, facts.discovered_at)
-        if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
-            change = _status_asked(store, facts)
-            if change is not None:
-                last[change.name] = (change, facts.discovered_at)
-    for change, at in last.values():
-        ledger.agents.register(change.name, at)
-        ledger.agents.set_status(*change, at)
 
 
 def _status_asked(store: Engine, facts: FileFacts) -> status.StatusChange | None:

@@ -322,6 +322,7 @@ def open_recovered(
 
     Returns also the files to process first, (agent, file name). Errors: those of ``open_store``.
     """
+    restorer = recovery.Restorer(home, ledger, clock, log)
     opened = open_store(
         home,
         config,
@@ -331,9 +332,10 @@ def open_recovered(
         epoch=epoch_of(ledger),
         ledger_position=ledger.position(),
         boot=boot,
+        write_piece=restorer.write,
     )
     stack.callback(opened.events.close)
-    return opened, recovery.recover(home, config, clock, log, ledger, opened)
+    return opened, recovery.recover(home, config, clock, log, ledger, opened, restorer)
 
 
 def epoch_of(ledger: Ledger) -> int:

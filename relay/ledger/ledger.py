@@ -279,10 +279,22 @@ class Ledger:
         """Put processing rows back to pending, in recovery, where their file still exists."""
         return self._move(message_ids, "processing", "pending")
 
-    def open_rows(self) -> list[MessageRow]:
-        """Every row that is not archived or failed, oldest discovery first."""
-        found = self._db.execute(_ROW + f"WHERE {_OPEN} ORDER BY id")
-        return [MessageRow(*row) for row in found.fetchall()]
+    def open_rows(self, at_once: int) -> Iterator[list[MessageRow]]:
+        """Every row that is not archived or failed, oldest discovery first, in slices.
+
+        The caller may settle a slice before it asks for the next.
+        """
+        last = 0
+        while True:
+            query = f"SELECT id FROM messages WHERE {_OPEN} AND id > ? ORDER BY id LIMIT ?"
+            ids = [row[0] for row in self._db.execute(query, (last, at_once)).fetchall()]
+            if not ids:
+                return
+            query = _ROW + f"WHERE {_OPEN} AND id BETWEEN ? AND ? ORDER BY id"
+            yield [
+                MessageRow(*row) for row in self._db.execute(query, (ids[0], ids[-1])).fetchall()
+            ]
+            last = ids[-1]
 
     # -- rejections and state ----------------------------------------------------------
 

@@ -164,7 +164,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda ledger: ledger.open_rows(),
+        lambda ledger: list(ledger.open_rows(9)),
         lambda ledger: ledger.deliveries.next_due(),
         lambda ledger: ledger.deliveries.due(0, 1),
         lambda ledger: ledger.deliveries.unread("bob"),

@@ -17,6 +17,7 @@ from relay.base import fsio
 from relay.base.home import Home, running_trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
+from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.procs import environment, home_of, relay, until
 
@@ -35,9 +36,13 @@ def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
     def crash(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for step in ("_restore_rows", "_restore_originals", "_resolve_rows"):
+    for where, step in (
+        (recovery.Restorer, "write"),
+        (recovery, "_restore_originals"),
+        (Ledger, "open_rows"),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(recovery, step, crash)
+            patch.setattr(where, step, crash)
             with pytest.raises(KeyboardInterrupt):
                 box.open()
         box.events.close()

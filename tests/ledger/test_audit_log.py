@@ -161,7 +161,7 @@ def test_a_writer_never_blocks_a_reader(ledger: Ledger, look: Look, ledger_path:
 Query = Callable[[Ledger], object]
 
 QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
-    "open rows": (lambda db: db.open_rows(), "messages_open"),
+    "open rows": (lambda db: list(db.open_rows(9)), "messages_open"),
     "when held mail is due": (lambda db: db.deliveries.next_due(), "deliveries_open"),
     "held mail that is due": (lambda db: db.deliveries.due(NOW, 256), "deliveries_open"),
     "unread of one agent": (

@@ -194,11 +194,11 @@ def test_a_lock_held_by_another_writer_is_said_in_one_line(ledger_path: str) -> 
         record(ours, 1)
     assert str(caught.value) == f"{ledger_path}: database is locked"
     assert "writer" in caught.value.hint
-    assert ours.open_rows() == []
+    assert list(ours.open_rows(9)) == []
 
     other.db.execute("COMMIT")
     record(ours, 1)
-    assert len(ours.open_rows()) == 1
+    assert len(list(ours.open_rows(9))) == 1
     other.close()
     ours.close()
 
