@@ -404,9 +404,14 @@ def test_a_dead_letter_is_discarded(dead: Engine) -> None:
     assert [letter.message.id for letter in dead.retries.dead_letters()] == [2]
 
 
-def test_a_closed_channel_refuses_a_replay(dead: Engine) -> None:
+def test_a_replay_waits_for_a_paused_channel_and_a_closed_one_refuses_it(dead: Engine) -> None:
+    dead.channels.set_state(1, ChannelState.PAUSED)
+    assert ask(dead, "ACTION: dead.replay\nID: 1").text == (
+        "dead letter 1 is held: channel c is Paused; "
+        "it is sent again to worker when the channel is resumed"
+    )
     dead.channels.set_state(1, ChannelState.CLOSED)
-    assert "channel c is Closed" in refused(dead, "ACTION: dead.replay\nID: 1")
+    assert "channel c is Closed" in refused(dead, "ACTION: dead.replay\nID: 2")
 
 
 def test_old_dead_letters_are_purged(dead: Engine, clock: FakeClock) -> None:

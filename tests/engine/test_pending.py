@@ -1,6 +1,8 @@
-"""What a channel keeps: messages beyond ``max_pending``, and what was sent before one came."""
+"""What a channel keeps: beyond ``max_pending``, for who comes later, and replays while paused."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
+from relay.base.errors import ChannelUnavailable
 from relay.engine.commstore import CommStore
 from relay.engine.engine import Engine
 from relay.engine.state import State
@@ -26,6 +29,7 @@ from tests.engine.support import (
     channel_of,
     group_of,
     receive,
+    refused,
     relay_engine,
     reopened,
     send,
@@ -284,3 +288,55 @@ def test_where_the_owner_delivers_they_wait_for_it(clock: FakeClock) -> None:
     early = accept(engine, channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": "r-1"})
     engine.channels.join(channel.id, "late")
     assert standing(engine, early.id) == {"late": DeliveryState.SENT}
+
+
+# -- a dead letter that is replayed ---------------------------------------------------------
+
+
+@pytest.fixture
+def dead(store: CommStore, clock: FakeClock) -> Channel:
+    """A channel whose message 1, of lead, is dead for worker."""
+    once: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
+    made = group_of(store, "lead", "worker", **once)
+    send(store, made, "lead")
+    clock.advance(11)
+    store.tick()
+    assert [letter.message.id for letter in store.dead_letters()] == [1]
+    return made
+
+
+@pytest.mark.shows("engine 3.5")
+def test_a_paused_channel_holds_a_replay(store: CommStore, dead: Channel, clock: FakeClock) -> None:
+    store.set_channel_state(dead.id, ChannelState.PAUSED)
+    assert store.replay_dead_letter(1).status is MessageStatus.SENT
+    assert store.dead_letters() == []
+    for _ in range(3):
+        clock.advance(60)
+        assert store.tick() == []
+    assert store.next_due_ms() is None
+    assert store.receive_messages(dead.id, "worker") == []
+    store.set_channel_state(dead.id, ChannelState.ACTIVE)
+    assert standing(store, 1) == {"worker": DeliveryState.DELIVERED}
+    assert [m.id for m in store.receive_messages(dead.id, "worker")] == [1]
+    clock.advance(11)
+    store.tick()
+    assert [letter.message.retry_count for letter in store.dead_letters()] == [0]
+
+
+@pytest.mark.shows("engine 3.5")
+@pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
+def test_a_held_replay_goes_when_the_channel_drains_or_closes(
+    store: CommStore, dead: Channel, state: ChannelState
+) -> None:
+    store.set_channel_state(dead.id, ChannelState.PAUSED)
+    store.replay_dead_letter(1)
+    store.set_channel_state(dead.id, state)
+    assert standing(store, 1) == {"worker": DeliveryState.DELIVERED}
+
+
+@pytest.mark.shows("engine 3.5")
+@pytest.mark.parametrize("state", [ChannelState.DRAINING, ChannelState.CLOSED])
+def test_others_refuse_a_replay(store: CommStore, dead: Channel, state: ChannelState) -> None:
+    store.set_channel_state(dead.id, state)
+    error = refused(store, lambda: store.replay_dead_letter(1), ChannelUnavailable)
+    assert str(error).startswith(f"channel c is {state.label}")
