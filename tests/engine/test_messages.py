@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -180,34 +181,14 @@ def test_a_message_as_it_is_kept(store: CommStore, clock: FakeClock) -> None:
     channel = channel_of(store, ChannelType.PUB_SUB, "a")
     store.subscribe(channel.id, "b", "#")
     clock.advance(1)
-    message = accept(
-        store,
-        channel.id,
-        "a",
-        MessageType.NOTIFICATION,
-        "héllo",
-        topic="build.ok",
-        correlation_id=UUID,
-        priority=Priority.HIGH,
-        metadata={"k": 1},
-        ttl=60,
-        signature=b"s" * 64,
-    )
-    assert message == Message(
-        id=1,
-        message_type=MessageType.NOTIFICATION,
-        sender="a",
-        channel_id=channel.id,
-        content="héllo".encode(),
-        topic="build.ok",
-        correlation_id=UUID,
-        priority=Priority.HIGH,
-        metadata={"k": 1},
-        created_at=NOW_S + 1,
-        ttl=60,
-        status=MessageStatus.SENT,
-        signature=b"s" * 64,
-    )
+    given: dict[str, Any] = {
+        **{"topic": "build.ok", "correlation_id": UUID, "priority": Priority.HIGH},
+        **{"metadata": {"k": 1}, "ttl": 60, "signature": b"s" * 64},
+    }
+    kind, status = MessageType.NOTIFICATION, MessageStatus.SENT
+    message = accept(store, channel.id, "a", kind, "héllo", **given)
+    kept = {"created_at": NOW_S + 1, "status": status, **given}
+    assert message == Message(1, kind, "a", channel.id, "héllo".encode(), **kept)
     assert store.get_message(1) == message
     assert store.get_message(2) is None
     assert store.state.modified_at == NOW_S + 1
