@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.base.names import new_message_id
+from relay.delivery import event_source
+from relay.delivery.intake import Intake
 from scripts.benchmarks.idle import watches_of
+from tests.box import Box
 from tests.procs import Relay, drop, home_of, until
 
 AGENTS = 1_000
@@ -37,3 +41,29 @@ def test_a_thousand_agents_have_two_watches_each_and_get_their_mail(tmp_path: Pa
 
 def send(home: Path, sender: str, to: str) -> str:
     return drop(home, sender, f"TO: {to}\n\nhello", f"{new_message_id(time.time_ns())}.msg")
+
+
+@pytest.mark.shows("ready 6.5")
+@pytest.mark.box("alice", "bob", "carol", "dave")
+def test_a_turn_scans_some_of_them_and_the_relay_delivers_meanwhile(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.stop()
+    box.drop("dave", "TO: alice\n\nfound by the scan")
+    scanned: list[str] = []
+
+    def scan(*args: Any, real: Any = Intake.scan) -> Any:
+        scanned.append(args[2])
+        return real(*args)
+
+    monkeypatch.setattr(event_source, "SCANNED_AT_ONCE", 1)
+    monkeypatch.setattr(Intake, "scan", scan)
+    box.open()
+    assert scanned == ["alice"]
+    box.drop("alice", "TO: bob\n\nseen at once")
+    box.drop("dave", "TO: alice\n\nafter the first")
+    box.tick()
+    assert scanned == ["alice", "bob", "dave"] and box.bodies("bob") == ["seen at once"]
+    box.after(1)
+    assert box.bodies("alice") == ["found by the scan", "after the first"]
+    assert scanned == ["alice", "bob", "dave", "carol", "operator"]
