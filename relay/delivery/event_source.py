@@ -111,14 +111,7 @@ class EventSource:
             self._unscanned = sorted(self._roster.agents.difference(later), reverse=True) + later
             appeared = []  # they are among these
         if self._unscanned:
-            # Who sends now may have sent before, which only the scan finds: that comes first.
-            senders = {one.agent for one in wake.touched}
-            self._unscanned.sort(key=senders.__contains__)
-            at_once = max(SCANNED_AT_ONCE, len(senders))
-            part = self._unscanned[-at_once:]
-            del self._unscanned[-at_once:]
-            self._scan(self._roster.agents.intersection(part + appeared))
-            self.check_liveness(appeared if self._unscanned else None)
+            self._scan_next({one.agent for one in wake.touched}, appeared)
         elif self._roster.unwatched and now >= self._next_poll_ns:
             self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
@@ -169,6 +162,21 @@ class EventSource:
             [one for one in comebacks if notifier.send_resume_message(one.name, one.key)]
         )
 
+    def _scan_next(self, senders: set[str], appeared: list[str]) -> None:
+        """Scan some of the agents that the scan has still to come to, and those that appeared.
+
+        First who sends now: earlier files may be there, which only the scan finds.
+        """
+        self._unscanned.sort(key=senders.__contains__)
+        at_once = max(SCANNED_AT_ONCE, len(senders))
+        part = self._unscanned[-at_once:]
+        del self._unscanned[-at_once:]
+        self._scan(self._roster.agents.intersection(part + appeared))
+        if not self._unscanned:
+            self.check_liveness(None)
+        elif appeared:
+            self.check_liveness(appeared)
+
     def _scan(self, agents: Iterable[str]) -> None:
         """Scan outboxes for files inotify missed, and inboxes for unseen reads."""
         for agent in sorted(agents):
@@ -208,9 +216,10 @@ class EventSource:
         """
         folders: list[tuple[int, int]] = []
         latest = time.time_ns() - RACY_NS  # the kernel's clock, as the times of files
+        root = self._home.path("agents", agent)
         for part in _PARTS:
             try:
-                status = os.stat(self._home.path("agents", agent, part), follow_symlinks=False)
+                status = os.stat(f"{root}/{part}" if part else root, follow_symlinks=False)
             except OSError:
                 if part == META:
                     continue
