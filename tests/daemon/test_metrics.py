@@ -15,8 +15,6 @@ from relay.daemon.status import COUNTERS, TOTALS, SharedStatus, StatusPublisher,
 from tests.box import Box
 from tests.procs import PROJECT
 
-UNITS = ("_seconds", "_bytes", "_ratio")
-
 
 def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
     """The session's status as of now."""
