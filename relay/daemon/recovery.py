@@ -103,14 +103,7 @@ def recover(
             requeued += _resolve_rows(files, ledger, store, rows, now)
             settled += len(rows)
     events.confirm_boot()
-    if files.faults:
-        log(
-            f"Could not check the files of {len(files.faults)} messages, a scan or the next "
-            f"start will: {next(iter(files.faults.values()))}",
-            action="read_failed",
-            level="warning",
-            first_ids=list(files.faults)[:SHOWN_IDS],
-        )
+    files.log_faults(log)
     if settled or delivered or removed or again or restored:
         log(
             "Recovered unfinished work",
@@ -291,6 +284,17 @@ class _Files:
     def __init__(self, dirs: Dirs) -> None:
         self.dirs = dirs
         self.faults: dict[str, OSError | UnsafePath] = {}  # by message id
+
+    def log_faults(self, log: LogCall) -> None:
+        """Log once that files could not be checked."""
+        if self.faults:
+            log(
+                f"Could not check the files of {len(self.faults)} messages, a scan or the next "
+                f"start will: {next(iter(self.faults.values()))}",
+                action="read_failed",
+                level="warning",
+                first_ids=list(self.faults)[:SHOWN_IDS],
+            )
 
     def in_outbox(self, row: MessageRow) -> bool | None:
         """True or False on evidence; None when the folder cannot be read."""
