@@ -246,6 +246,8 @@ class Dispatcher:
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
+        with self._ledger.transaction():  # of all of it the rows are written
+            self._ledger.set_position(self._events.journal.durable, self._clock.now_ns())
         self._deadlines.record_alive()
 
     # -- a batch of files --------------------------------------------------------------
