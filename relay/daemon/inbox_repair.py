@@ -7,6 +7,7 @@ A power cut may undo renames that were not synced, and leave files without their
 |---|---|---|
 | staged, or delivered lately | whole in inbox/.pending | renamed into the inbox |
 | delivered, unread | whole in inbox/.pending, SIGKILL in a cancellation | the same |
+| the same, the ledger alone has it as read | anywhere | read: recorded again |
 | the same | missing everywhere, or damaged | due again, as the next attempt |
 | read, taken | whole in the inbox | moved to inbox/.read again |
 | read, removed | in the inbox | removed again |
@@ -40,6 +41,7 @@ from relay.ledger.deliveries import DeliveryRow
 from relay.ledger.ledger import Ledger
 
 Key = tuple[int, str]  # number of a message in the store, recipient
+ROWS = 5_000  # looked up at once
 ENDED = ("read", "acked", "dead", "expired", "bounced")
 
 
@@ -64,46 +66,57 @@ class InboxRepair:
             for recipient, one in known.get(number, {}).items()
             if one.state is DeliveryState.STAGED
         ]
-        if self._power_cut:
-            self._compare(staged)
-            return len(staged)
+        reads = self._reads_of(staged) if self._power_cut else {}
         for message, relay_id, recipient, attempt in self._found(staged):
-            if file_ops.deliver(self._dirs, relay_id, recipient, again=True):
+            if self._power_cut:
+                key = message.id, recipient
+                if key in reads or self._restore(message, recipient, attempt):
+                    self._store.deliveries.deliver(message.id, [recipient], attempt)
+            elif file_ops.deliver(self._dirs, relay_id, recipient, again=True):
                 self._store.deliveries.postpone(message.id, recipient, attempt)
             else:
                 self._store.deliveries.deliver(message.id, [recipient], attempt)
         return len(staged)
 
+    def record_reads(self) -> None:
+        """Record the reads that the ledger has and the journal lost, after a power cut."""
+        delivered = [
+            (number, recipient)
+            for number, known in self._store.state.deliveries.items()
+            for recipient, one in known.items()
+            if one.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
+        ]
+        for first in range(0, len(delivered), ROWS):
+            reads = self._reads_of(delivered[first : first + ROWS])
+            for (number, recipient), how in reads.items():
+                self._store.deliveries.receive(number, recipient, how)
+
     def compare(self, written: Iterable[Key]) -> int:
         """Compare recent deliveries with the inboxes after a power cut; returns how many are due
         again. ``written``: number of the message, recipient."""
         known = self._store.state.deliveries
-        return self._compare(
-            [
-                (number, recipient)
-                for number, recipient in sorted(written)
-                if (one := known.get(number, {}).get(recipient)) is not None
-                and recipient != ORCHESTRATOR
-                and one.state is DeliveryState.DELIVERED
-            ]
+        recent = [
+            (number, recipient)
+            for number, recipient in sorted(written)
+            if (one := known.get(number, {}).get(recipient)) is not None
+            and recipient != ORCHESTRATOR
+            and one.state is DeliveryState.DELIVERED
+        ]
+        return sum(
+            not self._restore(message, recipient, attempt)
+            for message, _, recipient, attempt in self._found(recent)
         )
 
-    def _compare(self, deliveries: list[Key]) -> int:
-        """See ``compare``. The ledger may know a read that the journal lost."""
+    def _reads_of(self, deliveries: list[Key]) -> dict[Key, str]:
+        """Those that the ledger has as read in their present attempt, and the evidence."""
         found = list(self._found(deliveries))
         rows = self._ledger.deliveries.rows({relay_id for _, relay_id, _, _ in found})
-        known, again = self._store.state.deliveries, 0
+        reads: dict[Key, str] = {}
         for message, relay_id, recipient, attempt in found:
             row = rows.get(relay_id, {}).get(recipient)
-            is_read = row is not None and row.state == "read" and row.attempt == max(attempt, 1)
-            if not is_read and not self._restore(message, recipient, attempt):
-                again += 1
-                continue
-            if known[message.id][recipient].state is DeliveryState.STAGED:
-                self._store.deliveries.deliver(message.id, [recipient], attempt)
-            if row is not None and is_read:
-                self._store.deliveries.receive(message.id, recipient, row.read_how or TAKEN)
-        return again
+            if row is not None and row.state == "read" and row.attempt == max(attempt, 1):
+                reads[message.id, recipient] = row.read_how or TAKEN
+        return reads
 
     def _found(self, deliveries: Iterable[Key]) -> Iterator[tuple[Message, str, str, int]]:
         """Yield the message, its relay id, the recipient and the attempt of each."""

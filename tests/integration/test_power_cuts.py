@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from relay.acomm.model import DeliveryState
 from relay.base import fsio
 from relay.base.config import Config, StoreSettings
 from relay.delivery.record import LedgerWriter
@@ -81,11 +82,14 @@ def test_one_sync_for_a_message_sent_delivered_and_read(
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_a_read_that_the_journal_lost_and_the_ledger_has_is_a_read(
-    box: Box, is_removed: bool
+    box: Box, is_removed: bool, is_checkpointed: bool
 ) -> None:
     sent = send(box, "TO: bob\n\nhi")
     box.after(2)  # the delivery is synced
+    if is_checkpointed:
+        box.flusher.flush()
     box.take("bob", sent)
     box.tick()
     if is_removed:
@@ -94,6 +98,8 @@ def test_a_read_that_the_journal_lost_and_the_ledger_has_is_a_read(
     cut_unsynced(box)
     next_boot(box)
     assert box.states(sent) == {"bob": "read"} and "." not in inbox(box, "bob", sent)
+    number = box.store.state.relay_ids[sent]
+    assert box.store.state.deliveries[number]["bob"].state is DeliveryState.RECEIVED
 
 
 def test_a_delivery_and_its_read_that_the_journal_lost_are_found_in_the_ledger(box: Box) -> None:
