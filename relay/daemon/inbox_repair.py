@@ -7,8 +7,8 @@ A power cut may undo renames that were not synced, and leave files without their
 |---|---|---|
 | staged, or delivered lately | whole in inbox/.pending | renamed into the inbox |
 | delivered, unread | whole in inbox/.pending, SIGKILL in a cancellation | the same |
-| the same, the ledger alone has it as read | anywhere | read: recorded again |
 | the same | missing everywhere, or damaged | due again, as the next attempt |
+| delivered, read in the ledger alone | anywhere | read: recorded again |
 | read, taken | whole in the inbox | moved to inbox/.read again |
 | read, removed | in the inbox | removed again |
 | read, answered or ended | damaged in the inbox | removed |

@@ -85,11 +85,6 @@ class EventLog:
         """Observe the seconds of each commit in this histogram from now on."""
         self._commit_s = commit_s
 
-    @property
-    def is_behind(self) -> bool:
-        """True while events, or a checkpoint record, wait for their commit."""
-        return bool(self._store.fresh_events) or self.journal.end > self.journal.durable
-
     def commit(self) -> None:
         """Make all events durable: one write, one sync.
 

@@ -108,7 +108,8 @@ def _deliver_and_read(home: Home, names: list[str]) -> None:
         for path in inbox.glob("*.msg"):
             path.rename(inbox / ".read" / path.name)
         session.turn(is_waiting=False)
-    while session.opened.events.is_behind or session.dispatcher.backlog:
+    journal = session.opened.events.journal
+    while journal.end > journal.durable or session.dispatcher.backlog:
         session.turn()
     session.dispatcher.tick(session.watcher.wait(0))  # the ledger follows the journal
 
