@@ -78,22 +78,10 @@ class InboxRepair:
                 self._store.deliveries.deliver(message.id, [recipient], attempt)
         return len(staged)
 
-    def record_reads(self) -> None:
-        """Record the reads that the ledger has and the journal lost, after a power cut."""
-        delivered = [
-            (number, recipient)
-            for number, known in self._store.state.deliveries.items()
-            for recipient, one in known.items()
-            if one.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
-        ]
-        for first in range(0, len(delivered), ROWS):
-            reads = self._reads_of(delivered[first : first + ROWS])
-            for (number, recipient), how in reads.items():
-                self._store.deliveries.receive(number, recipient, how)
-
     def compare(self, written: Iterable[Key]) -> int:
         """Compare recent deliveries with the inboxes after a power cut; returns how many are due
         again. ``written``: number of the message, recipient."""
+        self._record_reads()
         known = self._store.state.deliveries
         recent = [
             (number, recipient)
@@ -106,6 +94,19 @@ class InboxRepair:
             not self._restore(message, recipient, attempt)
             for message, _, recipient, attempt in self._found(recent)
         )
+
+    def _record_reads(self) -> None:
+        """Record the reads that the ledger has and the journal lost, after a power cut."""
+        delivered = [
+            (number, recipient)
+            for number, known in self._store.state.deliveries.items()
+            for recipient, one in known.items()
+            if one.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
+        ]
+        for first in range(0, len(delivered), ROWS):
+            reads = self._reads_of(delivered[first : first + ROWS])
+            for (number, recipient), how in reads.items():
+                self._store.deliveries.receive(number, recipient, how)
 
     def _reads_of(self, deliveries: list[Key]) -> dict[Key, str]:
         """Those that the ledger has as read in their present attempt, and the evidence."""

@@ -84,7 +84,6 @@ def recover(
         delivered = inboxes.finish_staged(open_ones)
         again = 0
         if power_cut:
-            inboxes.record_reads()
             again = inboxes.compare(projection.written)
             open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
