@@ -32,8 +32,10 @@ import errno
 import hashlib
 import os
 import resource
+import struct
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from relay.base import fsio
@@ -265,6 +267,40 @@ def most_open_dirs() -> int:
     return IN_HAND_DIRS if 0 <= soft < FEW_DESCRIPTORS else MAX_OPEN_DIRS
 
 
+# openat2(2): its number on every architecture, struct open_how, and what it must not follow.
+_OPENAT2, _NO_SYMLINKS, _BENEATH = 437, 0x04, 0x08
+_HOW = struct.pack("=QQQ", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, _NO_SYMLINKS | _BENEATH)
+_openat2: Callable[..., int] | None = None
+
+
+def use_openat2() -> None:
+    """Open directories by one system call from now on, where the kernel has it and permits it.
+
+    Worth it for a daemon: a command opens a few, and ctypes takes longer to load than that saves.
+    """
+    global _openat2
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    call = ctypes.PyDLL(None).syscall
+    call.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    call.restype = ctypes.c_long
+    fd = int(call(_OPENAT2, -100, b".", _HOW, len(_HOW)))  # AT_FDCWD
+    if fd >= 0:
+        os.close(fd)
+        _openat2 = call
+
+
+def _open_beneath(root_fd: int, parts: tuple[str, ...]) -> int:
+    """Open a directory by one call that follows no link; -1 if it fails, for any reason."""
+    path = "/".join(parts)
+    is_plain = not {"", ".", ".."}.intersection(parts) and path.count("/") == len(parts) - 1
+    if _openat2 is None or not is_plain or "\0" in path:
+        return -1
+    return int(_openat2(_OPENAT2, root_fd, os.fsencode(path), _HOW, len(_HOW)))
+
+
 class Dirs:
     """Open directories of one batch, closed by ``close``.
 
@@ -276,9 +312,11 @@ class Dirs:
         self._open: dict[tuple[str, ...], int] = {}
 
     def get(self, *parts: str) -> int:
-        """The descriptor of ``parts`` below the home, opened component by component.
+        """The descriptor of ``parts`` below the home; no component may be a link.
 
-        Errors: UnsafePath for a link or a name with a slash or dots; FileNotFoundError.
+        By one call where the kernel has it; what that refuses is opened component by component,
+        which tells why. Errors: UnsafePath for a link or a name with a slash or dots;
+        FileNotFoundError.
         """
         fd = self._open.pop(parts, None)
         if fd is not None:
@@ -286,20 +324,25 @@ class Dirs:
             return fd
         if not parts:
             return self._root_fd
-        name = parts[-1]
-        if not name or "/" in name or "\0" in name or name in (".", ".."):
-            raise UnsafePath(f"{name!r} is not a valid directory name")
-        try:
-            fd = fsio.open_dir(name, self.get(*parts[:-1]))
-        except OSError as exc:
-            if exc.errno not in NO_DESCRIPTOR or len(self._open) <= IN_HAND_DIRS:
-                raise
-            self._close_oldest(IN_HAND_DIRS)
-            fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        fd = _open_beneath(self._root_fd, parts) if len(parts) > 1 else -1
+        if fd < 0:
+            fd = self._open_component(parts)
         self._open[parts] = fd
         if len(self._open) > IN_HAND_DIRS:
             self._close_oldest(most_open_dirs())
         return fd
+
+    def _open_component(self, parts: tuple[str, ...]) -> int:
+        name = parts[-1]
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
+            raise UnsafePath(f"{name!r} is not a valid directory name")
+        try:
+            return fsio.open_dir(name, self.get(*parts[:-1]))
+        except OSError as exc:
+            if exc.errno not in NO_DESCRIPTOR or len(self._open) <= IN_HAND_DIRS:
+                raise
+            self._close_oldest(IN_HAND_DIRS)
+            return fsio.open_dir(name, self.get(*parts[:-1]))
 
     def _close_oldest(self, most: int) -> None:
         """Keep ``most``: those that were used last."""

@@ -1,7 +1,7 @@
 """System calls of a real relay that fail, or end it: strace injects the error or the signal.
 
     with Tracing(tmp_path, ["outbox"], "openat:error=EIO") as tracing:
-        relay.start(*tracing.command)       every openat of that name fails from the start
+        relay.start(*tracing.command)       every opening of that name fails from the start
     with Tracing(...).attached(pid): ...    the same, of a relay that runs
 
 A path is matched as the call names it ("outbox"), or by what a descriptor stands for (absolute).
@@ -45,8 +45,12 @@ class Tracing:
         options = ["-f", "-q", "-o", str(self._file)]
         for path in paths:
             options += ["-P", str(path)]
-        for one in injections:
-            options += ["-e", f"inject={one}"]
+            if not os.path.isabs(path):  # by one call from the home, or from its parent
+                options += ["-P", f"agents/{path}"]
+                for agent in ("alice", "bob"):
+                    options += ["-P", f"agents/{agent}/{path}"]
+        for one in injections:  # the relay opens directories by openat2, where the kernel has it
+            options += ["-e", f"inject={one.replace('openat:', 'openat,openat2:')}"]
         self._options = options
 
     @property

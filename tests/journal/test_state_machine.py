@@ -64,7 +64,7 @@ class JournalMachine(RuleBasedStateMachine):
     def watch(self) -> None:
         """The disk as it is now is what is durable."""
         self.power = Power(self.root)
-        fsio.fault = self.power
+        self.no_fault, fsio.fault = fsio.fault, self.power
 
     def open(self) -> None:
         """Open the journal; what it has is what the list has."""
@@ -154,7 +154,7 @@ class JournalMachine(RuleBasedStateMachine):
     def end_life(self) -> None:
         self.journal.close()
         self.power.close()
-        fsio.fault = fsio._no_fault
+        fsio.fault = self.no_fault
 
     def teardown(self) -> None:
         if hasattr(self, "journal"):
