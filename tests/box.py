@@ -116,7 +116,7 @@ class Box:
     @property
     def deadline(self) -> int:
         """When the dispatcher has something to do (monotonic ns)."""
-        return self.session.deadline
+        return self.dispatcher.due_ns
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""

@@ -197,7 +197,7 @@ class AgentStatusTracker:
         self._settings = settings
         self._clock = clock
         self._log = log
-        self._unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
+        self.unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
         self._inactive: Set[str] = frozenset()
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1
@@ -211,17 +211,17 @@ class AgentStatusTracker:
         self._changes = self._ledger.agents.changes
         away = [one for one in self._ledger.agents.rows() if one.status != AgentStatus.ACTIVE]
         self._statuses = {one.name: one.status for one in away}
-        self._unavailable = {
+        self.unavailable = {
             one.name: unavailable_reason(one.name, one.status, one.reason, one.changed_at)
             for one in away
             if one.status in UNAVAILABLE
         }
-        self._inactive = self._statuses.keys() - self._unavailable.keys()
+        self._inactive = self._statuses.keys() - self.unavailable.keys()
 
     def directory(self, lead: str | None = None) -> Directory:
         """The agents that can be recipients now."""
         return Directory(
-            self._roster.agents, lead, self._unavailable, self._inactive, self._roster.home_root
+            self._roster.agents, lead, self.unavailable, self._inactive, self._roster.home_root
         )
 
     def is_away(self, name: str) -> bool:

@@ -93,24 +93,24 @@ class DirectoryGuard:
     """The identities of the directories that are written by path, from the session's start."""
 
     def __init__(self, home: Home) -> None:
-        self._home = home
-        self._known = {name: self._look(name) for name in GUARDED}
+        self._known = {path: _look(path) for path in map(home.path, GUARDED)}
 
     def check(self) -> None:
         """Errors: UnsafePath when a directory was replaced or removed."""
-        for name, known in self._known.items():
-            if self._look(name) != known:
+        for path, known in self._known.items():
+            if _look(path) != known:
                 raise UnsafePath(
-                    f"{self._home.path(name)} was removed or replaced while the relay ran",
+                    f"{path} was removed or replaced while the relay ran",
                     hint="put the directory back: the relay follows no links",
                 )
 
-    def _look(self, name: str) -> tuple[int, int, int] | None:
-        try:
-            status = os.stat(self._home.path(name), follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        return (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
+
+def _look(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
 
 
 def _tree(dirs: Dirs, parts: tuple[str, ...], *, vital: bool) -> list[Incident]:

@@ -87,7 +87,7 @@ class IncidentCounter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._windows: dict[tuple[str | None, IncidentKind], tuple[int, int]] = {}  # end, count
+        self.windows: dict[tuple[str | None, IncidentKind], tuple[int, int]] = {}  # end, count
 
     def fresh(self, incidents: list[Incident]) -> list[Incident]:
         """Those of ``incidents`` to write now; the others are counted."""
@@ -96,19 +96,19 @@ class IncidentCounter:
             key = (one.agent, one.kind)
             if one.kind not in COUNTED:
                 new.append(one)
-            elif key in self._windows:
-                end, count = self._windows[key]
-                self._windows[key] = (end, count + 1)
+            elif key in self.windows:
+                end, count = self.windows[key]
+                self.windows[key] = (end, count + 1)
             else:
-                self._windows[key] = (self._clock.monotonic_ns() + WINDOW_S * NS_PER_S, 0)
+                self.windows[key] = (self._clock.monotonic_ns() + WINDOW_S * NS_PER_S, 0)
                 new.append(one)
         return new
 
     def take_over(self, *, all_of_them: bool = False) -> list[Incident]:
         """Counts of the windows that ended, each once, except those with a single refusal."""
         now = self._clock.monotonic_ns()
-        over = [key for key, (end, _) in self._windows.items() if all_of_them or end <= now]
-        counts = [(key, self._windows.pop(key)[1]) for key in over]
+        over = [key for key, (end, _) in self.windows.items() if all_of_them or end <= now]
+        counts = [(key, self.windows.pop(key)[1]) for key in over]
         return [
             Incident(
                 kind,

@@ -46,6 +46,10 @@ class WatchEvents(NamedTuple):
     left: tuple[tuple[str, str], ...] = ()  # (agent, file name) that left an inbox
     agents_changed: bool = False  # list agents/ again
     scan: bool = False  # something may have been missed: list everything
+    woken: bool = False  # ``wake`` was called: background work has ended, or somebody asks
+
+
+NOTHING = WatchEvents()  # the time was up
 
 
 class Watcher(Protocol):
@@ -169,12 +173,14 @@ class InotifyWatcher:
 
     def wait(self, timeout_ns: int) -> WatchEvents:
         """All events since the last wait; one read is one batch."""
-        ready = self._poll.poll(min(max(0, -(-timeout_ns // NS_PER_MS)), MOST_MS))
-        if any(fd == self._bell.fd for fd, _ in ready):
+        ready = [fd for fd, _ in self._poll.poll(min(max(0, -(-timeout_ns // NS_PER_MS)), MOST_MS))]
+        if not ready:
+            return NOTHING
+        woken = self._bell.fd in ready
+        if woken:
             self._bell.silence()
-        if not any(fd == self._fd for fd, _ in ready):
-            return WatchEvents()
-        return self._sort(self._inotify.read_events())
+        events = self._inotify.read_events() if self._fd in ready else ()
+        return self._sort(events, woken=woken)
 
     def wake(self) -> None:
         """End the wait now."""
@@ -195,7 +201,7 @@ class InotifyWatcher:
         except OSError:
             return -1
 
-    def _sort(self, events: Sequence[object]) -> WatchEvents:
+    def _sort(self, events: Sequence[object], *, woken: bool = False) -> WatchEvents:
         """Kernel events into hints."""
         touched: list[OutboxEvent] = []
         left: list[tuple[str, str]] = []
@@ -220,7 +226,7 @@ class InotifyWatcher:
                     touched.append(OutboxEvent(agent, file_name, renamed))
                 else:
                     left.append((agent, file_name))
-        return WatchEvents(tuple(touched), tuple(left), agents_changed or scan, scan)
+        return WatchEvents(tuple(touched), tuple(left), agents_changed or scan, scan, woken)
 
     def _forget(self, wd: int) -> bool:
         """Handle a watched directory that was removed or moved; True if it was watched here."""

@@ -176,9 +176,11 @@ class BaseHandler(BaseHTTPRequestHandler):
         self._send(200 if is_well else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def _metrics(self) -> None:
+        self.status.refresh()
         self._send(200, CONTENT_TYPE, metrics_page(self.status))
 
     def _status(self) -> None:
+        self.status.refresh()
         body = json_line({**status_of(self.status), "admin_trouble": self.trouble}).encode() + b"\n"
         self._send(200, "application/json", body)
 

@@ -22,7 +22,7 @@ from relay.base import directory_guard
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.disk import DiskWatch, MeasureDisk, measure_disk
-from relay.base.home import LEDGER, STORE, Home
+from relay.base.home import LEDGER, STORE, Home, use_openat2
 from relay.base.logs import LogCall
 from relay.base.metrics import START, STOP, WAIT
 from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
@@ -47,6 +47,7 @@ CHECKED_BYTES = 4 << 20
 CHECKED_AFTER_CRASH_BYTES = 32 << 20
 PATIENCE_S = 2  # wait at the end for a step of the tiers: a stop takes less than five seconds
 TIER_POLL_NS = NS_PER_S  # interval at which a running tier job is checked
+BACKGROUND_NS = NS_PER_S  # after a busy turn background work is looked after within this time
 
 
 class Executors(NamedTuple):
@@ -111,7 +112,8 @@ class Session:
         """
         self.home, self.clock, self._log = home, clock, log
         self.status = status or SharedStatus(home.root, config, clock)
-        self.deadline = 0  # monotonic ns: when the dispatcher has something to do
+        self._background_ns = 0  # monotonic: when to look after background work
+        use_openat2()
         self.is_ending = False  # True: end as soon as no tier job runs
         self.status.metrics.begin(START)
         executors = executors or Executors.threads()
@@ -174,11 +176,12 @@ class Session:
         """
         try:
             self.disk_monitor.begin()
-            self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
+            self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
+            self.status.publish(self._publisher.step())
         except BaseException:
             self.close()
             raise
-        self.status.is_serving = True
+        self.status.is_serving, self.status.wake = True, self.watcher.wake
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def __enter__(self) -> Session:
@@ -190,7 +193,7 @@ class Session:
 
     def close(self) -> None:
         """Close everything as it is; work in progress is the next session's."""
-        self.status.is_serving = False
+        self.status.is_serving, self.status.wake = False, None
         self.status.metrics.begin(STOP)
         self._stack.close()
         self.status.metrics.begin(START)
@@ -220,17 +223,21 @@ class Session:
     def turn(self, *, is_waiting: bool = True) -> None:
         """One turn of the loop: wait for an event or the earliest deadline, then do all due work.
 
-        ``is_waiting`` False: do what is due now, without waiting.
+        ``is_waiting`` False: look at everything now, without waiting.
         """
-        due = self._poll_background()
-        timeout_ns = due - self.clock.monotonic_ns() if is_waiting else 0
-        self.status.metrics.begin(WAIT)
-        self.deadline = self.dispatcher.tick(self.watcher.wait(timeout_ns))
-        self._run_jobs()
-        self.status.metrics.begin("processes")
-        self.poll_supervisor()
-        self.disk_monitor.step()
-        self._publish()
+        dispatcher = self.dispatcher
+        due_ns = min(dispatcher.due_ns, self._background_ns)
+        now = self.status.metrics.begin(WAIT)
+        wake = self.watcher.wait(due_ns - now if is_waiting else 0)
+        is_busy = dispatcher.tick(wake if is_waiting else wake._replace(woken=True))
+        now = self.clock.monotonic_ns()
+        is_due = wake.woken or now >= self._background_ns or dispatcher.has_requests
+        if is_due or not is_waiting:
+            self._background_ns = self._look_after(now)
+        elif is_busy:  # it may have made work: the WAL grows, the journal, a segment is full
+            self._background_ns = min(self._background_ns, now + BACKGROUND_NS)
+        if self.status.asked:
+            self.status.publish(self._publisher.step())
 
     def wait_background(self, seconds: float) -> bool:
         """Wait for background work; False if a tier job (an upload) still runs after that time.
@@ -247,24 +254,25 @@ class Session:
         if notices and supervisor.can_notify:
             supervisor.mark_sent(dispatcher.notifier.send(notices))
 
-    def _poll_background(self) -> int:
-        """Poll background work; returns when the next turn is due (monotonic ns)."""
+    def _look_after(self, now: int) -> int:
+        """Look after processes, the disk and background work; returns when to do so again
+        (monotonic ns)."""
+        self.dispatcher.guard.check()
+        self.status.metrics.begin("processes")
+        self._run_jobs()
+        self.poll_supervisor()
+        self.disk_monitor.step()
         usage = self.status.disk
         is_low = usage is not None and usage.state.is_low
-        idle = self.deadline > self.clock.monotonic_ns()
-        keeper_due = self.housekeeper.poll(idle=idle, is_low=is_low)
+        keeper_due = self.housekeeper.poll(idle=self.dispatcher.due_ns > now, is_low=is_low)
+        self._answer_jobs()
         self.dispatcher.pause("wal", self.housekeeper.paused)
-        self.status.ledger_damage = self.housekeeper.damage
-        due = [self.deadline, keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
-        due.append(self._search.poll(self.opened.events.journal.durable, is_low=is_low))
-        optional = (self.supervisor.due_ns(), self._publisher.due_ns())
-        return min([*due, *(at for at in optional if at is not None)])
-
-    def _publish(self) -> None:
         self.status.pauses = self.dispatcher.pauses
-        snapshot = self._publisher.step(news=True)
-        if snapshot is not None:
-            self.status.snapshot = snapshot
+        self.status.ledger_damage = self.housekeeper.damage
+        due = [keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
+        due.append(self._search.poll(self.opened.events.journal.durable, is_low=is_low))
+        processes_due = self.supervisor.due_ns()
+        return min(due if processes_due is None else [*due, processes_due])
 
     def _warn(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
@@ -275,6 +283,8 @@ class Session:
                 run_command(self.home, self.opened.events, self.opened.tiers, self.clock, job)
             else:
                 self.housekeeper.enqueue(job, asked_by)
+
+    def _answer_jobs(self) -> None:
         answers, answer = self.housekeeper.answers, self.dispatcher.notifier.answer
         self.housekeeper.answers = [one for one in answers if not answer(*one)]
 

@@ -1,18 +1,19 @@
 """Status of a running relay: the loop's numbers, its health, and both as Prometheus metrics.
 
-    StatusSnapshot   frozen numbers of one instant, made by the loop at most once a second
+    StatusSnapshot   frozen numbers of one instant, made by the loop when somebody asks
     SharedStatus     the latest snapshot, and what the daemon knows outside of the loop
     metrics_page     both in the Prometheus text format; docs/metrics.md lists every metric
 
 Attributes of ``SharedStatus`` are replaced whole and never changed in place, so any thread may read
-them while the loop is busy. While nothing happens the snapshot stays, and its age shows it. Memory
-and the size of the ledger's WAL are read at each request.
+them while the loop is busy; then the last snapshot stays, and its age shows it. Memory and the size
+of the ledger's WAL are read at each request.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from relay.delivery.loop import Dispatcher
 from relay.engine.engine import Engine
 
 EVERY_NS = NS_PER_S
+PATIENCE_S = 0.5  # a request waits so long for the loop
 PAUSE_FACTOR = 100  # pause of this many times the last snapshot's cost: at most 1 % of the loop
 MOST_TIMERS = 5_000  # acknowledgments counted one by one, which takes two milliseconds
 
@@ -72,7 +74,7 @@ TOTALS = (
 
 
 class StatusPublisher:
-    """Makes a snapshot when one is due. Owned by the loop."""
+    """Makes snapshots for those who ask. Owned by the loop."""
 
     def __init__(
         self, dispatcher: Dispatcher, store: Engine, watcher: Watcher, clock: Clock
@@ -83,22 +85,15 @@ class StatusPublisher:
         self._clock = clock
         self._not_before_ns = 0
         self._overflows = 0
-        self._is_behind = True
 
-    def due_ns(self) -> int | None:
-        """Time of the next snapshot (monotonic ns); None if nothing has happened since."""
-        return self._not_before_ns if self._is_behind else None
-
-    def step(self, *, news: bool) -> StatusSnapshot | None:
-        """A snapshot when one is due. ``news``: something happened since the last call."""
-        self._is_behind |= news
+    def step(self) -> StatusSnapshot | None:
+        """A snapshot; None soon after the last one, which is recent enough."""
         now = self._clock.monotonic_ns()
-        if not self._is_behind or now < self._not_before_ns:
+        if now < self._not_before_ns:
             return None
         snapshot = self._make(now)
         took_ns = self._clock.monotonic_ns() - now
         self._not_before_ns = now + max(EVERY_NS, PAUSE_FACTOR * took_ns)
-        self._is_behind = False
         return snapshot
 
     def _make(self, now: int) -> StatusSnapshot:
@@ -160,6 +155,8 @@ class SharedStatus:
         self.started_at_ns = clock.now_ns()
         self.epoch = 0  # of the session; 0: none has begun
         self.snapshot: StatusSnapshot | None = None
+        self.wake: Callable[[], None] | None = None  # ends the loop's wait while it serves
+        self.asked: list[threading.Event] = []  # by threads that wait for a new snapshot
         self.disk: DiskUsage | None = None
         self.pauses: dict[str, str] = {}  # source of the pause (disk, wal) -> reason
         self.trouble = ""  # reason why no session serves
@@ -174,6 +171,20 @@ class SharedStatus:
     def paused(self) -> str:
         """The reason why intake is paused, in one line; empty if it is not."""
         return "; ".join(self.pauses.values())
+
+    def refresh(self) -> None:
+        """Ask the loop for a new snapshot; one that is busy for longer leaves the last one."""
+        wake, answer = self.wake, threading.Event()
+        if wake is not None:
+            self.asked.append(answer)
+            wake()
+            answer.wait(PATIENCE_S)
+
+    def publish(self, snapshot: StatusSnapshot | None) -> None:
+        """Replace the snapshot if there is a new one, and answer who asked."""
+        self.snapshot = snapshot or self.snapshot
+        while self.asked:
+            self.asked.pop().set()
 
     def health(self) -> Health:
         """Current health, independent of the snapshot's age."""

@@ -42,9 +42,9 @@ class Deadlines:
         self._log = log
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
 
-    def check(self) -> None:
+    def check(self, monotonic_ns: int) -> None:
         """Detect downtime while running: compare both clocks with their last values."""
-        now = self._clock.now_ns(), self._clock.monotonic_ns()
+        now = self._clock.now_ns(), monotonic_ns
         last, self._last = self._last, now
         if last is not None:
             lost_ns = (now[0] - last[0]) - (now[1] - last[1])

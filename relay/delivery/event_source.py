@@ -81,9 +81,8 @@ class EventSource:
             str, set[str]
         ] = {}  # in inboxes, and not unread as the ledger has it
 
-    def poll(self, wake: WatchEvents) -> None:
-        """Process watcher events, and scan if due."""
-        now = self._clock.monotonic_ns()
+    def poll(self, wake: WatchEvents, now: int) -> None:
+        """Process watcher events, and scan if due. ``now``: monotonic ns."""
         scan = wake.scan or now >= self._next_scan_ns
         appeared: list[str] = []
         recheck = self._recheck_ns is not None and now >= self._recheck_ns

@@ -112,13 +112,13 @@ class EventLog:
         if not fresh:
             return 0
         sequence, offset = self._store.sequence - len(fresh), self.journal.end
-        encode, head_bytes = self._codec.encode_event, RECORD.size
+        encode, head_bytes = self._codec.encode, RECORD.size
         batch: list[Append] = []
         for event in fresh:
             ext_id = event.message.id if type(event) is events.MessageSent else 0
             if type(event) is events.Rolled:
                 self._rolled.append(event)
-            payload = encode(sequence, event, offset)
+            payload = encode(EventRecord(VERSION, sequence, event), offset)
             batch.append(Append(payload, 0, ext_id))
             sequence += 1
             offset += head_bytes + len(payload)
@@ -141,8 +141,8 @@ class EventLog:
         """Write what no commit took along, and commit it in time; preallocate and roll the
         journal."""
         self.write()
-        due = self.due_ns()
-        if due is not None and due <= self._clock.monotonic_ns():
+        since = self._since
+        if since is not None and since + LINGER_MS * NS_PER_MS <= self._clock.monotonic_ns():
             self.commit()
         self.journal.roll_if_due()
         self.journal.preallocate()  # in a backlog, too: without zeros ahead commits take far longer

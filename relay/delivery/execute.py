@@ -166,7 +166,7 @@ class PlanExecutor:
         result.executed.extend(done)
         self._count(done, written)
         if done:
-            self._log_batch(done)
+            self._log_batch(done, len(written))
 
     # -- stage -------------------------------------------------------------------------
 
@@ -224,13 +224,9 @@ class PlanExecutor:
         for one in batch:
             plan, changes = one.plan, one.plan.changes
             for file in one.files:
-                ready.extend(
-                    [
-                        (file.number, recipient, file.attempt or 1)
-                        for recipient in file.recipients
-                        if (file.message_id, recipient) not in one.undelivered
-                    ]
-                )
+                for recipient in file.recipients:
+                    if (file.message_id, recipient) not in one.undelivered:
+                        ready.append((file.number, recipient, file.attempt or 1))
             bounced = self._view.find(plan.message_id) if changes.bounced else None
             if bounced is not None:
                 for name, why in changes.bounced.items():
@@ -272,17 +268,12 @@ class PlanExecutor:
                 failed = {**failed, **missed} if missed else failed
                 self._store.deliveries.deliver(file.number, reached, file.attempt)
                 owed = self._view.owed(file.number)
-                written += [
-                    WrittenDelivery(
-                        file.message_id,
-                        recipient,
-                        file.attempt or 1,
-                        staged_at,
-                        now,
-                        *(open_obligation(owed[recipient]) if recipient in owed else ()),
+                message_id, attempt = file.message_id, file.attempt or 1
+                for name in reached:
+                    owes = open_obligation(owed[name]) if name in owed else ()
+                    written.append(
+                        WrittenDelivery(message_id, name, attempt, staged_at, now, *owes)
                     )
-                    for recipient in reached
-                ]
             if one.plan.command is not None:
                 message_id, now = one.plan.message_id, self._clock.now_ns()
                 written.append(WrittenDelivery(message_id, ORCHESTRATOR, 1, staged_at, now))
@@ -311,14 +302,11 @@ class PlanExecutor:
 
         First it is durable that they are held: a copy that is gone counts as delivered.
         """
-        missed = [
-            key
-            for one in batch
-            if one.undelivered
-            for file in one.files
-            for recipient in file.recipients
-            if (key := (file.message_id, recipient)) in one.undelivered
-        ]
+        missed: list[tuple[str, str]] = []
+        for one in batch:
+            if one.undelivered:
+                keys = [(file.message_id, name) for file in one.files for name in file.recipients]
+                missed += [key for key in keys if key in one.undelivered]
         if missed:
             self._events.commit()
             for message_id, recipient in missed:
@@ -353,14 +341,18 @@ class PlanExecutor:
         if files:
             metrics.batch_files.observe(files)
 
-    def _log_batch(self, batch: list[Applied]) -> None:
+    def _log_batch(self, batch: list[Applied], deliveries: int) -> None:
         """Log one line a batch; at level debug also one line a message, never its content."""
+        files = refused = 0
+        for one in batch:
+            files += one.plan.inbound is not None
+            refused += bool(one.plan.refusal)
         self._log(
             "Delivered a batch",
             action="deliver_batch",
-            files=sum([one.plan.inbound is not None for one in batch]),
-            deliveries=sum([one.deliveries for one in batch]),
-            refused=sum([bool(one.plan.refusal) for one in batch]),
+            files=files,
+            deliveries=deliveries,
+            refused=refused,
             first_ids=[one.plan.message_id for one in batch[:SHOWN_IDS]],
         )
         for one in batch if self._is_verbose else ():
@@ -389,7 +381,7 @@ def _unstage(dirs: Dirs, files: Iterable[OutgoingFile]) -> None:
 
 def _refusal(plan: Plan, inbound: Inbound, answers: list[str], now: int) -> events.FileRefused:
     return events.FileRefused(
-        inbound.message_id,
+        inbound.file.message_id,
         inbound.origin(),
         plan.refusal,
         answers[0] if answers else "",

@@ -54,6 +54,7 @@ class IdleNotices:
     ) -> None:
         self._home = home
         self._ledger = ledger
+        self._store = store
         self._view = StoreView(store)
         self._clock = clock
         self._log = log
@@ -81,7 +82,7 @@ class IdleNotices:
 
     def due_ns(self) -> int | None:
         """Time of the next look (monotonic)."""
-        is_needed = self._is_asked or self._unanswered or self._view.all_owed()
+        is_needed = self._is_asked or self._unanswered or self._store.state.owed
         return max(self._next_ns, self._pause.until_ns) if is_needed else None
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:

@@ -21,6 +21,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -120,6 +121,8 @@ class Intake:
 
     def pop_new_alerts(self) -> list[Incident]:
         """Limits exceeded since the last call, each to be reported once."""
+        if not (self.rate_limit.begun or self._quota.begun):
+            return []
         begun = [
             Incident(
                 IncidentKind.RATE_LIMITED,
@@ -164,8 +167,11 @@ class Intake:
                 settling.add(hint.agent)
             else:
                 self._queue.defer(later)
-        self._rescan(dirs)
-        batch = sort_within_agents(batch, lambda one: one.file.agent, _rank)
+        if self._queue.has_unlisted:
+            self._rescan(dirs)
+        batch = sort_within_agents(batch, attrgetter("file.agent"), _rank)
+        if not self._pending_files.is_busy:
+            return batch
         left = self._pending_files.pop_overdue(dirs, limit - len(batch), self._max_file)
         return batch + [self._refuse_pending(found, data) for found, data in left]
 

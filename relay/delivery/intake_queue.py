@@ -145,11 +145,13 @@ class IntakeQueue:
                 if len(picked) < most and self._pop_share(agent, share, most, picked)
             ]
         picked.sort(key=_BY_DISCOVERY)
-        return sort_within_agents(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
+        return sort_within_agents(picked, attrgetter("agent"), attrgetter("file_name"))
 
     def _round_robin(self) -> list[str]:
         """Agents to serve: those without and those with a backlog, alternating."""
         free = [agent for agent in self._ready if self._is_free(agent)]
+        if len(free) < 2:
+            return free
         new = [agent for agent in free if agent in self._new]
         old = [agent for agent in free if agent not in self._new]
         both = [agent for pair in zip(new, old, strict=False) for agent in pair]
@@ -157,6 +159,11 @@ class IntakeQueue:
 
     def _is_free(self, agent: str) -> bool:
         return agent not in self._throttled and agent not in self._settling
+
+    @property
+    def has_unlisted(self) -> bool:
+        """True while agents have files that are not remembered."""
+        return bool(self._incomplete)
 
     def agents_to_rescan(self) -> list[str]:
         """Agents with unremembered files, now that half of the remembered ones are done."""
@@ -175,6 +182,8 @@ class IntakeQueue:
 
     def due_ns(self) -> int | None:
         """Time at which the next file is due (monotonic); 0: now."""
+        if not (self._ready or self._throttled or self._deferred):
+            return None
         if self.is_busy:
             return 0
         held = [hint.due_ns for agent, hint in self._settling.items() if agent in self._ready]
@@ -212,6 +221,8 @@ class IntakeQueue:
         return True
 
     def _wake_due(self) -> None:
+        if not (self._throttled or self._deferred):  # what settles is deferred, too
+            return
         now = self._clock.monotonic_ns()
         for agent in [agent for agent, due in self._throttled.items() if due <= now]:
             del self._throttled[agent]
@@ -228,6 +239,8 @@ def sort_within_agents(
     items: Sequence[Item], agent_of: Callable[[Item], str], rank: Callable[[Item], Any]
 ) -> list[Item]:
     """Sort the items of each agent by ``rank``, keeping the positions of the agents."""
+    if len(items) < 2:
+        return list(items)
     places: dict[str, list[Item]] = {}
     for item in items:
         places.setdefault(agent_of(item), []).append(item)

@@ -45,7 +45,7 @@ class RateLimit:
         self._burst = burst
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
-        self._begun: list[str] = []
+        self.begun: list[str] = []  # agents whose episode is to be reported
         self.limited_total = 0  # episodes, since the relay started
 
     def allowance(self, agent: str) -> int:
@@ -65,14 +65,14 @@ class RateLimit:
         bucket = self._buckets[agent]
         if bucket.held_ns is None:
             self.limited_total += 1
-            self._begun.append(agent)
+            self.begun.append(agent)
         bucket.held_ns = bucket.at_ns
         wanted = min(max(1, self.rate_per_s // SLICES_PER_S), self._burst)
         return max(1, int((wanted - bucket.tokens) * NS_PER_S / self.rate_per_s) + 1)
 
     def pop_new_alerts(self) -> list[str]:
         """Agents whose episode began since the last call."""
-        begun, self._begun = self._begun, []
+        begun, self.begun = self.begun, []
         return begun
 
     @property
@@ -115,7 +115,7 @@ class OutboxQuota:
         self._max_file = max_file
         self._most_bytes = security.outbox_mib << 20
         self._over: set[str] = set()
-        self._begun: list[Incident] = []
+        self.begun: list[Incident] = []  # to be reported
         self.exceeded_total = 0  # episodes, since the relay started
 
     def check(self, agent: str, outbox: int, names: list[str]) -> None:
@@ -139,7 +139,7 @@ class OutboxQuota:
             self.exceeded_total += 1
             detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
             path = f"agents/{agent}/outbox"
-            self._begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
+            self.begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
 
     @property
     def over(self) -> list[str]:
@@ -148,7 +148,7 @@ class OutboxQuota:
 
     def pop_new_alerts(self) -> list[Incident]:
         """Agents that exceeded the quota since the last call."""
-        begun, self._begun = self._begun, []
+        begun, self.begun = self.begun, []
         return begun
 
 
@@ -183,14 +183,14 @@ class ReplyLoops:
         self._most = most
         self._clock = clock
         self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
-        self._begun: list[ReplyLoop] = []
+        self.begun: list[ReplyLoop] = []  # to be reported
 
     def check(self, inbound: Inbound) -> str:
         """The reason to hold a message; empty if there is none. May begin a loop."""
         answers = inbound.message.headers.get("RE") if inbound.message else None
         if answers is None or inbound.reason:
             return ""
-        agent, message_id = inbound.file.agent, inbound.message_id
+        agent, message_id = inbound.file.agent, inbound.file.message_id
         since = self._clock.now_ns() - LOOP_WINDOW_NS
         agents = {agent}
         for _ in range(self._most + 1):
@@ -207,17 +207,17 @@ class ReplyLoops:
             detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"
             path = f"agents/{agent}/outbox"
             incident = Incident(IncidentKind.REPLY_LOOP, agent, path, detail)
-            self._begun.append(ReplyLoop(message_id, inbound.discovered_at, incident))
+            self.begun.append(ReplyLoop(message_id, inbound.discovered_at, incident))
         return f"{why} (limits.reply_depth): it waits until they are fewer"
 
     def pop_new(self) -> list[ReplyLoop]:
         """Loops detected since the last call, to be reported."""
-        begun, self._begun = self._begun, []
+        begun, self.begun = self.begun, []
         return begun
 
     def requeue(self, untold: list[ReplyLoop]) -> None:
         """Report these loops later."""
-        self._begun = untold + self._begun
+        self.begun = untold + self.begun
 
     def _is_new(self, agents: frozenset[str]) -> bool:
         """True unless a message between these agents was held lately."""

@@ -19,7 +19,7 @@ from relay.base.home import Dirs, Home
 from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.base.names import LEAD
-from relay.base.watcher import WatchEvents
+from relay.base.watcher import NOTHING, WatchEvents
 from relay.delivery.apply import StoreWriter, refuse_fault
 from relay.delivery.cancel import Canceller
 from relay.delivery.control import Orchestrator
@@ -38,7 +38,7 @@ from relay.delivery.reports import ReportReader
 from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
-from relay.delivery.values import OUTBOX, Inbound, Job, Plan, Row, Subject
+from relay.delivery.values import NO_EFFECTS, OUTBOX, Inbound, Job, Plan, Row, Subject
 from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
@@ -71,6 +71,7 @@ class Dispatcher:
         self._config = config
         self._home = home
         self._ledger = ledger
+        self._store = store
         self._view = StoreView(store)
         self._events = events
         self._flusher = flusher
@@ -86,6 +87,7 @@ class Dispatcher:
         self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
         self._jobs: list[tuple[Subject, Job]] = []
         self._has_process_requests = False  # for processes to be started or ended
+        self._due_ns = 0  # of the next turn with something to do (monotonic)
 
     def _build_intake(self, store: Engine) -> None:
         """Build what a file passes before it is planned."""
@@ -93,7 +95,7 @@ class Dispatcher:
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
         self._validator = Validator(keys, self._roster, config.limits, log)
-        self._guard = directory_guard.DirectoryGuard(self._home)
+        self.guard = directory_guard.DirectoryGuard(self._home)
         self._claimer = Claimer(ledger, clock, log)
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
         self._reply_loops = ReplyLoops(self._view, config.limits.reply_depth, clock)
@@ -158,7 +160,9 @@ class Dispatcher:
 
     def pause(self, source: str, reason: str) -> None:
         """Pause intake for a reason; an empty one ends this source's pause."""
-        self._pauses[source] = reason
+        if self._pauses.get(source, "") != reason:
+            self._pauses[source] = reason
+            self._due_ns = 0
 
     @property
     def pauses(self) -> dict[str, str]:
@@ -168,7 +172,7 @@ class Dispatcher:
     @property
     def paused(self) -> str:
         """The reason why intake is paused; empty if it is not."""
-        return "; ".join(self.pauses.values()) if self._pauses else ""
+        return "; ".join(self.pauses.values()) if any(self._pauses.values()) else ""
 
     @property
     def backlog(self) -> int:
@@ -196,38 +200,54 @@ class Dispatcher:
 
     def requeue(self, files: Iterable[tuple[str, str]]) -> None:
         """Queue the files of open rows, oldest discovery first, ahead of new ones."""
+        self._due_ns = 0
         for agent, file_name in files:
             self._intake.add(agent, file_name, renamed=True, counted=True)
 
-    def tick(self, wake: WatchEvents) -> int:
-        """Do all due work; returns the next due time (monotonic ns, 0 for at once)."""
-        self._deadlines.check()
+    @property
+    def due_ns(self) -> int:
+        """Time of the next turn with something to do (monotonic); 0: at once."""
+        return 0 if self._store.fresh_events else self._due_ns
+
+    def tick(self, wake: WatchEvents) -> bool:
+        """Do all due work; False if nothing happened and nothing is due: then nothing is asked."""
         begin = self.metrics.begin
-        self._guard.check()
+        now = begin("detect")
+        self._deadlines.check(now)
+        if wake is NOTHING and now < self.due_ns:
+            return False
+        self.guard.check()
         self._statuses.refresh()
         with self._home.dirs() as dirs:
-            begin("detect")
-            self._event_source.poll(wake)
+            self._event_source.poll(wake, now)
             begin("read")
-            limit = 0 if self.paused else self._config.limits.batch_files
-            batch = self._intake.read_batch(dirs, limit)
+            paused = self.paused
+            batch = self._intake.read_batch(dirs, 0 if paused else self._config.limits.batch_files)
             if batch:
                 self._process(dirs, self._screen(dirs, batch))
             begin("retry")
-            self._reply_loops.requeue(self.notifier.report_loops(self._reply_loops.pop_new()))
-            self.notifier.report_limits(self._intake.pop_new_alerts())
-            self._execute_due(dirs)
-            begin("maintain")
+            if self._reply_loops.begun:
+                self._reply_loops.requeue(self.notifier.report_loops(self._reply_loops.pop_new()))
+            if alerts := self._intake.pop_new_alerts():
+                self.notifier.report_limits(alerts)
             self._event_source.flush_reads()
-            if not self.paused:  # after reads: it sets the position
+            if not paused:  # after reads: it sets the position
                 self._reports.take(dirs)
+            due_ns = self._execute_due(dirs)
+            begin("maintain")
             self._ledger_writer.record_counts()
             self._roller.step()
-            self._log_change("Archives", self._roller.error, "are written again", "roll_failed")
             self._flusher.flush_if_due()
-            self._log_change("The store", self._flusher.error, "is written again", "flush_failed")
+            if self._roller.error or self._flusher.error or self._errors:
+                self._log_errors()
             self._events.end_turn()
-        return self._next_due()
+        self._due_ns = self._next_due(due_ns, is_paused=bool(paused))
+        return True
+
+    @property
+    def has_requests(self) -> bool:
+        """True if there are jobs, or requests about processes, to be popped."""
+        return self._has_process_requests or bool(self._jobs)
 
     def pop_jobs(self) -> list[tuple[Subject, Job]]:
         """Journal commands and jobs since the last call, and who asked; lost in a crash."""
@@ -293,18 +313,21 @@ class Dispatcher:
         for found in result.replaced:
             self._intake.add(found.agent, found.file_name, renamed=True)
         self._jobs += result.jobs
-        effects = [one.effects for one in result.executed]
-        self._validator.after_commit(dirs, keys_changed=any(one.key for one in effects))
-        if any(one.requests for one in effects):
-            self._has_process_requests = True
-        if any(one.idle for one in effects):
-            self.idle.check_soon()
+        keys_changed = False
+        for effects in [one.effects for one in result.executed]:
+            if effects is not NO_EFFECTS:
+                keys_changed |= effects.key is not None
+                self._has_process_requests |= bool(effects.requests)
+                if effects.idle:
+                    self.idle.check_soon()
+        self._validator.after_commit(dirs, keys_changed=keys_changed)
 
     def _plans(self, part: list[Inbound], postponed: list[tuple[Inbound, str]]) -> Iterator[Plan]:
         """Plan one file after the other, each when the previous one is in the store.
 
         ``postponed`` gets those of a reply loop, and why.
         """
+        everybody = self._statuses.directory()
         for inbound in part:
             if inbound.row is not Row.REPEATED or not self._is_known(inbound):
                 inbound = self._validator.validate(inbound)
@@ -313,8 +336,9 @@ class Dispatcher:
                 postponed.append((inbound, why))
                 continue
             message = inbound.message
-            is_to_lead = message is not None and message.to.lower() == LEAD
-            directory = self._statuses.directory(self._roster.lead() if is_to_lead else None)
+            directory = everybody
+            if message is not None and message.to.lower() == LEAD:
+                directory = self._statuses.directory(self._roster.lead())
             try:
                 planned = plan_file(inbound, directory, self._view)
             except Exception as exc:
@@ -329,10 +353,10 @@ class Dispatcher:
             if one.row is not Row.REPEATED and file.place == OUTBOX:
                 written[file.agent] = max(written.get(file.agent, 0), file.ctime_ns)
         self._statuses.mark_seen(written)
-        unavailable = self._statuses.directory().unavailable
-        wanted = {one.message.to for one in claimed if one.message} & unavailable.keys()
-        if wanted:
-            self._event_source.check_liveness(wanted)
+        if unavailable := self._statuses.unavailable:
+            wanted = {one.message.to for one in claimed if one.message} & unavailable.keys()
+            if wanted:
+                self._event_source.check_liveness(wanted)
 
     def _room_for(self, n_bytes: int) -> str:
         """The reason why the journal has no room for ``n_bytes``; empty if it has."""
@@ -344,16 +368,16 @@ class Dispatcher:
 
     def _is_known(self, inbound: Inbound) -> bool:
         """True if the store has accepted it before; it then stays accepted."""
-        return self._view.find(inbound.message_id, include_archived=True) is not None
+        return self._view.find(inbound.file.message_id, include_archived=True) is not None
 
     def _postpone(self, postponed: list[tuple[Inbound, str]]) -> None:
         """Leave files in their outboxes after a transient error, to be tried again."""
         attempts: dict[str, int] = {}
-        if rows := [(one.message_id, reason) for one, reason in postponed if one.has_row]:
+        if rows := [(one.file.message_id, reason) for one, reason in postponed if one.has_row]:
             with self._ledger.transaction():
                 attempts = self._ledger.postpone(rows)
         for one, reason in postponed:
-            self._retry_later(one, reason, attempts.get(one.message_id, 1))
+            self._retry_later(one, reason, attempts.get(one.file.message_id, 1))
 
     def _retry_later(self, inbound: Inbound, reason: str, attempts: int) -> None:
         self.metrics.postponed += 1
@@ -366,33 +390,44 @@ class Dispatcher:
             f"Left a message in its outbox, to be tried again in {pause_s} s: {reason}",
             action="postpone",
             level="warning",
-            message_id=inbound.message_id,
+            message_id=inbound.file.message_id,
             agent=file.agent,
         )
 
     # -- due work ----------------------------------------------------------------------
 
-    def _execute_due(self, dirs: Dirs) -> None:
-        """Execute the plans of each source that are due."""
+    def _execute_due(self, dirs: Dirs) -> int | None:
+        """Execute the plans of each source that are due; returns when the next ones are."""
+        times: list[int] = []
         for source in self._sources:
-            plans = source.plans_due(dirs, self._statuses.directory())
-            if plans:
-                source.settle(self._executor.execute(dirs, plans))
+            due_ns = source.due_ns()  # what is overdue is due at the instant of asking
+            if due_ns is not None and due_ns <= self._clock.monotonic_ns():
+                plans = source.plans_due(dirs, self._statuses.directory())
+                if plans:
+                    source.settle(self._executor.execute(dirs, plans))
+                due_ns = 0 if plans else source.due_ns()  # they may change any other's
+            if due_ns is not None:
+                times.append(due_ns)
+        return min(times, default=None)
 
-    def _log_change(self, what: str, error: str, again: str, action: str) -> None:
-        """Log once when something cannot be written, and when it can be again."""
-        if error != self._errors.get(what, ""):
-            self._errors[what] = error
-            text = f"cannot be written, trying again: {error}" if error else again
-            self._log(f"{what} {text}", action=action, level="error" if error else "info")
+    def _log_errors(self) -> None:
+        """Log once when archives or the store cannot be written, and when they can be again."""
+        for what, error, again, action in (
+            ("Archives", self._roller.error, "are written again", "roll_failed"),
+            ("The store", self._flusher.error, "is written again", "flush_failed"),
+        ):
+            if error != self._errors.get(what, ""):
+                self._errors[what] = error
+                text = f"cannot be written, trying again: {error}" if error else again
+                self._log(f"{what} {text}", action=action, level="error" if error else "info")
+        self._errors = {what: error for what, error in self._errors.items() if error}
 
-    def _next_due(self) -> int:
-        due = [self._event_source.due_ns()]
-        times = [self._events.due_ns(), self._flusher.due_ns(), self._roller.due_ns()]
-        times += [source.due_ns() for source in self._sources]
-        if not self.paused:
+    def _next_due(self, sources_due_ns: int | None, *, is_paused: bool) -> int:
+        times = [self._events.due_ns(), self._flusher.next_ns, self._roller.due_ns()]
+        if not is_paused:
             times += [self._intake.due_ns(), self._reports.due_ns()]
-        return min(due + [at for at in times if at is not None])
+        due = [at for at in (sources_due_ns, *times) if at is not None]
+        return min([self._event_source.due_ns(), *due])
 
 
 def _journal_bytes(inbound: Inbound) -> int:

@@ -175,9 +175,9 @@ def system_message(
 
 def _find_stored(inbound: Inbound, view: StoreView) -> Message | None:
     """The message as stored before a crash or a transient error."""
-    stored = view.find(inbound.message_id)
+    stored = view.find(inbound.file.message_id)
     if stored is None and inbound.row is Row.REPEATED:  # a crash came before its row was completed
-        stored = view.find(inbound.message_id, include_archived=True)
+        stored = view.find(inbound.file.message_id, include_archived=True)
     return stored
 
 
@@ -191,7 +191,9 @@ def _answer(message: MessageFile, original: Message) -> Answer:
 def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
     """The message as the engine gets it."""
     at_ns = inbound.discovered_at
-    new = router.new_message(message, inbound.message_id, at_ns, route.answers, inbound.sent_at)
+    new = router.new_message(
+        message, inbound.file.message_id, at_ns, route.answers, inbound.sent_at
+    )
     if route.recipients is None:
         channel = view.channel(route.channel)
         assert channel is not None  # the route was made from it
@@ -235,14 +237,14 @@ def _plan_deliveries(
     if targets:
         data = render_delivered(
             message,
-            inbound.message_id,
+            inbound.file.message_id,
             inbound.file.agent,
             inbound.discovered_at,
             inbound.checksum or "",
             route.shown_channel,
         )
         number = stored.id if stored else 0
-        files = (OutgoingFile(inbound.message_id, number, data, tuple(targets)),)
+        files = (OutgoingFile(inbound.file.message_id, number, data, tuple(targets)),)
     if gone or messages:
         changes = DeliveryChanges(bounced=gone)
         plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)

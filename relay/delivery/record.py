@@ -54,8 +54,11 @@ class LedgerWriter:
         Returns files that were put in the place of others meanwhile: they are to be read.
         """
         replaced: list[OutboxFile] = []
-        plain = [one for one in batch if _is_plain(one.plan)]
-        rest = [one for one in batch if one.plan.inbound is not None and not _is_plain(one.plan)]
+        plain: list[Applied] = []
+        rest: list[Applied] = []
+        for one in batch:
+            if one.plan.inbound is not None:
+                (plain if _is_plain(one.plan) else rest).append(one)
         paths = self._archive_all(dirs, plain, replaced)
         with self._ledger.transaction():
             self._record(batch, written, paths)
@@ -75,7 +78,7 @@ class LedgerWriter:
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         own = [file.system for one in batch for file in one.files if file.system is not None]
         files = [(one, one.plan.inbound) for one in batch if one.plan.inbound is not None]
-        done = [inbound.message_id for one, inbound in files if not one.plan.refusal]
+        done = [inbound.file.message_id for one, inbound in files if not one.plan.refusal]
         undelivered = [row for one in batch for row in _undelivered_rows(one, now)]
         if own:
             ledger.add(own)
@@ -126,11 +129,11 @@ class LedgerWriter:
                     f"Could not archive {inbound.file.path}, the next scan tries again: {exc}",
                     action="archive_failed",
                     level="warning",
-                    message_id=inbound.message_id,
+                    message_id=inbound.file.message_id,
                 )
                 continue
             if inbound.has_row:
-                paths[inbound.message_id] = path
+                paths[inbound.file.message_id] = path
         return paths
 
     def _archive(
@@ -160,6 +163,8 @@ class LedgerWriter:
 
     def record_counts(self, *, include_recent: bool = False) -> None:
         """Record how many repeated refusals each recorded incident represents."""
+        if not self._counted.windows:
+            return
         over = self._counted.take_over(all_of_them=include_recent)
         if over:
             with self._ledger.transaction():
@@ -184,7 +189,9 @@ class LedgerWriter:
 
     def _record_refusals(self, refused: list[tuple[Applied, Inbound]], now: int) -> None:
         known = [
-            (inbound.message_id, one.plan.refusal) for one, inbound in refused if inbound.has_row
+            (inbound.file.message_id, one.plan.refusal)
+            for one, inbound in refused
+            if inbound.has_row
         ]
         if known:
             self._ledger.fail(known, now)
@@ -205,7 +212,7 @@ class LedgerWriter:
             references = inbound.message.attachments
             if references:
                 self._ledger.agents.add_references(
-                    (reference, inbound.message_id, now) for reference in references
+                    (reference, inbound.file.message_id, now) for reference in references
                 )
         answer = plan.answer
         if answer is not None:

@@ -95,6 +95,8 @@ class ReportReader:
 
     def take(self, dirs: Dirs) -> None:
         """Record the reports that wait and may be read now, oldest first."""
+        if not self._waiting:
+            return
         lines: list[tuple[str, dict[str, Any]]] = []
         done: list[tuple[str, str, str]] = []  # agent, name, what is wrong with it
         n_bytes = n_facts = 0

@@ -90,6 +90,8 @@ class DeferredQueue:
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""
+        if self._released or self._store.state.pending.held:
+            self._release(self._clock.now_ns())
         at = self._ledger.deliveries.next_due()
         if at is None:
             return None
@@ -98,7 +100,6 @@ class DeferredQueue:
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of due deliveries: attempts, and ends of those given up."""
         now = self._clock.now_ns()
-        self._release(now)
         at = self._ledger.deliveries.next_due()
         if at is None or at > now:
             return []

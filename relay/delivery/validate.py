@@ -66,9 +66,9 @@ class Validator:
 
     def screen(self, dirs: Dirs, batch: list[Inbound]) -> tuple[list[Inbound], list[Inbound]]:
         """Register new keys of the senders; (files ready, files whose attachments are read)."""
-        senders = dict.fromkeys(one.file.agent for one in batch)
+        senders = dict.fromkeys([one.file.agent for one in batch])
         self._keys.register_new(
-            (name, self._roster.meta(dirs, name).public_key) for name in senders
+            [(name, self._roster.meta(dirs, name).public_key) for name in senders]
         )
         self._invalid.clear()
         ready: list[Inbound] = []
@@ -107,10 +107,10 @@ class Validator:
         if signed is None or inbound.reason:
             return inbound
         file = inbound.file
-        fault = self._keys.check(file.agent, inbound.message_id, signed)
+        fault = self._keys.check(file.agent, inbound.file.message_id, signed)
         if fault is not None:
             return _refused(inbound, fault.kind, file.path, fault.reason)
-        if file.key not in self._invalid:
+        if not self._invalid or file.key not in self._invalid:
             return inbound
         reference, wrong = self._invalid[file.key]
         if wrong.kind is not None:
@@ -165,7 +165,7 @@ class Claimer:
         ]
         facts: dict[str, FileFacts] = {}
         for one in batch:
-            message_id = one.message_id
+            message_id = one.file.message_id
             if message_id and message_id not in facts and one.file.place == OUTBOX:
                 facts[message_id] = one.facts()
         added = self._ledger.add(list(facts.values())) if facts else set()
@@ -176,13 +176,13 @@ class Claimer:
 
     def _claim_again(self, dirs: Dirs, batch: list[Inbound], added: set[str]) -> list[Inbound]:
         """Claim the rows that were there before; leave out files that are not processed now."""
-        rows = self._ledger.rows([one.message_id for one in batch if one.message_id])
+        rows = self._ledger.rows([one.file.message_id for one in batch if one.file.message_id])
         admitted: list[Inbound] = []
         changed: list[FileFacts] = []
         for one in batch:
-            row = rows.get(one.message_id)
-            if one.message_id in added and one.file.place == OUTBOX:
-                added.remove(one.message_id)  # the next file of this id is another's
+            row = rows.get(one.file.message_id)
+            if one.file.message_id in added and one.file.place == OUTBOX:
+                added.remove(one.file.message_id)  # the next file of this id is another's
                 admitted.append(one)
                 continue
             found = self._classify(dirs, one, row)
@@ -197,7 +197,7 @@ class Claimer:
         return [
             one
             for one in admitted
-            if one.row is not Row.REPEATED or one.message_id in mine or one.reason
+            if one.row is not Row.REPEATED or one.file.message_id in mine or one.reason
         ]
 
     def _classify(self, dirs: Dirs, inbound: Inbound, row: MessageRow | None) -> Inbound | None:

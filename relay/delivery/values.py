@@ -123,11 +123,6 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     discovered_at: int = 0  # the first time
 
     @property
-    def message_id(self) -> str:
-        """The id in its name; empty if the name is not that of a message."""
-        return self.file.message_id
-
-    @property
     def is_valid(self) -> bool:
         """True for a message that is not refused so far."""
         return self.message is not None and not self.reason
@@ -146,7 +141,7 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     def subject(self) -> Subject:
         """The message, as replies refer to it."""
         source = None if self.has_row else self.file
-        return Subject(self.message_id, self.file.agent, self.discovered_at, source)
+        return Subject(self.file.message_id, self.file.agent, self.discovered_at, source)
 
     @property
     def sent_at(self) -> int:
@@ -156,18 +151,18 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
         day before the mtime is ignored: the name was copied from an example, or is not a time.
         """
         at = min(self.file.mtime_ns, self.discovered_at)
-        named = int((self.message_id or "0").partition("-")[0])
+        named = int((self.file.message_id or "0").partition("-")[0])
         return named if at - MOST_DRAFTED_NS <= named < at else at
 
     @property
     def archive_day_ns(self) -> int:
         """A time on the day whose archive folder the file goes to."""
-        return self.discovered_at if self.has_row else self.seen_at
+        return self.seen_at if self.row is Row.NONE else self.discovered_at
 
     @property
     def shown_path(self) -> str:
         """The path of its file, below the home, as text: a name may be invalid text."""
-        return self.file.path if self.message_id else shown(self.file.path)
+        return self.file.path if self.file.message_id else shown(self.file.path)
 
     def facts(self) -> FileFacts:
         """The facts that the ledger records."""
@@ -447,7 +442,10 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     @property
     def deliveries(self) -> int:
         """Number of files written into inboxes."""
-        return sum([len(file.recipients) for file in self.files])
+        number = 0
+        for file in self.files:
+            number += len(file.recipients)
+        return number
 
     @property
     def system_ids(self) -> list[str]:

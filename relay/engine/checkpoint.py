@@ -205,7 +205,8 @@ class Flusher:
         ``policy``: what holds for the event that came last; None: the store's own. Returns the
         sequence up to which every event is in the file.
         """
-        self._collect()
+        if self._running is not None:
+            self._collect()
         now = self._clock.monotonic_ns()
         if self._store.sequence == self._durable:
             self._dirty.clear()

@@ -398,10 +398,6 @@ class EventCodec:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(EventRecord).decode
 
-    def encode_event(self, seq: int, event: Event, offset: int) -> bytes:
-        """The payload of an event's record at ``offset``."""
-        return self.encode(EventRecord(VERSION, seq, event), offset)
-
     def encode(self, frame: EventRecord, offset: int) -> bytes:
         """The payload of a record at ``offset``."""
         plain = self._encode(frame)

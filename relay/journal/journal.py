@@ -224,16 +224,10 @@ class Journal:
         """Write all appended records without a sync: a killed process loses none of them; a power
         cut may, until the next ``commit``. Errors: as ``commit``.
         """
-        self._check()
         if self._written == self._end:
             return
-        groups, self._groups = self._groups, [_PendingWrites()]
-        with self._failing():
-            for number, group in enumerate(groups):
-                if number:
-                    self._roll()
-                if group.count:
-                    self._write(group)
+        self._check()
+        self._attempt(self._write_groups)
         self._written = self._end
 
     def commit(self) -> int:
@@ -245,10 +239,18 @@ class Journal:
         """
         self.write()
         if self._durable < self._end:
-            with self._failing():
-                self._active.sync()
+            self._check()
+            self._attempt(self._active.sync)
             self._durable = self._end
         return self._durable
+
+    def _write_groups(self) -> None:
+        groups, self._groups = self._groups, [_PendingWrites()]
+        for number, group in enumerate(groups):
+            if number:
+                self._roll()
+            if group.count:
+                self._write(group)
 
     def _write(self, group: _PendingWrites) -> None:
         active = self._active
@@ -289,8 +291,7 @@ class Journal:
             active.extend(min(active.zeroed + policy.slice_bytes, policy.segment_bytes))
         except OSError:
             return False
-        with self._failing():
-            active.sync()
+        self._attempt(active.sync)
         return True
 
     def roll_if_due(self) -> bool:
@@ -317,8 +318,7 @@ class Journal:
         self.commit()
         if not self._active.count:
             return
-        with self._failing():
-            self._roll()
+        self._attempt(self._roll)
         self._room = self._stream.policy.segment_bytes - FOOTER.size - FIRST_RECORD
 
     def _roll(self) -> None:
@@ -382,12 +382,11 @@ class Journal:
         if self._failure is not None:
             raise JournalFailed(f"{self._stream.folder}: the journal failed: {self._failure}")
 
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """After an error in the block the journal refuses to write."""
+    def _attempt(self, work: Callable[[], object]) -> None:
+        """After an error in ``work`` the journal refuses to write."""
         active, position = self._active, self._active.position - (self._written - self._durable)
         try:
-            yield
+            work()
         except (OSError, RelayError) as exc:
             self._failure = exc
             unsynced = position if active is self._active else 0

@@ -10,7 +10,6 @@ returned show which updates succeeded. See docs/formats/ledger.md.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
@@ -93,6 +92,24 @@ _POSTPONE = (
 )
 
 
+class Transaction:
+    """A step that is committed as a whole, or rolled back."""
+
+    __slots__ = ("_db",)
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is None:
+            self._db.execute("COMMIT")
+        elif self._db.in_transaction:  # a full disk has rolled it back already
+            self._db.execute("ROLLBACK")
+
+
 class Ledger:
     """The daemon's connection. Used from the loop's thread alone."""
 
@@ -154,17 +171,9 @@ class Ledger:
             self._db.execute(f"PRAGMA busy_timeout = {before:d}")
         return not busy
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Transaction:
         """Commit the block as one step, or roll all of it back."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._db.in_transaction:  # a full disk has rolled it back already
-                self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        return Transaction(self._db)
 
     def project(
         self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact], now_ns: int

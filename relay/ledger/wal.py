@@ -22,6 +22,7 @@ from relay.ledger.ledger import Ledger
 from relay.ledger.schema import WAL_KEPT_BYTES
 
 CHECK_NS = NS_PER_S  # one stat
+NEVER_NS = 1 << 62
 AGAIN_NS = 30 * NS_PER_S  # how often the readers are looked up again
 UNSEEN = 0  # instead of a pid: no reader was found, so it is another user's
 _MIB = 1 << 20
@@ -76,7 +77,10 @@ def wal_readers(path: str) -> dict[int, str]:
 
 
 class WalWatch:
-    """Checks the WAL once a second. Owned by the loop; slow work runs in ``executor``."""
+    """Checks the WAL after turns that may have written to it, and each second while it is long.
+
+    Owned by the loop; slow work runs in ``executor``.
+    """
 
     def __init__(
         self,
@@ -126,6 +130,8 @@ class WalWatch:
                 self._asked_ns = now
             self._job = self._executor.submit(_checkpoint, self._path, find_readers)
         self.paused = self._pause_reason() if state is WalState.FULL else ""
+        if state is WalState.OK and not is_long and self._job is None:
+            return now + NEVER_NS  # it grows by what the loop writes, which then looks again
         return self._next_ns
 
     def _pause_reason(self) -> str:

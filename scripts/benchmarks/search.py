@@ -25,7 +25,7 @@ from relay.base.home import LEDGER, SEARCH, Home
 from relay.cli.history import parse_time
 from relay.daemon.opening import open_journal, open_store_readonly, stream_dir
 from relay.daemon.search_filler import KINDS, source_of
-from relay.engine.events import ChannelCreated, Event, EventCodec, MessageSent
+from relay.engine.events import VERSION, ChannelCreated, Event, EventCodec, EventRecord, MessageSent
 from relay.journal.format import RECORD
 from relay.journal.journal import Append, JournalReader
 from relay.ledger.file import open_readonly
@@ -133,7 +133,7 @@ def _write_journal(home: Home, names: list[str], texts: Texts, messages: int) ->
         batch: list[Append] = []
         offset = journal.end
         for sequence, event in enumerate(events()):
-            payload = codec.encode_event(sequence, event, offset)
+            payload = codec.encode(EventRecord(VERSION, sequence, event), offset)
             batch.append(Append(payload))
             offset += RECORD.size + len(payload)
             if len(batch) == BATCH:

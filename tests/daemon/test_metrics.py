@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -13,7 +14,7 @@ from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import STAGES
 from relay.daemon.status import COUNTERS, TOTALS, SharedStatus, StatusPublisher, metrics_page
 from tests.box import Box
-from tests.procs import PROJECT
+from tests.procs import PROJECT, until
 
 
 def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
@@ -21,7 +22,7 @@ def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
     status = box.session.status
     status.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
     publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
-    status.snapshot = publisher.step(news=True)
+    status.publish(publisher.step())
     return status, publisher
 
 
@@ -153,20 +154,30 @@ def test_before_the_first_session_there_is_little_to_say(box: Box) -> None:
     assert value(status, "relay_ready") == 0
 
 
-def test_a_snapshot_a_second_and_none_while_nothing_happens(box: Box) -> None:
+def test_a_snapshot_when_somebody_asks_and_one_a_second(box: Box) -> None:
     status, publisher = published(box)
-    assert publisher.due_ns() is None
-    assert publisher.step(news=False) is None
-    assert publisher.step(news=True) is None  # too early: it is due by itself in a second
-    due = publisher.due_ns()
-    assert due is not None and due - box.clock.monotonic_ns() == 10**9
+    assert publisher.step() is None  # the last one is recent enough
     box.clock.advance(1)
-    later = publisher.step(news=False)
+    later = publisher.step()
     assert later is not None and status.snapshot is not None
     assert later.monotonic_ns - status.snapshot.monotonic_ns == 10**9
-    assert publisher.due_ns() is None
-    box.clock.advance(100)
-    assert publisher.step(news=False) is None
+
+
+def test_who_asks_waits_for_the_loop_but_not_for_one_that_is_stuck(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = box.session.status
+    before = status.snapshot
+    box.clock.advance(2)
+    asking = threading.Thread(target=status.refresh)
+    asking.start()
+    until(lambda: bool(status.asked), "it asks")
+    box.tick()
+    asking.join(10)
+    assert not asking.is_alive() and status.snapshot is not before
+    monkeypatch.setattr("relay.daemon.status.PATIENCE_S", 0.001)
+    status.refresh()  # nobody turns the loop
+    assert status.snapshot_age_s() == 0
 
 
 def test_overflows_are_counted_once(box: Box) -> None:
@@ -174,7 +185,7 @@ def test_overflows_are_counted_once(box: Box) -> None:
     box.watcher.overflows += 2
     for _ in range(2):
         box.clock.advance(1)
-        status.snapshot = publisher.step(news=True)
+        status.publish(publisher.step())
         assert value(status, "relay_inotify_overflows_total") == 2
 
 

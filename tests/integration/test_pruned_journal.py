@@ -28,7 +28,7 @@ def pruned(tmp_path: Path) -> Box:
         box.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:
             box.flush()
-    assert [done.what for done in box.tiers.prune(box.tiers.prunes())]
+    box.tiers.prune(box.tiers.prunes())
     assert box.events.journal.first > 0
     box.kill()
     return box
