@@ -6,7 +6,7 @@
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger/schema.py.
 
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 
 -- One row for each file in an outbox, and one for each message of the orchestrator's own.
 CREATE TABLE messages (
@@ -55,10 +55,12 @@ CREATE TABLE deliveries (
     reminders INTEGER NOT NULL DEFAULT 0,      -- how often its recipient was reminded
     PRIMARY KEY (message_id, recipient)
 ) WITHOUT ROWID;
-CREATE INDEX deliveries_open ON deliveries (message_id) WHERE state IN ('held', 'staged');
+CREATE INDEX deliveries_open ON deliveries (due_at) WHERE state IN ('held', 'staged');
 CREATE INDEX deliveries_unread ON deliveries (recipient, message_id) WHERE state = 'written';
 CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
 CREATE INDEX deliveries_dead ON deliveries (recipient, message_id) WHERE state = 'dead';
+CREATE INDEX deliveries_failed ON deliveries (message_id) WHERE ack_status = 'failed'
+    OR obligation = 'given_up' OR state IN ('expired', 'bounced', 'dead');
 
 -- What hooks showed to the sessions of agents, and whether it came into their context.
 CREATE TABLE offers (
@@ -159,18 +161,22 @@ CREATE TABLE attachment_refs (
     PRIMARY KEY (sha256, message_id)
 ) WITHOUT ROWID;
 
--- Every change of a status, whoever makes it. Nothing in it is ever changed or removed by hand.
+-- Every change of a status, whoever makes it, and what happened to a delivery besides: an answer is
+-- asked for, its recipient is reminded, it is given up; a session was shown a message; an agent was
+-- rung. Nothing in it is ever changed or removed by hand.
 CREATE TABLE audit_log (
     id INTEGER PRIMARY KEY,
-    at INTEGER NOT NULL,
-    what TEXT NOT NULL,                        -- a message id, or 'message id > recipient'
+    at INTEGER NOT NULL,                       -- to the millisecond
+    message_id TEXT,                           -- NULL: a ring, for all that waits
+    recipient TEXT,                            -- NULL: the message itself
     old_status TEXT,                           -- NULL: it is new
     new_status TEXT NOT NULL,
     who TEXT,                                  -- the daemon of that time: its pid and epoch
-    attempt INTEGER,                           -- of a delivery, from now on
+    attempt INTEGER,                           -- of a delivery, from now on; of an offer, which one
     staged_at INTEGER,                         -- of the attempt before, where this is a new one
     written_at INTEGER                         -- likewise, for its row forgets both
 );
+CREATE INDEX audit_log_message ON audit_log (message_id);
 
 CREATE TABLE security_events (
     id INTEGER PRIMARY KEY,
@@ -182,25 +188,24 @@ CREATE TABLE security_events (
 );
 
 CREATE TRIGGER messages_added AFTER INSERT ON messages BEGIN
-    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+    INSERT INTO audit_log (at, message_id, new_status, who) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
-        NEW.message_id, NULL, NEW.status,
+        NEW.message_id, NEW.status,
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 CREATE TRIGGER messages_moved AFTER UPDATE OF status ON messages
 WHEN OLD.status <> NEW.status BEGIN
-    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+    INSERT INTO audit_log (at, message_id, old_status, new_status, who) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
         NEW.message_id, OLD.status, NEW.status,
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 CREATE TRIGGER deliveries_moved AFTER UPDATE OF state, attempt ON deliveries
 WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
-    INSERT INTO audit_log
-        (at, what, old_status, new_status, who, attempt, staged_at, written_at)
-    VALUES (
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, who, attempt,
+        staged_at, written_at) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
-        NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
+        NEW.message_id, NEW.recipient, OLD.state, NEW.state,
         (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt,
         CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.staged_at END,
         CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.written_at END);
@@ -209,22 +214,49 @@ END;
 CREATE TRIGGER deliveries_read_late AFTER UPDATE OF read_at ON deliveries
 WHEN OLD.state = NEW.state AND NEW.state IN ('dead', 'expired', 'bounced')
 AND NEW.read_at IS NOT OLD.read_at BEGIN
-    INSERT INTO audit_log (at, what, old_status, new_status, who, attempt) VALUES (
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, attempt, who) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
-        NEW.message_id || ' > ' || NEW.recipient, NEW.state, 'read',
-        (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt);
+        NEW.message_id, NEW.recipient, NEW.state, 'read', NEW.attempt,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_asked AFTER INSERT ON deliveries WHEN NEW.obligation = 'open' BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, 'asked',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_asked_later AFTER UPDATE OF obligation ON deliveries
+WHEN NEW.obligation IS NOT OLD.obligation AND NEW.obligation IN ('open', 'given_up') BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient,
+        CASE NEW.obligation WHEN 'open' THEN 'asked' ELSE 'given_up' END,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_reminded AFTER UPDATE OF reminders ON deliveries
+WHEN NEW.reminders > OLD.reminders BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, 'reminded',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 CREATE TRIGGER offers_added AFTER INSERT ON offers BEGIN
-    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+    INSERT INTO audit_log (at, message_id, recipient, new_status, attempt, who) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
-        NEW.message_id || ' > ' || NEW.recipient, NULL, NEW.state,
+        NEW.message_id, NEW.recipient, NEW.state, NEW.offer,
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 CREATE TRIGGER offers_moved AFTER UPDATE OF state ON offers
 WHEN OLD.state <> NEW.state BEGIN
-    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, attempt, who) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
-        NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
+        NEW.message_id, NEW.recipient, OLD.state, NEW.state, NEW.offer,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER rings_added AFTER INSERT ON rings BEGIN
+    INSERT INTO audit_log (at, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.agent, 'rung',
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 

@@ -180,9 +180,7 @@ WHERE m.id >= :first AND m.id < :end AND d.state IN {_ENDS} AND m.agent_name <> 
   AND {NOT_CANCELLED}
 UNION
 SELECT d.message_id, d.recipient, d.state, d.last_error
-FROM audit_log AS a CROSS JOIN deliveries AS d
-  ON d.message_id = substr(a.what, 1, instr(a.what, ' > ') - 1)
-  AND d.recipient = substr(a.what, instr(a.what, ' > ') + 3)
+FROM audit_log AS a CROSS JOIN deliveries AS d USING (message_id, recipient)
 CROSS JOIN messages AS m USING (message_id)
 WHERE a.id >= :log_first AND a.id < :log_end AND a.new_status IN {_ENDS} AND d.state IN {_ENDS}
   AND m.agent_name <> '{ORCHESTRATOR}' AND {NOT_CANCELLED}"""

@@ -187,14 +187,17 @@ class Inputs:
                 self._spark,
                 self.snapshot.ledger.path,
                 "audit_log",
-                ("at", "what", "old_status", "new_status", "attempt", "staged_at", "written_at"),
+                (
+                    *("at", "message_id", "recipient", "old_status", "new_status"),
+                    *("attempt", "staged_at", "written_at"),
+                ),
                 only={"new_status": ("written", "held", "dead")},
                 cache=self._new_cache(),
             )
             return log.select(
                 "at",
-                F.substring_index("what", " > ", 1).alias("message_id"),
-                F.substring_index("what", " > ", -1).alias("recipient"),
+                "message_id",
+                "recipient",
                 "old_status",
                 "new_status",
                 "attempt",
@@ -214,13 +217,11 @@ class Inputs:
                 self._spark,
                 self.snapshot.ledger.path,
                 "audit_log",
-                ("what",),
+                ("message_id",),
                 only={"old_status": ("archived",)},
                 cache=self._new_cache(),
             )
-            return log.select(
-                F.col("what").alias("message_id"), F.lit(True).alias("was_archived")
-            ).distinct()
+            return log.select("message_id", F.lit(True).alias("was_archived")).distinct()
 
         return self._cached("reverted archives", none)
 

@@ -109,7 +109,7 @@ COMMANDS = {
     "service": ("relay.cli.service", "Install the relay as a service: systemd or launchd."),
     "ledger": (
         "relay.cli.ledger",
-        "Back up, restore, rebuild, check and query the ledger, show its changes.",
+        "Back up, restore, rebuild, check and query the ledger.",
     ),
     "backup": (
         "relay.cli.backup",

@@ -9,11 +9,9 @@ import itertools
 import math
 import os
 import signal
-import sqlite3
 import sys
-import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,11 +26,8 @@ from relay.cli.common import (
     open_home,
     print_rows,
     sanitize,
-    when,
 )
-from relay.cli.history import parse_time
-from relay.cli.ids import short_ids
-from relay.cli.tables import cut, local_time, screen_columns, wide_option
+from relay.cli.tables import wide_option
 
 if TYPE_CHECKING:
     from relay.ledger.file import LedgerContent
@@ -44,28 +39,6 @@ POLL_S = 0.5
 # ended when a pager shows it.
 BLOCK = 4 << 20
 TABLE_ROWS = 1_000  # of one table; its columns are as wide as the cells of these rows
-# Rows of both tables with the same columns; agent: the sender of the message.
-_ROWS = {
-    "audit_log": """
-        SELECT a.id, a.at, 'audit_log' AS source, a.what, a.old_status AS old,
-               a.new_status AS new, a.who, a.attempt, NULL AS kind, m.agent_name AS agent,
-               NULL AS path, NULL AS detail
-        FROM audit_log AS a LEFT JOIN messages AS m
-            ON m.message_id = substr(a.what, 1, instr(a.what || ' ', ' ') - 1)
-        WHERE a.id > ? AND a.at >= ?""",
-    "security_events": """
-        SELECT id, at, 'security_events' AS source, NULL AS what, NULL AS old, NULL AS new,
-               NULL AS who, NULL AS attempt, kind, agent, path, detail
-        FROM security_events WHERE id > ? AND at >= ?""",
-}
-_OF_AGENT = {
-    "audit_log": " AND (m.agent_name = ? OR substr(a.what, instr(a.what, ' > ') + 3) = ?)",
-    "security_events": " AND (agent = ? OR agent = ?)",
-}
-_FIELDS = {
-    "audit_log": ("what", "old", "new", "attempt", "who", "agent"),
-    "security_events": ("kind", "agent", "path", "detail"),
-}
 
 
 @click.group(
@@ -75,11 +48,10 @@ Examples:
   relay ledger check /backup/ledger-monday.db
   relay down && relay ledger restore /backup/ledger-monday.db && relay up
   relay down; relay ledger rebuild && relay up
-  relay ledger query "select status, count(*) from messages group by 1"
-  relay ledger audit --security""",
+  relay ledger query "select status, count(*) from messages group by 1" """,
 )
 def ledger() -> None:
-    """Back up, restore, rebuild, check and query the ledger, show its changes."""
+    """Back up, restore, rebuild, check and query the ledger."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
@@ -314,114 +286,21 @@ def schema(ctx: click.Context, home: str | None, table: str | None) -> None:
         click.echo(sanitize(schema_of(db, table), lines=True))
 
 
-@ledger.command(
-    epilog="""\b
-Examples:
-  relay ledger audit --since 10m
-  relay ledger audit --agent alice --limit 20
-  relay ledger audit --security --since 2026-11-20
-  relay ledger audit --follow --json""",
-)
+@ledger.command(hidden=True)  # its name until `relay tail` had --security
 @home_option
-@click.option(
-    "--since", metavar="TIME", help="Start at 2026-11-20T18:30 (UTC), or 30s, 10m, 2h, 1d ago."
-)
-@click.option(
-    "--agent", metavar="NAME", help="Only messages from or to this agent, and its own events."
-)
-@click.option("--security", is_flag=True, help="Only security events.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Show at most this many, the newest.",
-)
-@click.option("--follow", is_flag=True, help="Keep printing new rows, until ^C.")
+@click.option("--since")
+@click.option("--agent")
+@click.option("--security", is_flag=True)
+@click.option("--limit", type=click.IntRange(1), default=100)
+@click.option("--follow", is_flag=True)
 @wide_option
 @json_option
 @click.pass_context
-def audit(
-    ctx: click.Context,
-    home: str | None,
-    since: str | None,
-    agent: str | None,
-    security: bool,
-    limit: int,
-    follow: bool,
-    wide: bool,
-    as_json: bool,
-) -> None:
-    """Show status changes and security events, oldest first.
+def audit(ctx: click.Context, /, **options: Any) -> None:
+    """Show status changes and security events: `relay tail --all --no-follow`."""
+    from relay.cli.tail import tail
 
-    Both tables are append-only: rows are never changed.
-    """
-    from relay.ledger.file import open_readonly
-
-    begin_ns = parse_time(since, "--since") * 10**9 if since else 0
-    tables = ("security_events",) if security else ("audit_log", "security_events")
-    with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
-    try:
-        last = dict.fromkeys(tables, 0)
-        rows = _read(db, last, begin_ns, agent, newest=limit)
-        while True:
-            _show(rows, as_json, screen_columns(wide=wide))
-            if not follow:
-                if not rows and not as_json:
-                    click.echo("nothing found", err=True)
-                return
-            time.sleep(POLL_S)
-            rows = _read(db, last, begin_ns, agent)
-    finally:
-        db.close()
-
-
-def _read(
-    db: sqlite3.Connection,
-    last: dict[str, int],
-    begin_ns: int,
-    agent: str | None,
-    newest: int | None = None,
-) -> list[sqlite3.Row]:
-    """Rows after ``last``, which is updated, by time."""
-    found: list[sqlite3.Row] = []
-    for table, after in last.items():
-        query = _ROWS[table]
-        values: list[object] = [after, begin_ns]
-        if agent is not None:
-            query, values = query + _OF_AGENT[table], [*values, agent, agent]
-        column = "a.id" if table == "audit_log" else "id"
-        rows = db.execute(f"{query} ORDER BY {column} DESC LIMIT ?", [*values, newest or -1])
-        found += rows.fetchall()
-        last[table] = db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0]
-    found.sort(key=lambda row: (row["at"], row["source"], row["id"]))
-    return found[-newest:] if newest else found
-
-
-def _show(rows: Sequence[sqlite3.Row], as_json: bool, columns: int | None) -> None:
-    if as_json:
-        for row in rows:
-            facts: dict[str, Any] = {"at": when(row["at"]), "source": row["source"]}
-            echo_json(facts | {name: row[name] for name in ("id", *_FIELDS[row["source"]])})
-        return
-    short = short_ids(row["what"].partition(" > ")[0] for row in rows if row["what"])
-    for row in rows:
-        line = visible("  ".join((local_time(row["at"], precise=True), *_words(row, short))))
-        click.echo(line if columns is None else cut(line, columns))
-
-
-def _words(row: sqlite3.Row, short: dict[str, str]) -> Iterator[str]:
-    if row["source"] == "audit_log":
-        message_id, arrow, recipient = row["what"].partition(" > ")
-        yield f"{short[message_id]}{arrow}{recipient}"
-        attempt = f", attempt {row['attempt']}" if (row["attempt"] or 1) > 1 else ""
-        yield f"{row['old'] or '-'} > {row['new']}{attempt}"
-        yield f"({row['who'] or 'by hand'})"
-    else:
-        yield f"! {row['kind']}"
-        yield row["agent"] or "-"
-        yield row["detail"] or ""
+    ctx.invoke(tail, **options, everything=True, has_bodies=False)
 
 
 def _say(facts: dict[str, Any], content: LedgerContent, text: str, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """``relay tail``: events from the ledger, one line each.
 
-The ledger's audit_log has every change of a status, deliveries by message and recipient. Reading
-it blocks nothing and needs no running relay.
+The ledger's audit_log has every change of a status, and what happened to a delivery besides.
+Reading it blocks nothing and needs no running relay.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER, READ, Home
 from relay.base.names import ORCHESTRATOR
@@ -29,20 +30,19 @@ from relay.cli.common import (
     home_option,
     json_option,
     open_home,
-    parse_age,
     sanitize,
     when,
 )
+from relay.cli.history import parse_time
 from relay.cli.ids import SHORT, read_file, short_ids
 from relay.cli.tables import clock_of, colour, colour_by_word, cut, day_of, wide_option
 from relay.ledger import REMOVED
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED
 
 POLL_S = 0.2
-INITIAL_EVENTS = 10  # events shown first, without --since
 MAX_EVENTS_PER_READ = 1000  # a backlog is read in pieces
 LONGEST_KIND = len("notification")
-INTERMEDIATE = ("pending", "processing", "archived")  # events shown only with --all
+INTERMEDIATE = ("pending", "processing", "archived", "asked")  # events shown only with --all
 
 # status -> name in an event's line
 EVENT_NAMES = {
@@ -50,6 +50,7 @@ EVENT_NAMES = {
     "written": "delivered",
     "offered": "shown",
     "in_context": "seen",
+    "given_up": "given up",
 }
 DELIVERED = frozenset(  # (old, new): the message is in its inboxes
     {("processing", "completed"), ("processing", "archived")}
@@ -66,11 +67,9 @@ WITH_REASON = (
 )  # shown with details
 
 _EVENTS = """
-SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
-       m.agent_name, m.target, m.message_type, m.last_error, m.file_path,
-       CASE WHEN instr(a.what, ' > ') THEN substr(a.what, instr(a.what, ' > ') + 3) END AS recipient
-FROM audit_log AS a LEFT JOIN messages AS m ON m.message_id =
-    CASE WHEN instr(a.what, ' > ') THEN substr(a.what, 1, instr(a.what, ' > ') - 1) ELSE a.what END
+SELECT a.id, a.at, a.message_id, a.recipient, a.old_status, a.new_status, a.attempt, a.who,
+       m.agent_name, m.target, m.message_type, m.last_error, m.file_path
+FROM audit_log AS a LEFT JOIN messages AS m ON m.message_id = a.message_id
 WHERE a.id > ? ORDER BY a.id LIMIT ?
 """
 _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE id > ? LIMIT ?"
@@ -81,7 +80,8 @@ _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE
 Examples:
   relay tail
   relay tail --agent bob --body
-  relay tail --since 1h --no-follow --json""",
+  relay tail --since 1h --no-follow --json
+  relay tail --security --no-follow --limit 100""",
 )
 @home_option
 @click.option("-f/ ", "--follow/--no-follow", default=True, help="Keep printing new events [yes].")
@@ -91,7 +91,15 @@ Examples:
     shell_complete=complete_agents,
     help="Only messages from or to this agent.",
 )
-@click.option("--since", metavar="TIME", help="Start this long ago: 30s, 10m, 2h, 7d.")
+@click.option("--since", metavar="TIME", help="Start 30s, 10m, 2h, 7d ago, or at 2026-11-20T18:30.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Without --since: start with this many of the newest.",
+)
+@click.option("--security", is_flag=True, help="Only security events.")
 @click.option("--body", "has_bodies", is_flag=True, help="Also show what the messages say.")
 @click.option("--all", "everything", is_flag=True, help="Also show intermediate states.")
 @wide_option
@@ -103,6 +111,8 @@ def tail(
     follow: bool,
     agent: str | None,
     since: str | None,
+    limit: int,
+    security: bool,
     has_bodies: bool,
     everything: bool,
     wide: bool,
@@ -118,8 +128,9 @@ def tail(
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))
         db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
-        begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
-        cursor, is_silent = EventCursor(db, begin), not as_json
+        begin = None if since is None else parse_time(since, "--since") * NS_PER_S
+        cursor = EventCursor(db, begin, limit, security=security)
+        is_silent = not as_json
         lines = EventLines(wide=wide)
         while True:
             found = cursor.read()
@@ -153,17 +164,20 @@ def _event_name(row: sqlite3.Row) -> str:
 class EventCursor:
     """Reading position in audit_log and security_events."""
 
-    def __init__(self, db: sqlite3.Connection, since_ns: int | None) -> None:
-        """Start at ``since_ns`` (Unix), or a few events before now."""
+    def __init__(
+        self, db: sqlite3.Connection, since_ns: int | None, newest: int, *, security: bool
+    ) -> None:
+        """Start at ``since_ns`` (Unix), or so many events before now."""
         self._db = db
-        self._audit = self._begin("audit_log", since_ns)
-        self._security = self._begin("security_events", since_ns)
+        self._has_changes = not security
+        self._audit = self._begin("audit_log", since_ns, newest)
+        self._security = self._begin("security_events", since_ns, newest)
 
-    def _begin(self, table: str, since_ns: int | None) -> int:
+    def _begin(self, table: str, since_ns: int | None, newest: int) -> int:
         """Return the id to read after. Scans back from the newest row: ``at`` has no index."""
         if since_ns is None:
             query = f"SELECT coalesce(max(id), 0) - ? FROM {table}"
-            return max(0, int(self._db.execute(query, (INITIAL_EVENTS,)).fetchone()[0]))
+            return max(0, int(self._db.execute(query, (newest,)).fetchone()[0]))
         row = self._db.execute(
             f"SELECT id FROM {table} WHERE at < ? ORDER BY id DESC LIMIT 1", (since_ns,)
         ).fetchone()
@@ -171,8 +185,10 @@ class EventCursor:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events since the last call, oldest first."""
-        rows = self._db.execute(_EVENTS, (self._audit, MAX_EVENTS_PER_READ)).fetchall()
-        events = [*self._changes(rows), *self._security_events()]
+        events = [*self._security_events()]
+        if self._has_changes:
+            rows = self._db.execute(_EVENTS, (self._audit, MAX_EVENTS_PER_READ)).fetchall()
+            events += self._changes(rows)
         return sorted(events, key=itemgetter("at_ns"))
 
     def _changes(self, rows: list[sqlite3.Row]) -> Iterator[dict[str, Any]]:
@@ -186,11 +202,13 @@ class EventCursor:
                 "event": "delivered" if is_delivered else _event_name(row),
                 "status": new,
                 "before": row["old_status"],
-                "message_id": row["message_id"] or row["what"],
+                "message_id": row["message_id"],
                 "from": row["agent_name"],
                 "to": recipient or row["target"],
                 "recipients": self._recipients(row) if is_delivered else None,
                 "kind": row["message_type"],
+                "attempt": row["attempt"],
+                "who": row["who"],
                 "path": row["file_path"],
                 "detail": row["last_error"] if new == "failed" else self._reason(row, new),
             }
@@ -205,6 +223,8 @@ class EventCursor:
     def _reason(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
             return f"attempt {row['attempt']}"
+        if new == "rung":
+            return self._ring(row)
         if row["recipient"] is None or new not in (*WITH_REASON, *OFFERS):
             return None
         if new in OFFERS:
@@ -224,11 +244,11 @@ class EventCursor:
         return why
 
     def _offer(self, row: sqlite3.Row, state: str) -> str | None:
-        """The session and the evidence of the latest offer in this state."""
+        """The session of an offer, and its evidence."""
         found = self._db.execute(
             "SELECT session, after, evidence FROM offers WHERE message_id = ? AND recipient = ? "
-            "ORDER BY state = ? DESC, offer DESC",
-            (row["message_id"], row["recipient"], state),
+            "AND offer = coalesce(?, offer) ORDER BY offer DESC",
+            (row["message_id"], row["recipient"], row["attempt"]),
         ).fetchone()
         if found is None:
             return None
@@ -236,6 +256,15 @@ class EventCursor:
         if state != OFFERED:
             return f"{session}: {evidence}"
         return f"{session}, after {after}" if after else str(session)
+
+    def _ring(self, row: sqlite3.Row) -> str | None:
+        """How the agent was rung, for how many messages, and what came of it."""
+        found = self._db.execute(
+            "SELECT rung, messages, result FROM rings WHERE agent = ? AND at <= ? + 1000000 "
+            "ORDER BY at DESC LIMIT 1",
+            (row["recipient"], row["at"]),
+        ).fetchone()
+        return None if found is None else "{}, {} waiting: {}".format(*found)
 
     def _security_events(self) -> Iterator[dict[str, Any]]:
         for row in self._db.execute(_SECURITY, (self._security, MAX_EVENTS_PER_READ)).fetchall():
@@ -250,6 +279,8 @@ class EventCursor:
                 "to": None,
                 "recipients": None,
                 "kind": None,
+                "attempt": None,
+                "who": None,
                 "path": None,
                 "detail": f"{row['kind']}: {row['path'] or ''} {row['detail'] or ''}".strip(),
             }
@@ -315,14 +346,3 @@ class EventLines:
         click.echo(line.replace(name, coloured, 1))
         if event.get("body"):
             click.echo(indent(sanitize(event["body"].rstrip(), lines=True) or "", " " * 14))
-
-
-def _duration_ns(text: str) -> int:
-    """Parse ``30s``, ``10m``, ``2h``, ``7d`` as nanoseconds. Errors: BadParameter."""
-    try:
-        return parse_age(text) * 1_000_000_000
-    except ValueError as exc:
-        raise click.BadParameter(
-            f"invalid duration {text!r}: expected a number and s, m, h or d, as in 10m",
-            param_hint="--since",
-        ) from exc

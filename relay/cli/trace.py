@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.errors import NotFound, RelayError, UnsafePath
+from relay.base.errors import LedgerError, NotFound, RelayError, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.message import ANSWERS, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
@@ -65,6 +65,12 @@ _WORDS = {
     REMOVED: "removed from the inbox of {}, not seen in .read",
     "written": "written to the inbox of {}",
 }
+
+# What became of a message's deliveries; a ring is of an agent, for all that waited.
+_LOG = """
+SELECT * FROM audit_log WHERE message_id = ? AND recipient IS NOT NULL
+AND new_status NOT IN ('asked', 'reminded', 'given_up', 'offered', 'in_context', 'returned')
+ORDER BY id"""
 
 
 class NotRecorded(NotFound):
@@ -158,7 +164,10 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     if row is None:
         return _rejected(db, message_id)
     deliveries = outcomes.read_deliveries(db, "message_id = ?", message_id)
-    log = audit_rows(db, message_id, row["discovered_at"])
+    log: dict[str, list[sqlite3.Row]] = {}
+    with contextlib.suppress(LedgerError):  # of an earlier schema
+        for one in db.execute(_LOG, (message_id,)):
+            log.setdefault(one["recipient"], []).append(one)
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
         hops += delivery_hops(one, log.get(one["recipient"], ()))
@@ -303,27 +312,6 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
             yield f"acknowledged by {name}{outcomes.reminders_text(one)}"
         elif state == "acked" and one["outcome"] == Outcome.IN_PROGRESS:
             yield f"completed by {name}"
-
-
-def audit_rows(
-    db: sqlite3.Connection, message_id: str, since_ns: int
-) -> dict[str, list[sqlite3.Row]]:
-    """Read a message's rows in audit_log by recipient, oldest first.
-
-    Rows since ``since_ns``, the time of discovery, are scanned, because no index covers it.
-    """
-    row = db.execute(
-        "SELECT id FROM audit_log WHERE at < ? ORDER BY id DESC LIMIT 1",
-        (since_ns // 1_000_000 * 1_000_000,),
-    ).fetchone()
-    lead = f"{message_id} > "
-    found: dict[str, list[sqlite3.Row]] = {}
-    for one in db.execute(
-        "SELECT * FROM audit_log WHERE id > ? AND substr(what, 1, ?) = ? ORDER BY id",
-        (row[0] if row else 0, len(lead), lead),
-    ):
-        found.setdefault(one["what"][len(lead) :], []).append(one)
-    return found
 
 
 def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:

@@ -15,7 +15,7 @@ from relay.base import fsio
 from relay.base.errors import VersionError
 from relay.ledger import file as ledger_file
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 WAL_KEPT_BYTES = 4 << 20  # SQLite checkpoints after 1,000 pages: a longer WAL is held by a reader
 
 PRAGMAS = f"""
@@ -154,7 +154,124 @@ WHEN OLD.state <> NEW.state BEGIN
 END;
 """
 
-STEPS = {1: _TO_2, 2: _TO_3, 3: _TO_4}  # from this version to the next
+_TO_5 = """
+DROP TRIGGER messages_added;
+DROP TRIGGER messages_moved;
+DROP TRIGGER deliveries_moved;
+DROP TRIGGER deliveries_read_late;
+DROP TRIGGER offers_added;
+DROP TRIGGER offers_moved;
+DROP TRIGGER audit_log_keeps_rows;
+DROP TRIGGER audit_log_keeps_values;
+DROP TRIGGER audit_log_replaces_none;
+DROP INDEX deliveries_open;
+CREATE INDEX deliveries_open ON deliveries (due_at) WHERE state IN ('held', 'staged');
+CREATE INDEX deliveries_failed ON deliveries (message_id) WHERE ack_status = 'failed'
+    OR obligation = 'given_up' OR state IN ('expired', 'bounced', 'dead');
+ALTER TABLE audit_log RENAME TO audit_log_4;
+CREATE TABLE audit_log (
+    id INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    message_id TEXT,
+    recipient TEXT,
+    old_status TEXT,
+    new_status TEXT NOT NULL,
+    who TEXT,
+    attempt INTEGER,
+    staged_at INTEGER,
+    written_at INTEGER
+);
+INSERT INTO audit_log SELECT id, at, substr(what, 1, instr(what || ' > ', ' > ') - 1),
+    CASE WHEN instr(what, ' > ') THEN substr(what, instr(what, ' > ') + 3) END,
+    old_status, new_status, who, attempt, staged_at, written_at FROM audit_log_4;
+DROP TABLE audit_log_4;
+CREATE INDEX audit_log_message ON audit_log (message_id);
+CREATE TRIGGER messages_added AFTER INSERT ON messages BEGIN
+    INSERT INTO audit_log (at, message_id, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.status,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER messages_moved AFTER UPDATE OF status ON messages
+WHEN OLD.status <> NEW.status BEGIN
+    INSERT INTO audit_log (at, message_id, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, OLD.status, NEW.status,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_moved AFTER UPDATE OF state, attempt ON deliveries
+WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, who, attempt,
+        staged_at, written_at) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, OLD.state, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt,
+        CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.staged_at END,
+        CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.written_at END);
+END;
+CREATE TRIGGER deliveries_read_late AFTER UPDATE OF read_at ON deliveries
+WHEN OLD.state = NEW.state AND NEW.state IN ('dead', 'expired', 'bounced')
+AND NEW.read_at IS NOT OLD.read_at BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, attempt, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, NEW.state, 'read', NEW.attempt,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_asked AFTER INSERT ON deliveries WHEN NEW.obligation = 'open' BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, 'asked',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_asked_later AFTER UPDATE OF obligation ON deliveries
+WHEN NEW.obligation IS NOT OLD.obligation AND NEW.obligation IN ('open', 'given_up') BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient,
+        CASE NEW.obligation WHEN 'open' THEN 'asked' ELSE 'given_up' END,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_reminded AFTER UPDATE OF reminders ON deliveries
+WHEN NEW.reminders > OLD.reminders BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, 'reminded',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER offers_added AFTER INSERT ON offers BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, attempt, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, NEW.state, NEW.offer,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER offers_moved AFTER UPDATE OF state ON offers
+WHEN OLD.state <> NEW.state BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, attempt, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, OLD.state, NEW.state, NEW.offer,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER rings_added AFTER INSERT ON rings BEGIN
+    INSERT INTO audit_log (at, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.agent, 'rung',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER audit_log_keeps_rows BEFORE DELETE ON audit_log
+WHEN OLD.at >= coalesce((SELECT CAST(value AS INTEGER) FROM orchestrator_state
+    WHERE key = 'audit_kept_from'), 0) BEGIN
+    SELECT RAISE(ABORT, 'audit_log is append-only');
+END;
+CREATE TRIGGER audit_log_keeps_values BEFORE UPDATE ON audit_log BEGIN
+    SELECT RAISE(ABORT, 'audit_log is append-only');
+END;
+CREATE TRIGGER audit_log_replaces_none BEFORE INSERT ON audit_log
+WHEN EXISTS (SELECT 1 FROM audit_log WHERE id = NEW.id) BEGIN
+    SELECT RAISE(ABORT, 'audit_log is append-only');
+END;
+"""
+
+STEPS = {1: _TO_2, 2: _TO_3, 3: _TO_4, 4: _TO_5}  # from this version to the next
 
 
 def schema_sql() -> str:

@@ -89,15 +89,18 @@ class Books:
     def moved(
         self,
         at_ns: int,
-        what: str,
+        what: tuple[str, str | None],
         old: str | None,
         new: str,
         attempt: int | None = None,
         before: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        """Add a row of the audit log, in the order of time of a real relay."""
+        """Add a row of the audit log, in the order of time of a real relay.
+
+        ``what``: message id and recipient; None: the message itself.
+        """
         at_ns -= at_ns % NS_PER_MS
-        self._put("audit_log", (None, at_ns, what, old, new, self.writer, attempt, *before))
+        self._put("audit_log", (None, at_ns, *what, old, new, self.writer, attempt, *before))
 
     def security(self, at_ns: int, kind: str, agent: str | None, path: str, detail: str) -> None:
         """Add a security event."""

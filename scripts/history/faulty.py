@@ -192,7 +192,7 @@ class FaultyHistory(History):
         sent, staged_at = self.carry(draft)
         self.engine.deliver_again(sent)
         for _ in range(2):
-            what = f"{draft.message_id} > {post.to}"
+            what = (draft.message_id, post.to)
             self.books.moved(self.clock.now_ns(), what, "staged", "written", 1)
         self.record(draft, (sent, staged_at))
         self._told(post, draft)
@@ -260,7 +260,7 @@ class FaultyHistory(History):
     def _chase(self, sent: Sent, row: Delivered) -> None:
         """Do what the relay does when an acknowledgment is overdue."""
         found, now = self.engine.overdue(sent), self.clock.now_ns()
-        what = f"{row.message_id} > {row.recipient}"
+        what = (row.message_id, row.recipient)
         if found is not None and found.decision is RetryDecision.RETRY:
             before = row.staged_at, row.written_at
             row = row._replace(attempt=found.attempt, staged_at=now, written_at=now + 200_000)
@@ -335,8 +335,8 @@ class FaultyHistory(History):
         reason = f"SIGNATURE does not match the key registered for {agent}"
         facts = replace(draft.facts, file_path=path)
         self.books.message(facts, "failed", now, reason)
-        self.books.moved(now, draft.message_id, None, "pending")
-        self.books.moved(now, draft.message_id, "pending", "failed")
+        self.books.moved(now, (draft.message_id, None), None, "pending")
+        self.books.moved(now, (draft.message_id, None), "pending", "failed")
         self.books.security(now, str(IncidentKind.BAD_SIGNATURE), agent, path, reason)
         self.originals.put(path, draft.data, facts.file_mtime_ns)
         self._told(post, draft)

@@ -304,10 +304,10 @@ class History:
         """Record its archived row and the audit log of its states."""
         message_id, found_ns = draft.message_id, draft.facts.discovered_at
         self.books.message(draft.facts, "archived", done_ns)
-        self.books.moved(found_ns, message_id, None, "pending")
-        self.books.moved(found_ns, message_id, "pending", "processing")
-        self.books.moved(done_ns, message_id, "processing", "completed")
-        self.books.moved(done_ns + NS_PER_MS, message_id, "completed", "archived")
+        self.books.moved(found_ns, (message_id, None), None, "pending")
+        self.books.moved(found_ns, (message_id, None), "pending", "processing")
+        self.books.moved(done_ns, (message_id, None), "processing", "completed")
+        self.books.moved(done_ns + NS_PER_MS, (message_id, None), "completed", "archived")
 
     def file_original(self, draft: Draft) -> None:
         """Move the file to the archive."""
@@ -328,7 +328,7 @@ class History:
         if one.number is not None:
             self.engine.read(one.number, reader)
         row = one.row._replace(state="read", read_at=now)
-        self.books.moved(now, f"{draft.message_id} > {reader}", "written", "read", row.attempt)
+        self.books.moved(now, (draft.message_id, reader), "written", "read", row.attempt)
         self.seen[reader] = now
         answer = self._talk.next_post(post, draft.message_id, reader, now)
         if answer is not None:
@@ -351,7 +351,7 @@ class History:
             obligation=duty,
         )
         self.books.delivery(row)
-        self.books.moved(now, f"{message_id} > {reader}", "read", "acked", row.attempt)
+        self.books.moved(now, (message_id, reader), "read", "acked", row.attempt)
 
 
 def make_config(given: Given) -> Config:

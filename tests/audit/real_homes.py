@@ -249,7 +249,8 @@ def to_schema_1(home: Path) -> None:
     for table, _ in db.execute(kinds, ("table",)).fetchall():
         columns = ", ".join(row[1] for row in db.execute(f"PRAGMA main.table_info({table})"))
         db.execute(f"DELETE FROM main.{table}")
-        db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM new.{table}")
+        values = columns.replace("what", "message_id || ifnull(' > ' || recipient, '')")
+        db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {values} FROM new.{table}")
     db.execute("DETACH new")
     for _, statement in triggers:
         db.execute(statement)

@@ -30,7 +30,11 @@ def test_the_commands_that_it_names_are_there(line: str) -> None:
         found = command.get_command(context, words.pop(0))
         assert found is not None, f"there is no relay {line}"
         command = found
-    options = {name for parameter in command.params for name in parameter.opts}
+    options = {
+        name
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
     assert [word for word in words if word.startswith("-") and word not in options] == []
 
 

@@ -35,17 +35,18 @@ def home(tmp_path: Path) -> Iterator[HomeBuilder]:
     builder.close()
 
 
-def moved(what: str, to: str, at_ns: int) -> dict[str, object]:
-    """A row of audit_log."""
-    return {"at": at_ns, "what": what, "old_status": "written", "new_status": to}
+def moved(message_id: str, to: str, at_ns: int) -> dict[str, object]:
+    """A row of audit_log, of the delivery to bob."""
+    row = {"message_id": message_id, "recipient": "bob", "old_status": "written"}
+    return {"at": at_ns, "new_status": to, **row}
 
 
 def fill(home: HomeBuilder) -> None:
     """Two days: on the first one a message and two commands, on the second the rest."""
     log = [
-        moved("1-early > bob", "dead", START_NS + HOUR),
-        moved("1-late > bob", "dead", TODAY),
-        moved("1-replayed > bob", "dead", TODAY),
+        moved("1-early", "dead", START_NS + HOUR),
+        moved("1-late", "dead", TODAY),
+        moved("1-replayed", "dead", TODAY),
     ]
     insert(home, "audit_log", log)  # first: the rows of triggers have today's time
     command = {"message_type": "command"}

@@ -126,7 +126,7 @@ def cut_its_log(home: HomeBuilder) -> None:
     with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         for table in ("audit_log", "security_events"):
             db.execute(f"DROP TRIGGER {table}_keeps_rows")
-        db.execute("DELETE FROM audit_log WHERE what LIKE '1-b%'")
+        db.execute("DELETE FROM audit_log WHERE message_id LIKE '1-b%'")
         db.execute("DELETE FROM security_events WHERE id = 3")
 
 

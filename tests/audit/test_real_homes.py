@@ -28,7 +28,7 @@ TALK = 16  # messages of real_homes.talk: 14 of agents', and the relay's answers
 def test_a_ledger_of_the_schema_before_is_one_line(tmp_path: Path) -> None:
     assert relay("init", home=tmp_path / "home").returncode == 0
     real_homes.to_schema_1(tmp_path / "home")
-    with pytest.raises(LedgerError, match="user_version is 1, expected 4") as told:
+    with pytest.raises(LedgerError, match="user_version is 1, expected 5") as told:
         audited(tmp_path / "home")
     assert "relay up" in str(told.value.hint)
 

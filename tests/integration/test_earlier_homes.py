@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from relay.base.home import LEDGER
 from relay.cli import cli
+from relay.ledger.schema import SCHEMA_VERSION
 from tests.ledger.support import Look
 from tests.procs import Relay, earlier_home, relay, until
 
@@ -62,7 +63,7 @@ def test_an_earlier_home_continues(home: Path) -> None:
         assert attempts >= attempt
 
     with Look(str(home / LEDGER)) as look:
-        assert look.one("PRAGMA user_version") == 4
+        assert look.one("PRAGMA user_version") == SCHEMA_VERSION
     for message_id, _ in were:
         outcome = json.loads(shown(home, "trace", message_id, "--json"))["outcome"]
         assert outcome and "not seen in .read" not in outcome

@@ -71,6 +71,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "continuity load": (["--of", "bob"], ["--of", "bob", "--json"]),
     "continuity list": (["--of", "bob"],),
     "trace": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
+    "ledger audit": ([], ["--json"]),
     "tail": tuple(["--no-follow", "--since", "1h", *more] for more in ([], ["--json"], ["--body"])),
     "top": ([],),
     "history": ([], ["--json"]),
@@ -118,7 +119,6 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "service show": ([],),
     "service status": ([],),
     "service uninstall": ([],),
-    "ledger audit": ([], ["--json"], ["--security"], ["--security", "--json"]),
     "ledger query": tuple(
         ["select * from messages", how] for how in ("--json", "--csv", "--table")
     ),
@@ -158,7 +158,7 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
-    *("show", "unread", "open", "channel show", "dead show", "acomm dump", "ledger audit"),
+    *("show", "unread", "open", "channel show", "dead show", "acomm dump"),
     *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps", "service show"),
     "status",
 )
@@ -203,7 +203,7 @@ def tamper(path: Path) -> None:
             "INSERT INTO rejections VALUES (?, ?, 1, 1, ?, ?, 1)", (EVIL, "1-a.msg", EVIL, EVIL)
         )
         db.execute(
-            "INSERT INTO audit_log (at, what, new_status, who) VALUES (?, ?, ?, ?)",
+            "INSERT INTO audit_log (at, message_id, new_status, who) VALUES (?, ?, ?, ?)",
             (now, *[EVIL] * 3),
         )
     db.close()

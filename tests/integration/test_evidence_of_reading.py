@@ -322,7 +322,7 @@ def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     box.take("bob", sent)
     box.tick()
     assert read(box, sent) == ("dead", "taken")
-    log = "SELECT new_status FROM audit_log WHERE what LIKE '% > bob' ORDER BY id DESC LIMIT 2"
+    log = "SELECT new_status FROM audit_log WHERE recipient = 'bob' ORDER BY id DESC LIMIT 2"
     assert box.sql(log) == [("read",), ("dead",)]
 
     box.kill()

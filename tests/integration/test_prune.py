@@ -312,7 +312,7 @@ def test_killed_at_any_removal_the_next_run_continues(box: Box) -> None:
 def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     archived(box, "a")
     box.ledger._db.executemany(
-        "INSERT INTO audit_log (at, what, new_status) VALUES (?, ?, 'x')",
+        "INSERT INTO audit_log (at, message_id, new_status) VALUES (?, ?, 'x')",
         [(box.clock.now_ns() + n, str(n)) for n in range(1200)],
     )
     (count,) = box.sql("SELECT count(*) FROM audit_log")[0]
@@ -323,7 +323,7 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     while prune.prune_audit(box.ledger, settings, now):
         pass
     # SQLite's own clock wrote the rows of the young one: they are as old as the others
-    assert not box.sql("SELECT 1 FROM audit_log WHERE what = ? AND at > ?", young, now)
+    assert not box.sql("SELECT 1 FROM audit_log WHERE message_id = ? AND at > ?", young, now)
     said = box.sql("SELECT detail FROM security_events WHERE kind = 'audit_pruned'")
     assert sum(int(line.split()[1]) for (line,) in said) >= count
     assert len(said) == 3

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.shows("ready 3.5")
 
 
 def trail(look: Look) -> list[tuple[str, str | None, str, str | None]]:
-    return look.all("SELECT what, old_status, new_status, who FROM audit_log ORDER BY id")  # type: ignore[return-value]
+    return look.all(
+        "SELECT message_id || ifnull(' > ' || recipient, ''), old_status, new_status, who "
+        "FROM audit_log ORDER BY id"
+    )  # type: ignore[return-value]
 
 
 # -- audit_log and security_events ---------------------------------------------------------
@@ -62,6 +65,28 @@ def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
         (f"{one} > bob", "written", "read"),
         (f"{one} > bob", "read", "acked"),
     ]
+
+
+def test_what_is_asked_shown_and_rung_is_logged_beside(ledger: Ledger, look: Look) -> None:
+    (one,) = add(ledger, 1)
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW, "open", NOW)])
+    ledger.deliveries.set_obligation(one, "bob", "open", NOW, reminders=1)
+    ledger.deliveries.give_up(one, "bob", "expired", "its TTL passed")
+    look.db.execute(
+        "INSERT INTO offers (message_id, recipient, offer, session, state, offered_at) "
+        "VALUES (?, 'bob', 2, 'claude:1', 'offered', 1)",
+        (one,),
+    )
+    look.db.execute("INSERT INTO rings VALUES ('bob', 1, 'claude:1', 'command', 3, 'ok')")
+    rows = look.all("SELECT message_id, recipient, new_status, attempt FROM audit_log")
+    assert {row for row in rows if row[1]} == {
+        (one, "bob", "asked", None),
+        (one, "bob", "reminded", None),
+        (one, "bob", "expired", 1),
+        (one, "bob", "given_up", None),
+        (one, "bob", "offered", 2),
+        (None, "bob", "rung", None),
+    }
 
 
 def test_a_change_by_hand_is_logged_as_well(ledger: Ledger, look: Look) -> None:

@@ -69,7 +69,7 @@ def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state
     ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "removed")], NOW + 3)  # once is enough
     columns = "state, read_at, read_how, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [(state, NOW + 2, "taken", "why")]
-    log = "SELECT old_status, new_status FROM audit_log WHERE what LIKE '% > bob' ORDER BY id"
+    log = "SELECT old_status, new_status FROM audit_log WHERE recipient = 'bob' ORDER BY id"
     assert look.all(log) == [("written", state), (state, "read")]
 
 

@@ -36,7 +36,8 @@ ADVICE = {
     ),
     "reconcile.status_differs": (
         "The ledger has the message as waiting, refused or not yet archived, but it is "
-        "further along: ledger.db was changed by hand. `relay ledger audit` shows the changes."
+        "further along: ledger.db was changed by hand. "
+        "`relay tail --all --no-follow --since 7d` shows the changes."
     ),
     "reconcile.unjournaled": (
         "The journal goes back to that time but has no record of it. `relay aof check` and `relay "
@@ -51,7 +52,8 @@ ADVICE = {
     ),
     "reconcile.path_differs": (
         "The original is in archive/ under another path than the ledger's: one of the two was "
-        "changed by hand. `relay ledger audit` shows changes of the row; compare with a backup."
+        "changed by hand. `relay tail --all --no-follow --since 7d` shows the changes; "
+        "compare with a backup."
     ),
     "reconcile.unknown_file": (
         "This file did not come through the relay. Find out who put it into archive/."
@@ -71,7 +73,8 @@ ADVICE = {
     ),
     "reconcile.delivery_orphan": (
         "The ledger has a delivery that was never accepted: ledger.db was changed by hand. "
-        "`relay ledger check` verifies it, `relay ledger audit` shows the changes."
+        "`relay ledger check` verifies it, `relay tail --all --no-follow --since 7d` shows the "
+        "changes."
     ),
     "reconcile.ledger_behind": (
         "The journal has messages that this ledger was never told of: the relay was killed, or "
