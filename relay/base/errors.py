@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-# What `relay` exits with. The table in docs/cli.md is made from this one.
+# What `relay` exits with; `relay --help` lists it.
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 SHELLS = ("bash", "zsh", "fish")
@@ -13,10 +15,17 @@ def _complete_commands(ctx: click.Context, param: click.Parameter, incomplete: s
     return [name for name in root.command.list_commands(root) if name.startswith(incomplete)]
 
 
-@click.command(epilog="\b\nExamples:\n  relay help\n  relay help channel create")
+@click.command(
+    epilog="""\b
+Examples:
+  relay help
+  relay help channel create
+  relay help --all > commands.txt""",
+)
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_complete_commands)
+@click.option("--all", "is_all", is_flag=True, help="Also the help of every command below it.")
 @click.pass_context
-def help(ctx: click.Context, words: tuple[str, ...]) -> None:
+def help(ctx: click.Context, words: tuple[str, ...], is_all: bool) -> None:
     """Show the help of a command.
 
     The same as `relay COMMAND --help`; without a command, that of relay.
@@ -28,7 +37,19 @@ def help(ctx: click.Context, words: tuple[str, ...]) -> None:
         _, command, _ = context.command.resolve_command(context, [word])
         assert command is not None
         context = click.Context(command, info_name=word, parent=context)
-    click.echo(context.command.get_help(context))
+    for number, one in enumerate(_with_all_below(context) if is_all else [context]):
+        click.echo("\n\n" * (number > 0) + one.get_help())
+
+
+def _with_all_below(context: click.Context) -> Iterator[click.Context]:
+    """A command and all commands below it, in the order of their lists."""
+    yield context
+    if isinstance(group := context.command, click.Group):
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            if not command.hidden:
+                yield from _with_all_below(click.Context(command, info_name=name, parent=context))
 
 
 @click.command(epilog="\b\nExample:\n  relay version")

@@ -40,14 +40,6 @@ def test_imports_go_down_the_list_only() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_commands_page_is_what_help_says() -> None:
-    """In a process of its own: click keeps the help option of a command's first context."""
-    made = subprocess.run(
-        [sys.executable, "-m", "scripts.cli_docs"], cwd=PROJECT, capture_output=True, text=True
-    )
-    assert (PROJECT / "docs" / "cli.md").read_text() == made.stdout
-
-
 def test_the_settings_page_is_what_the_code_says() -> None:
     assert (PROJECT / "docs" / "config.md").read_text() == config_docs.page()
 
