@@ -11,7 +11,7 @@ Messages for which ``requires_ack`` is true may be acknowledged. Only with at-le
 (``is_retried``) does the engine wait for the acknowledgment and deliver again until it arrives. A
 message is pending while a recipient has not been delivered to, has not received it, is being
 retried, or has not reacted to a command or query of a relay (``relay.engine.deliveries``). Answers
-are never pending. See docs/formats/acomm.md, docs/decisions/0024-engine-library.md.
+are never pending. See docs/formats/acomm.md, docs/decisions/0004-engine.md.
 """
 
 from __future__ import annotations

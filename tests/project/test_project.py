@@ -104,6 +104,15 @@ def test_links_in_the_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document}: {target}"
 
 
+def test_every_page_is_in_an_index() -> None:
+    docs = PROJECT / "docs"
+    listed = {docs / "index.md"}
+    for index in (docs / "index.md", docs / "decisions" / "README.md"):
+        targets = re.findall(r"\]\(([^)#:]+)\)", index.read_text())
+        listed |= {(index.parent / target).resolve() for target in targets}
+    assert set(docs.rglob("*.md")) - listed == set()
+
+
 @pytest.mark.parametrize("document", ["states.md", "security.md"])
 def test_every_test_that_a_page_names_is_there(document: str) -> None:
     text = (PROJECT / "docs" / document).read_text()
