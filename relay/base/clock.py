@@ -1,14 +1,22 @@
-"""The clock, which is passed to everything that needs the time."""
+"""The clock, which is passed to everything that needs the time; durations and times as text."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
+LATEST_NS, LATEST_YEAR = 2**63 - 1, 2262  # more does not fit into a column
 
+MOST_MS = (10**18 - 1) * 1000  # 18 digits of seconds
+UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"([0-9]{1,18})(?:[.]([0-9]{1,9}))? ?(ms|s|m|min|h|d)?")
+EPOCH = datetime.fromtimestamp(0, UTC)
+_DAY = len("2026-11-26")
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -52,13 +60,75 @@ def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
+def duration_ms(text: str, bare: str = "s", least_ms: int = 0, most_ms: int = MOST_MS) -> int:
+    """Milliseconds of ``500ms``, ``10s``, ``10m``, ``10min``, ``2h``, ``7d``, ``1.5h``.
+
+    ``bare``: the unit of a number without one; empty: it must have one. Errors: ValueError.
+    """
+    match = _DURATION.fullmatch(text)
+    unit = match and (match[3] or bare)
+    if not (match and unit):
+        raise ValueError(f"{text[:60]!r} is not a duration such as 500ms, 10s, 10m, 2h or 7d")
+    whole, part = match[1], match[2] or ""
+    found = int(whole + part) * UNIT_MS[unit] // int(10 ** len(part))
+    if not least_ms <= found <= most_ms:
+        limits = f"from {least_ms / 1000:,.15g} to {most_ms / 1000:,.15g} s"
+        raise ValueError(f"{text[:60]!r} is not a duration {limits}")
+    return found
+
+
+def parse_time(text: str, now_ns: int | None = None) -> int:
+    """Unix nanoseconds of a time, at least 0: of everything that ``local_time`` and others print.
+
+    ``10m``: so long ago; ``today`` and ``yesterday``: their midnight; ``14:05:09``: today;
+    ``2026-11-26``, ``2026-11-26 14:05``: local time, unless ``Z``, ``UTC`` or an offset follows.
+    Errors: ValueError.
+    """
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    with contextlib.suppress(ValueError):
+        return max(0, now_ns - duration_ms(text, bare="") * NS_PER_MS)
+    today = datetime.fromtimestamp(now_ns // NS_PER_S).date()
+    known = {"today": str(today), "yesterday": str(today - timedelta(days=1))}
+    iso = f"{today} {text}" if text[2:3] == ":" else known.get(text, text)
+    day, _, zone = iso.rpartition(" ")
+    if zone in time.tzname and len(day) == _DAY:
+        iso = day  # the line above the times of a day
+    elif zone == "UTC":
+        iso = f"{day}T00Z" if len(day) == _DAY else f"{day}Z"
+    try:
+        at = datetime.fromisoformat(iso)
+    except ValueError as exc:
+        forms = "10m, 14:05, 2026-11-26, '2026-11-26 14:05', 2026-11-26T14:05Z or yesterday"
+        raise ValueError(f"{text[:60]!r} is not a time such as {forms}") from exc
+    if not EPOCH.year <= at.year < LATEST_YEAR:
+        return 0 if at.year < EPOCH.year else LATEST_NS
+    return max(0, (at.astimezone(UTC) - EPOCH) // timedelta(microseconds=1) * 1000)
+
+
+def local_time(at_ns: int, now_ns: int | None = None, *, precise: bool = False) -> str:
+    """A time for people, in their zone: ``14:03:05`` of today, else ``2026-11-20 14:03``.
+
+    ``precise``: with day and milliseconds. In the second of two equal hours it has its offset.
+    """
+    at = datetime.fromtimestamp(at_ns // NS_PER_S)
+    now = datetime.fromtimestamp(time.time() if now_ns is None else now_ns // NS_PER_S)
+    is_today = at.date() == now.date()
+    at = at.replace(microsecond=at_ns // 1000 % 1_000_000)
+    shown = at.astimezone() if at.fold else at
+    if precise:
+        return shown.isoformat(" ", "milliseconds")
+    if is_today:
+        return shown.isoformat(" ", "seconds")[_DAY + 1 :]
+    return shown.isoformat(" ", "minutes")
+
+
 def ttl_note(sent_at: str | None, ttl: str | None) -> str:
     """``its TTL ended 5 min ago`` of a delivered message that is read too late; else empty."""
     try:
-        began, seconds = datetime.fromisoformat(sent_at or "").timestamp(), int(ttl or "")
+        began = datetime.fromisoformat(sent_at or "").timestamp()
+        late_s = int(time.time() - began) - duration_ms(ttl or "") // 1000
     except (ValueError, OverflowError):
         return ""
-    late_s = int(time.time() - began) - seconds
     return f"its TTL ended {elapsed(late_s * NS_PER_S)} ago" if late_s > 0 else ""
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from relay.base.clock import duration_ms
 from relay.base.errors import MessageError
 from relay.base.names import (
     AGENT_NAME,
@@ -47,9 +48,8 @@ HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 CONTROL_CHARACTER = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # the same but LF
 DIGITS = re.compile(r"[0-9]{1,18}")
+MOST_TTL_S = 10**18 - 1
 MOST_AWAIT_S = 1_000_000_000  # 31 years: when it is over must be a time that has a name
-DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)?")
-DURATION_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 # Headers that only the relay writes; a CHECKSUM it replaces.
 RELAY_HEADERS = ("FROM", "ID", "SENT", "ATTEMPT", "CHANNEL")
@@ -126,13 +126,13 @@ class MessageFile(NamedTuple):
     def ttl_s(self) -> int | None:
         """Seconds after it was sent within which it may be delivered."""
         value = self.headers.get("TTL")
-        return int(value) if value else None
+        return duration_ms(value) // 1000 if value else None
 
     @property
     def await_ms(self) -> int | None:
         """Milliseconds for which the sender waits for an answer."""
         value = self.headers.get("AWAIT")
-        return parse_duration_ms(value) if value else None
+        return duration_ms(value, "ms") if value else None
 
 
 class Heading(NamedTuple):
@@ -294,17 +294,6 @@ def command_fields(message: MessageFile) -> dict[str, str]:
     return fields
 
 
-def parse_duration_ms(text: str) -> int:
-    """Milliseconds of ``30s``, ``1m``, ``2h``, ``500ms`` or a bare ``60000``.
-
-    Errors: ValueError for anything else, and for zero.
-    """
-    match = DURATION.fullmatch(text)
-    if not match or not int(match[1]):
-        raise ValueError(f"{text!r} is not a duration such as 30s, 1m or 60000 (ms)")
-    return int(match[1]) * DURATION_UNIT_MS[match[2]]
-
-
 def _parse(head: bytes, body: bytes, file: str, *, delivered: bool) -> MessageFile:
     headers, attachments = _header_lines(head, file, delivered=delivered)
     try:
@@ -458,9 +447,9 @@ def _line_of(header: str, head: bytes) -> int:
     return 0
 
 
-def _is_duration(value: str) -> bool:
+def _is_duration(value: str, bare: str, least_ms: int, most_s: int) -> bool:
     try:
-        return 0 < parse_duration_ms(value) <= MOST_AWAIT_S * 1000
+        return duration_ms(value, bare, least_ms, most_s * 1000) > 0
     except ValueError:
         return False
 
@@ -484,14 +473,14 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
         f"a topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
     ),
     "TTL": (
-        lambda v: bool(DIGITS.fullmatch(v)) and int(v) > 0,
-        "a number of seconds above 0, of at most 18 digits",
+        lambda v: _is_duration(v, "s", 1000, MOST_TTL_S),
+        "a duration like 60 (s) or 10m, of 1 s at least and 18 digits of seconds at most",
     ),
     "CHECKSUM": (lambda v: bool(CHECKSUM.fullmatch(v)), "sha256: and 64 hex digits"),
     "DELIVERY": (lambda v: v in DELIVERY_MODES, f"one of {', '.join(DELIVERY_MODES)}"),
     "SIGNATURE": (_is_signature, "ed25519: and base64 of 64 bytes"),
     "AWAIT": (
-        _is_duration,
+        lambda v: _is_duration(v, "ms", 1, MOST_AWAIT_S),
         f"a duration like 30s, 1m or 60000 (ms), of {MOST_AWAIT_S}s at most",
     ),
 }

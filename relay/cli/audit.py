@@ -22,7 +22,7 @@ from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
 from relay.cli.audit_digest import digest
-from relay.cli.common import Amount, home_option, json_option, root_of, sanitize
+from relay.cli.common import Duration, home_option, json_option, root_of, sanitize
 
 # Packages of the extra, by import name.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
@@ -31,6 +31,7 @@ MAX_GRACE_S = 366 * 86_400  # a year
 RESEND_S = 0.05  # after a finalizer that swallowed a signal
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 EXIT_SIGNALLED = 128  # plus the signal's number, as in shells
+DAY_S = 86_400
 MAX_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
 
 
@@ -81,15 +82,15 @@ def list_jobs(context: click.Context, home: str | None) -> None:
 @click.option(
     "--grace",
     "grace_s",
-    metavar="SECONDS",
-    type=Amount(min=0, max=MAX_GRACE_S),
-    help="A message is an orphan only if it is this much older than the snapshot; 30 by default.",
+    type=Duration(0, MAX_GRACE_S),
+    help="A message is an orphan only if it is this much older than the snapshot; 30s by default.",
 )
 @click.option(
     "--recent",
     "recent_days",
     metavar="DAYS",
-    type=Amount(min=0, max=MAX_DAYS),
+    type=Duration(0, MAX_DAYS * DAY_S, bare="d"),
+    callback=lambda _ctx, _param, seconds: seconds and seconds / DAY_S,
     help="Older incidents are counted, but are not findings; 7 by default.",
 )
 @click.option(
@@ -177,10 +178,9 @@ def _never_exit_3() -> Iterator[None]:
 @click.option(
     "--interval",
     "interval_s",
-    metavar="SECONDS",
-    type=Amount(min=0.1, max=86_400),
-    default=5.0,
-    help="Polling interval; 5 by default.",
+    type=Duration(0.1, 86_400),
+    default="5s",
+    help="Polling interval; 5s by default.",
 )
 @json_option
 @click.pass_context

@@ -11,10 +11,11 @@ import click
 
 from relay.audit.digest import REFUSED, Counts, Digest, Reason, make_digest
 from relay.base import fsio
-from relay.base.clock import NS_PER_S, elapsed
+from relay.base.clock import elapsed, local_time
 from relay.base.home import LEDGER
 from relay.base.text import visible
 from relay.cli.common import (
+    TIME,
     echo_json,
     home_option,
     json_option,
@@ -22,9 +23,8 @@ from relay.cli.common import (
     plural,
     with_iso_times,
 )
-from relay.cli.history import parse_time
 from relay.cli.ids import short_ids
-from relay.cli.tables import colour, cut, local_time, screen_columns, wide_option
+from relay.cli.tables import colour, cut, screen_columns, wide_option
 
 YESTERDAY = "yesterday"
 MOST_NAMED = 3  # agents, and reasons, in a line; others are counted
@@ -57,17 +57,18 @@ Examples:
 @home_option
 @click.option(
     "--since",
-    metavar="TIME",
-    default=YESTERDAY,
+    "since_ns",
+    type=TIME,
+    default="yesterday",
     show_default=True,
-    help="30m, 2h, 1d ago, 2026-11-20T18:30, or yesterday: from its beginning, local time.",
+    help="10m ago, 14:05, '2026-11-20 18:30', or yesterday: from its beginning.",
 )
 @click.option("--out", metavar="FILE", help="Write a page for a browser here, e.g. digest.html.")
 @wide_option
 @json_option
 @click.pass_context
 def digest(
-    ctx: click.Context, home: str | None, since: str, out: str | None, wide: bool, as_json: bool
+    ctx: click.Context, home: str | None, since_ns: int, out: str | None, wide: bool, as_json: bool
 ) -> None:
     """Show in ten lines what agents did, and what is open.
 
@@ -76,7 +77,8 @@ def digest(
     the ledger only, and starts no Spark.
     """
     now_ns = time.time_ns()
-    since_ns = _since_ns(since, now_ns)
+    if since_ns > now_ns:
+        raise click.BadParameter("it is in the future", param_hint="--since")
     with open_home(ctx, home) as opened:
         made = make_digest(opened.path(LEDGER), since_ns, now_ns)
     lines = digest_lines(made)
@@ -90,19 +92,6 @@ def digest(
     for label, text in [("digest", title), *lines]:
         shown = visible(text) if columns is None else cut(visible(text), columns - LABEL)
         click.echo(f"{colour(label.ljust(LABEL), bold=True)}{shown}")
-
-
-def _since_ns(text: str, now_ns: int) -> int:
-    """Parse --since. Errors: BadParameter, also for a time that is yet to come."""
-    if text == YESTERDAY:
-        today = time.localtime(now_ns // NS_PER_S)
-        # mktime knows days of 23 and of 25 hours, and takes 0 for the last day of a month.
-        midnight = (*today[:2], today.tm_mday - 1, 0, 0, 0, 0, 0, -1)
-        return int(time.mktime(midnight)) * NS_PER_S
-    since_ns = parse_time(text, "--since") * NS_PER_S
-    if since_ns > now_ns:
-        raise click.BadParameter(f"{text} is in the future", param_hint="--since")
-    return since_ns
 
 
 def _facts(made: Digest) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from relay.base import fsio
-from relay.base.clock import elapsed, iso_time
+from relay.base.clock import duration_ms, elapsed, iso_time, parse_time
 from relay.base.discovery import (
     HOME_VARIABLE,
     default_home,
@@ -47,8 +46,6 @@ NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to 
 USED_HOME = "relay.used"  # likewise: the home of the command
 READERS = ("inbox", "unread", "top", "guide")  # commands that show the inbox, or text to be copied
 COMMAND = "relay.command"  # likewise: the command that works on the home
-_AGE = re.compile(r"([0-9]{1,9})([smhd])")
-_AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NAMED = re.compile(r"`relay (?=[a-z])(?!acomm\b|aof\b|sh\b|help\b|[a-z ]+ --help)")
 
 ADVICE_S = 60  # between two lines about unread messages
@@ -120,17 +117,45 @@ as_option = click.option(
 )
 
 
-class Amount(click.FloatRange):
-    """A finite number: nan and infinity pass click's range checks."""
+class Duration(click.ParamType[float]):
+    """A duration, ``30``, ``500ms``, ``10m``; its value is seconds."""
+
+    name = "duration"
+
+    def __init__(self, least_s: float = 0, most_s: float = 10**9, bare: str = "s") -> None:
+        """Set limits, and the unit of a bare number; empty: a number needs its unit."""
+        self.least_s, self.most_s, self.bare = least_s, most_s, bare
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Convert and check the value."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a valid number", param, ctx)
-        return number
+        least_ms, most_ms = int(self.least_s * 1000), int(self.most_s * 1000)
+        try:
+            return duration_ms(str(value), self.bare, least_ms, most_ms) / 1000
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+class Time(click.ParamType[int]):
+    """A time, as ``parse_time`` reads it; its value is Unix nanoseconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert the value."""
+        if isinstance(value, int):  # a default
+            return value
+        try:
+            return parse_time(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+DURATION = Duration()
+WAIT = Duration(0.001)  # longer than nothing
+AGE = Duration(bare="")  # of what is deleted permanently: days meant must not be seconds
+TIME = Time()
 
 
 def home_option(command: F) -> F:
@@ -191,14 +216,6 @@ def name_home(text: str, ctx: click.Context | None = None) -> str:
 def open_home(ctx: click.Context, home: str | None) -> Home:
     """Open the home. Errors: HomeMissing."""
     return Home(root_of(ctx, home))
-
-
-def parse_age(text: str) -> int:
-    """Seconds of ``30s``, ``10m``, ``2h`` or ``7d``. Errors: ValueError."""
-    match = _AGE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an age such as 30s, 10m, 2h or 7d")
-    return int(match[1]) * _AGE_UNITS[match[2]]
 
 
 def hold_lock(home: Home) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from relay.base import fsio, process_info
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
@@ -23,7 +23,7 @@ from relay.base.status_client import StatusReply, ask, silence, socket_path
 from relay.base.text import format_size
 from relay.cli.agents import find_alerts
 from relay.cli.common import (
-    Amount,
+    DURATION,
     ago,
     echo_json,
     given_home,
@@ -38,7 +38,7 @@ from relay.cli.common import (
     with_iso_times,
 )
 from relay.cli.ids import short_ids
-from relay.cli.tables import local_time, print_table
+from relay.cli.tables import print_table
 from relay.cli.trace import count_waiting
 
 START_TIMEOUT_S = 60
@@ -176,10 +176,10 @@ def _crash_log(root: str) -> int:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Amount(0, 10**6),
-    default=30.0,
+    type=DURATION,
+    default="30s",
     show_default=True,
-    help="Seconds to wait.",
+    help="Longest wait.",
 )
 @json_option
 @click.pass_context

@@ -7,6 +7,7 @@ commands to the relay.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,18 @@ from relay.base.clock import NS_PER_S, iso_time
 from relay.base.errors import InvalidName, NotFound
 from relay.base.home import LEDGER
 from relay.cli.common import (
+    AGE,
+    TIME,
     check_agents,
     complete_agents,
     echo_json,
     home_option,
     json_option,
     open_home,
-    parse_age,
     print_rows,
     sanitize,
 )
-from relay.cli.history import message_facts, parse_time, read_store, wait_for_flush
+from relay.cli.history import message_facts, read_store, wait_for_flush
 from relay.cli.ids import begins, resolve_id, short_ids
 from relay.cli.request import control_options, send_command
 from relay.cli.tables import limit_option, local_iso, wide_option
@@ -80,7 +82,7 @@ Examples:
     shell_complete=complete_agents,
     help="Only messages from or to this agent.",
 )
-@click.option("--since", metavar="TIME", help="30m, 2h, 1d ago, or 2026-11-20T18:30.")
+@click.option("--since", type=TIME, default=0, help="10m ago, 14:05, '2026-11-20 18:30'.")
 @limit_option
 @wide_option
 @json_option
@@ -89,7 +91,7 @@ def failed(
     ctx: click.Context,
     home: str | None,
     agent: str | None,
-    since: str | None,
+    since: int,
     limit: int,
     wide: bool,
     as_json: bool,
@@ -101,8 +103,7 @@ def failed(
     """
     from relay.ledger.file import open_readonly
 
-    after_s = parse_time(since, "--since") if since else 0
-    wanted = {"since": after_s * NS_PER_S, "agent": agent, "limit": limit}
+    wanted = {"since": since, "agent": agent, "limit": limit}
     with open_home(ctx, home) as opened:
         with contextlib.closing(open_readonly(opened.path(LEDGER))) as db:
             rows = list(map(dict, db.execute(FAILED, wanted)))
@@ -228,20 +229,10 @@ def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 
 @dead.command(epilog="\b\nExample:\n  relay dead purge --older-than 7d")
 @control_options
-@click.option("--older-than", required=True, metavar="AGE", help="30s, 10m, 2h or 7d; 0s: all.")
-def purge(ctx: click.Context, /, older_than: str, **caller: Any) -> None:
-    """Discard all dead letters older than AGE."""
-    send_command(ctx, "dead.purge", {"OLDER_THAN": _age_s(older_than)}, **caller)
-
-
-def _age_s(text: str) -> int:
-    """Parse an age as seconds. The unit is required because purging cannot be undone."""
-    try:
-        return parse_age(text)
-    except ValueError as exc:
-        raise click.BadParameter(
-            f"invalid age {text!r}: expected one like 30s, 10m, 2h or 7d", param_hint="AGE"
-        ) from exc
+@click.option("--older-than", required=True, type=AGE, help="10m, 2h or 7d; 0s: all.")
+def purge(ctx: click.Context, /, older_than: float, **caller: Any) -> None:
+    """Discard all dead letters older than this. The unit is required: it cannot be undone."""
+    send_command(ctx, "dead.purge", {"OLDER_THAN": math.ceil(older_than)}, **caller)
 
 
 def _dead_facts(store: Engine, letter: DeadLetter) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from relay.base.home import Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
 from relay.base.names import MSG_SUFFIX
 from relay.cli.common import (
+    DURATION,
     as_option,
     complete_agents,
     echo_body,
@@ -98,8 +99,8 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.IntRange(0, 10**9),
-    help="Seconds to wait, with --take or --follow.",
+    type=DURATION,
+    help="Longest wait, with --take or --follow.",
 )
 @click.option(
     "--from",
@@ -119,7 +120,7 @@ def inbox(
     take: bool,
     take_all: bool,
     follow: bool,
-    timeout_s: int | None,
+    timeout_s: float | None,
     sender: str | None,
     limit: int,
     wide: bool,

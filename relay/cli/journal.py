@@ -6,6 +6,7 @@ otherwise they take the home's lock and run here. Options override the settings 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, NotFound
 from relay.base.home import is_served
 from relay.cli.common import (
+    AGE,
     echo_json,
     hold_lock,
     home_option,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from relay.journal.plan import JobResult, JournalCommand, TierPolicy
     from relay.journal.tiers import Tiers
 
-_AGES = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
 _MOST_DIGITS = 15
 
@@ -163,7 +164,7 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
 @control_options
-@click.option("--keep-age", metavar="AGE", help="Keep younger segments: 30s, 10min, 2h, 90d.")
+@click.option("--keep-age", type=AGE, help="Keep younger segments: 10m, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep this much, uncompressed: 500MiB, 10GiB.")
 @click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
 @click.option(
@@ -172,7 +173,7 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 def prune(
     ctx: click.Context,
     /,
-    keep_age: str | None,
+    keep_age: float | None,
     keep_bytes: str | None,
     objects: str,
     dry_run: bool,
@@ -189,8 +190,8 @@ def prune(
     place = _place(ctx, caller["home"], objects)
     order = JournalCommand(
         PRUNE,
-        keep_age_s=None if keep_age is None else _number(keep_age, _AGES, "--keep-age"),
-        keep_bytes=None if keep_bytes is None else _number(keep_bytes, _SIZES, "--keep-bytes"),
+        keep_age_s=None if keep_age is None else math.ceil(keep_age),
+        keep_bytes=None if keep_bytes is None else _size(keep_bytes),
     )
     policy = place.policy()
     if {keep_age, keep_bytes, policy.keep_age_s, policy.keep_bytes} == {None}:
@@ -379,11 +380,11 @@ def _facts(entry: Any, failures: Any) -> dict[str, Any]:
     }
 
 
-def _number(text: str, units: dict[str, int], option: str) -> int:
-    """Parse a number with a unit, which is required because pruning is permanent."""
-    for unit, size in units.items():
+def _size(text: str) -> int:
+    """Parse a size with its unit, which is required because pruning is permanent."""
+    for unit, size in _SIZES.items():
         digits = text.removesuffix(unit)
         if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
             return int(digits) * size
-    examples = ", ".join(f"10{unit}" for unit in units)
-    raise click.BadParameter(f"expected {examples}, got {text!r}", param_hint=option)
+    examples = ", ".join(f"10{unit}" for unit in _SIZES)
+    raise click.BadParameter(f"expected {examples}, got {text!r}", param_hint="--keep-bytes")

@@ -20,6 +20,7 @@ from relay.base.errors import EXIT_FINDINGS
 from relay.base.home import LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
+    TIME,
     echo_json,
     home_option,
     json_option,
@@ -288,7 +289,7 @@ def schema(ctx: click.Context, home: str | None, table: str | None) -> None:
 
 @ledger.command(hidden=True)  # its name until `relay tail` had --security
 @home_option
-@click.option("--since")
+@click.option("--since", type=TIME)
 @click.option("--agent")
 @click.option("--security", is_flag=True)
 @click.option("--limit", type=click.IntRange(1), default=100)

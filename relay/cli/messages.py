@@ -21,6 +21,8 @@ from relay.base.errors import (
 )
 from relay.base.names import ORCHESTRATOR
 from relay.cli.common import (
+    WAIT,
+    Duration,
     as_option,
     complete_recipients,
     complete_threads,
@@ -44,7 +46,6 @@ from relay.cli.request import (
     check_has_not_arrived,
     check_has_session,
     control_options,
-    duration_s,
     mark_read,
     open_agent,
     relay_runs,
@@ -83,21 +84,19 @@ Examples:
 @click.option("--re", metavar="ID", help="The message this one answers.")
 @click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
 @click.option("--topic", metavar="TOPIC")
-@click.option("--ttl", "ttl_s", type=click.IntRange(1), metavar="SECONDS")
+@click.option("--ttl", "ttl_s", type=Duration(1), callback=lambda _c, _p, s: s and int(s))
 @click.option("--delivery", type=click.Choice(["at-most-once", "at-least-once", "exactly-once"]))
 @click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--await",
     "awaited_s",
-    metavar="DURATION",
-    callback=duration_s,
+    type=WAIT,
     help="Wait this long for the answer (30 or 30s, 1m, 500ms) and print it.",
 )
 @click.option(
     "--due",
     "due_s",
-    metavar="DURATION",
-    callback=duration_s,
+    type=WAIT,
     help="When the answer is due, in place of the default.",
 )
 @click.option(
@@ -109,8 +108,7 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    metavar="DURATION",
-    callback=duration_s,
+    type=WAIT,
     help=f"The longest wait of --until [{STEP_S} s].",
 )
 @click.option(
@@ -267,8 +265,7 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    metavar="DURATION",
-    callback=duration_s,
+    type=WAIT,
     default=f"{STEP_S}s",
     show_default=True,
 )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.base.clock import local_time
 from relay.cli.common import (
-    Amount,
+    WAIT,
     agent_not_found,
     as_option,
     echo_json,
@@ -35,10 +36,10 @@ def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     timeout = click.option(
         "--timeout",
         "timeout_s",
-        type=Amount(0, 10**6, min_open=True),
-        default=10.0,
+        type=WAIT,
+        default="10s",
         show_default=True,
-        help="Seconds to wait for the relay's answer.",
+        help="Longest wait for the relay's answer.",
     )
     return home_option(as_option(timeout(json_option(click.pass_context(command)))))
 
@@ -196,17 +197,6 @@ def mark_read(root: str, agent: str, message_id: str) -> None:
         fsio.rename(name, inbox, name, dirs.ensure("agents", agent, "inbox", READ))
 
 
-def duration_s(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Parse ``30`` or ``30s``, ``1m``, ``2h``, ``500ms`` as seconds. Errors: BadParameter."""
-    from relay.base.message import parse_duration_ms
-
-    if text is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return parse_duration_ms(f"{text}s" if text.isdecimal() else text) / 1000
-    raise click.BadParameter(f"{text!r} is not a duration such as 30, 30s, 1m or 500ms", ctx, param)
-
-
 def check_has_session(root: str, to: str) -> None:
     """Check that an agent has a session that tells when it is idle. Errors: RelayError."""
     from relay.base.errors import RelayError
@@ -243,7 +233,6 @@ def check_has_not_arrived(root: str, message_id: str) -> None:
 def _arrival(delivery: Mapping[str, Any]) -> str:
     """When a recipient read a message, or got it; empty if it never did, failed, or gave it up."""
     from relay.cli import outcomes
-    from relay.cli.tables import local_time
 
     name, outcome = delivery["recipient"], outcomes.outcome_of(delivery)
     is_over = delivery["obligation"] == "given_up"

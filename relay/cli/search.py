@@ -18,7 +18,6 @@ from relay.cli.common import check_agents, home_option, json_option, open_home
 from relay.cli.history import (
     echo_message,
     outcomes_of,
-    parse_time,
     print_table,
     read_store,
     short_ids_of,
@@ -55,7 +54,7 @@ Keys:
   re:                                  the id of the message that they answer or are about
   is:unread  is:dead  is:owed          by the ledger; with to: of this recipient
   has:attachment
-  after: before:                       2026-11-20T18:30 (UTC by default), or 2h ago""",
+  after: before:                       2h ago, 14:05, 2026-11-20T18:30, yesterday""",
 )
 @home_option
 @click.argument("query", nargs=-1)
@@ -86,7 +85,7 @@ def search(
     if regex:
         parsed = Query(regex=text)
     else:
-        parsed = parse(text, parse_time, tuple(str(kind) for kind in Kind))
+        parsed = parse(text, tuple(str(kind) for kind in Kind))
     with open_home(ctx, home) as opened:
         found, note = _find(opened, parsed, limit)
         rows = _rows(opened, found)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_S, local_time
 
 if TYPE_CHECKING:
     from relay.base.home import Home
@@ -26,7 +25,7 @@ class AgentState(NamedTuple):
     def text(self, owed: int, now_ns: int) -> str:
         """The state in words; ``owed``: how many answers it owes."""
         if self.state in (UNSEEN, ENDED):
-            return f"not seen since {_clock(self.seen_at, now_ns)}"
+            return f"not seen since {local_time(self.seen_at, now_ns)}"
         if self.state == "blocked":
             return "blocked on a permission"
         return f"{self.state} and owes {owed}" if self.state == "idle" and owed else self.state
@@ -58,12 +57,3 @@ def latest_calls(home: Home) -> dict[str, int]:
         if one.is_live:
             found[one.agent] = max(one.seen_at, found.get(one.agent, 0))
     return found
-
-
-def _clock(at_ns: int, now_ns: int) -> str:
-    """The local time without seconds: ``12:03``, or with its day."""
-    from relay.cli.tables import local_time
-
-    text = local_time(at_ns, now_ns)
-    is_today = text.count(":") == 2
-    return time.strftime("%H:%M", time.localtime(at_ns // NS_PER_S)) if is_today else text

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_S, local_time, parse_time
 from relay.base.text import visible
 
 wide_option = click.option("--wide", is_flag=True, help="Cut nothing to the terminal's width.")
@@ -171,28 +171,11 @@ def highlight(text: str, parts: Sequence[tuple[int, int]], most: int | None = No
     return shown
 
 
-def local_time(at_ns: int, now_ns: int | None = None, *, precise: bool = False) -> str:
-    """Format a time for people, in their time zone: ``14:03:05``, ``Nov 20 14:03``, ``2025-11-20``.
-
-    Times of today with seconds, of this year with the day, older ones as a date. ``precise``: day
-    and milliseconds in every case.
-    """
-    at = time.localtime(at_ns // NS_PER_S)
-    if precise:
-        return f"{time.strftime('%Y-%m-%d', at)} {clock_of(at_ns)}"
-    now = time.localtime(time.time() if now_ns is None else now_ns // NS_PER_S)
-    if at[:3] == now[:3]:
-        return time.strftime("%H:%M:%S", at)
-    return time.strftime("%b %d %H:%M" if at.tm_year == now.tm_year else "%Y-%m-%d", at)
-
-
 def local_iso(text: str | None) -> str | None:
     """Format an ISO 8601 time as ``local_time`` does; None stays None."""
     if text is None:
         return None
-    from datetime import datetime  # most commands start without it
-
-    return local_time(int(datetime.fromisoformat(text).timestamp()) * NS_PER_S)
+    return local_time(parse_time(text))
 
 
 def day_of(at_ns: int) -> str:
@@ -202,5 +185,4 @@ def day_of(at_ns: int) -> str:
 
 def clock_of(at_ns: int) -> str:
     """Format the local time of day with milliseconds: ``20:01:02.007``."""
-    at = time.localtime(at_ns // NS_PER_S)
-    return time.strftime("%H:%M:%S", at) + f".{at_ns // 1_000_000 % 1000:03d}"
+    return local_time(at_ns, precise=True).partition(" ")[2]

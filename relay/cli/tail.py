@@ -18,13 +18,13 @@ from typing import Any
 
 import click
 
-from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER, READ, Home
 from relay.base.names import ORCHESTRATOR
 from relay.base.text import visible
 from relay.cli import outcomes
 from relay.cli.common import (
+    TIME,
     complete_agents,
     echo_json,
     home_option,
@@ -33,7 +33,6 @@ from relay.cli.common import (
     sanitize,
     when,
 )
-from relay.cli.history import parse_time
 from relay.cli.ids import SHORT, read_file, short_ids
 from relay.cli.tables import clock_of, colour, colour_by_word, cut, day_of, wide_option
 from relay.ledger import REMOVED
@@ -91,7 +90,7 @@ Examples:
     shell_complete=complete_agents,
     help="Only messages from or to this agent.",
 )
-@click.option("--since", metavar="TIME", help="Start 30s, 10m, 2h, 7d ago, or at 2026-11-20T18:30.")
+@click.option("--since", type=TIME, help="Start 10m ago, at 14:05, '2026-11-20 18:30', yesterday.")
 @click.option(
     "--limit",
     type=click.IntRange(1),
@@ -110,7 +109,7 @@ def tail(
     home: str | None,
     follow: bool,
     agent: str | None,
-    since: str | None,
+    since: int | None,
     limit: int,
     security: bool,
     has_bodies: bool,
@@ -128,8 +127,7 @@ def tail(
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))
         db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
-        begin = None if since is None else parse_time(since, "--since") * NS_PER_S
-        cursor = EventCursor(db, begin, limit, security=security)
+        cursor = EventCursor(db, since, limit, security=security)
         is_silent = not as_json
         lines = EventLines(wide=wide)
         while True:

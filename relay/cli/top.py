@@ -24,7 +24,7 @@ from relay.base.status_client import ask, silence
 from relay.base.text import format_size
 from relay.cli.agents import AgentAlert, find_alerts
 from relay.cli.common import (
-    Amount,
+    Duration,
     ago,
     home_option,
     not_running_text,
@@ -94,7 +94,7 @@ class Snapshot(NamedTuple):
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
 @home_option
 @click.option(
-    "--every", "every_s", type=Amount(0.1), default=REFRESH_S, show_default=True, help="Seconds."
+    "--every", "every_s", type=Duration(0.1), default=f"{REFRESH_S:g}s", show_default=True
 )
 @click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S, local_time
 from relay.base.errors import LedgerError, NotFound, RelayError, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.message import ANSWERS, Kind
@@ -35,7 +35,7 @@ from relay.cli.common import (
 )
 from relay.cli.ids import messages_in, resolve_id, short_ids
 from relay.cli.outcomes import Outcome
-from relay.cli.tables import clock_of, colour_by_word, day_of, local_time
+from relay.cli.tables import clock_of, colour_by_word, day_of
 from relay.ledger import REMOVED
 
 OFFERS = ("offered", "in_context", "returned")

@@ -15,7 +15,7 @@ from relay.base.errors import NotRunning, RelayError
 from relay.base.home import LEDGER, READ, Home, is_served
 from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.cli.common import (
-    Amount,
+    Duration,
     agent_not_found,
     ago,
     complete_agents,
@@ -90,10 +90,9 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Amount(min=0.1, max=3600),
-    default=30,
+    type=Duration(0.1, 3600),
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
     help="How long to wait for evidence of each rung.",
 )
 @home_option

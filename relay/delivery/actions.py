@@ -22,10 +22,10 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.agents.status import RETIRE, REVIVE, parse_status_command
-from relay.base.clock import Clock
+from relay.base.clock import Clock, duration_ms
 from relay.base.errors import Refused
 from relay.base.incidents import Incident, IncidentKind
-from relay.base.message import DELIVERY_MODES, DIGITS, parse_duration_ms
+from relay.base.message import DELIVERY_MODES, DIGITS
 from relay.base.names import (
     DIRECT_PREFIX,
     EVERYONE_CHANNEL,
@@ -439,7 +439,7 @@ def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
     if message_id and message_id_of(message_id + MSG_SUFFIX) is None:
         raise Refused(f"ID {message_id[:70]!r} is not a message id")
     try:
-        within_ms = parse_duration_ms(command.fields.get("WITHIN", IDLE_WITHIN))
+        within_ms = duration_ms(command.fields.get("WITHIN", IDLE_WITHIN), "ms", 1)
     except ValueError as exc:
         raise Refused(f"WITHIN: {exc}") from exc
     return ControlReply(None, effects=Effects(idle=IdleRequest(name, message_id, within_ms)))

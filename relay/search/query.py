@@ -16,6 +16,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
+from relay.base.clock import NS_PER_S, parse_time
 from relay.base.errors import InvalidQuery
 from relay.base.names import uuid4_of
 from relay.search.index import Entry
@@ -27,8 +28,6 @@ _TOKEN = re.compile(
 )
 _CLOSE = 0.7  # how similar a misspelled key is
 _HINT = "to search for a text with a colon, quote it: '\"{}\"'"
-
-ParseTime = Callable[[str, str], int]  # the text and the key: Unix seconds
 
 
 class Query(NamedTuple):
@@ -51,10 +50,10 @@ class Query(NamedTuple):
     like_keys: tuple[str, ...] = ()  # words before a colon that were taken as text
 
 
-def parse(text: str, parse_time: ParseTime, kinds: tuple[str, ...]) -> Query:
+def parse(text: str, kinds: tuple[str, ...]) -> Query:
     """Parse a query. Errors: InvalidQuery, with the key it is about.
 
-    ``parse_time`` parses the values of after: and before:, ``kinds`` are those there are.
+    ``kinds`` are those there are.
     """
     values: dict[str, list[str]] = {key: [] for key in KEYS}
     texts: list[str] = []
@@ -87,8 +86,8 @@ def parse(text: str, parse_time: ParseTime, kinds: tuple[str, ...]) -> Query:
         channels=tuple(name.removeprefix("#") for name in values["channel"]),
         states=tuple(values["is"]),
         with_attachment=bool(values["has"]),
-        after=max((parse_time(value, "after:") for value in values["after"]), default=None),
-        before=min((parse_time(value, "before:") for value in values["before"]), default=None),
+        after=max(map(_seconds, values["after"]), default=None),
+        before=min(map(_seconds, values["before"]), default=None),
         like_keys=tuple(like_keys),
     )
 
@@ -107,6 +106,11 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     """A key's value. Errors: InvalidQuery."""
     if not value:
         raise InvalidQuery(f"{key}: has no value", hint=_HINT.format(f"{key}:"))
+    if key in ("after", "before"):
+        try:
+            parse_time(value)
+        except ValueError as exc:
+            raise InvalidQuery(f"{key}: {exc}") from exc
     known = {"is": STATES, "has": ("attachment",), "kind": kinds}.get(key)
     if known is None:
         return value
@@ -118,6 +122,10 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
             f"{key}:{value} is unknown; {meant}", hint=_HINT.format(f"{key}:{value}")
         )
     return word
+
+
+def _seconds(time: str) -> int:
+    return parse_time(time) // NS_PER_S
 
 
 def matches(

@@ -22,7 +22,6 @@ from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, Mess
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, SEARCH, Home
-from relay.cli.history import parse_time
 from relay.daemon.opening import open_journal, open_store_readonly, stream_dir
 from relay.daemon.search_filler import KINDS, source_of
 from relay.engine.events import VERSION, ChannelCreated, Event, EventCodec, EventRecord, MessageSent
@@ -218,7 +217,7 @@ def _questions(names: list[str], texts: Texts, messages: int) -> Iterator[tuple[
         sample = chance.choice(texts.samples).split(" ")
         at = chance.randrange(len(sample) - 3)
         name = chance.choice(names)
-        day = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(BEGIN_S + chance.randrange(messages)))
+        day = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(BEGIN_S + chance.randrange(messages)))
         yield "frequent word", word(0, 200)
         yield "rare word", word(20_000, VOCABULARY)
         yield "id", f"job-{chance.randrange(1, messages):07d}"
@@ -247,7 +246,7 @@ def _ask(home: Home, names: list[str], texts: Texts, messages: int) -> None:
     with Index(home.path(SEARCH)) as index:
         for kind, text in _questions(names, texts, messages):
             began = time.perf_counter()
-            query = parse(text, parse_time, kinds)
+            query = parse(text, kinds)
             result = find(index, query, LIMIT, ledger)
             ms = (time.perf_counter() - began) * 1000
             if not took:

@@ -15,7 +15,7 @@ from relay.audit.digest import Counts, Digest, Owed, Reason, Slow, make_digest
 from relay.base.clock import NS_PER_S
 from relay.base.home import Home
 from relay.base.names import ORCHESTRATOR
-from relay.cli import audit_digest, run
+from relay.cli import run
 from relay.cli.audit_digest import digest_lines
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.ledger_rows import DAY, HOUR, MINUTE, MS, agent, delivery, insert, message
@@ -205,26 +205,6 @@ def test_nothing_happened() -> None:
     ]
 
 
-def test_yesterday_begins_at_midnight_also_where_it_had_23_hours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
-    time.tzset()
-    try:
-        for now, expected in (
-            ("2026-03-30T12:00 +0200", "2026-03-29T00:00 +0100"),  # the clock went forward
-            ("2026-01-01T00:01 +0100", "2025-12-31T00:00 +0100"),
-        ):
-            at, since = (
-                int(time.mktime(time.strptime(one[:16], "%Y-%m-%dT%H:%M"))) * NS_PER_S
-                for one in (now, expected)
-            )
-            assert audit_digest._since_ns("yesterday", at) == since
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
 def test_the_page_has_what_agents_wrote_as_text(
     home: HomeBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,8 +224,8 @@ def test_the_page_has_what_agents_wrote_as_text(
 @pytest.mark.parametrize(
     ("given", "code", "said"),
     [
-        (["--since", "soon"], 2, "invalid time 'soon': expected 2026-11-20T18:30, or "),
-        (["--since", "9999-01-01"], 2, "9999-01-01 is in the future"),
+        (["--since", "soon"], 2, "'soon' is not a time such as 10m, 14:05, "),
+        (["--since", "9999-01-01"], 2, "it is in the future"),
         (["--home", "/nowhere"], 5, "there is no relay home at /nowhere"),
         ([], 5, "there is no ledger at "),
     ],

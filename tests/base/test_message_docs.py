@@ -9,6 +9,7 @@ import pytest
 from relay.acomm.model import MessageType, Priority
 from relay.base import message as rules
 from relay.base import names
+from relay.base.clock import duration_ms
 from relay.base.errors import MessageError
 from relay.base.message import Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR, sha256_hex
@@ -73,7 +74,7 @@ def test_the_values_that_are_listed_are_the_ones_there_are() -> None:
     rows = {row[0]: row for row in tables(DOCS, "Headers")[0]}
     assert re.findall("`(.*?)`", rows["DELIVERY"][1]) == list(rules.DELIVERY_MODES)
     for value in re.findall("`(.*?)`", rows["AWAIT"][1]):
-        assert rules.parse_duration_ms(value) > 0
+        assert duration_ms(value, "ms") > 0
     priorities = ", ".join(f"{p.value} {p.label.lower()}" for p in Priority)
     assert rows["PRIORITY"][2].startswith(priorities)
     for value in re.findall("`(.*?)`", rows["TO"][1]):

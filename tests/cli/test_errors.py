@@ -79,12 +79,6 @@ $ relay send --priority 9 bob hi
 relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4; see `relay send --help`
 $ relay send --priority high bob hi
 relay: Invalid value for '--priority': 'high' is not a valid integer; see `relay send --help`
-$ relay top --every nan
-relay: Invalid value for '--every': nan is not a valid number; see `relay top --help`
-$ relay down --timeout nan
-relay: Invalid value for '--timeout': nan is not a valid number; see `relay down --help`
-$ relay channel close ci --timeout nan
-relay: Invalid value for '--timeout': nan is not a valid number; see `relay channel close --help`
 """
 
 
@@ -93,6 +87,26 @@ def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in zip(lines[::2], lines[1::2], strict=True):
         assert run(words.removeprefix("$ relay ").split()) == EXIT_USAGE, words
         assert said(capsys) == line, words
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "what"),
+    [
+        ("top --every nan", "--every", "'nan' is not a duration such as 500ms, 10s, 10m, 2h or 7d"),
+        ("down --timeout nan", "--timeout", "'nan' is not a duration such as 500ms, 10s, "),
+        ("top --every 0", "--every", "'0' is not a duration from 0.1 to 1,000,000,000 s"),
+        ("dead purge --older-than 7", "--older-than", "'7' is not a duration such as 500ms, "),
+        ("send --await soon bob hi", "--await", "'soon' is not a duration such as 500ms, "),
+        ("tail --since 5", "--since", "'5' is not a time such as 10m, 14:05, 2026-11-26, "),
+        ("search before:soon", "before:", "'soon' is not a time such as 10m, 14:05, "),
+    ],
+)
+def test_what_is_no_duration_or_time_is_told(
+    words: str, where: str, what: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_USAGE
+    told = said(capsys)
+    assert where in told.partition(what)[0] and what in told and "\n" not in told
 
 
 @pytest.mark.parametrize(

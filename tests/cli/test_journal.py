@@ -224,10 +224,10 @@ def test_a_damaged_configuration_is_said_so(home: Path) -> None:
     assert isinstance(error, ConfigError) and "keep_byte" in str(error)
 
 
-@pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "1 d", "9999999999999999d"])
+@pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "9999999999999999d"])
 def test_what_to_keep_needs_a_unit(home: Path, text: str) -> None:
     result = run(home, "prune", f"--keep-age={text}")
-    assert result.exit_code == 2 and "expected 10s, 10min, 10h, 10d" in result.stderr
+    assert result.exit_code == 2 and f"{text!r} is not a duration" in result.stderr
 
 
 def test_prune_asks_what_to_keep(home: Path) -> None:

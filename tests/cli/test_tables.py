@@ -7,7 +7,8 @@ import sys
 import pexpect
 import pytest
 
-from relay.cli.tables import cut, highlight, local_time, print_table
+from relay.base.clock import local_time
+from relay.cli.tables import cut, highlight, print_table
 
 TABLE = """
 from relay.cli.tables import print_table
@@ -79,15 +80,13 @@ def test_a_long_line_is_cut_around_its_first_match() -> None:
 
 
 def test_times_are_local_and_as_short_as_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Today by the clock, this year by the day, before that by the date."""
     import time
 
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     now = 1_795_374_062 * 10**9
     assert local_time(now - 3600 * 10**9, now) == "19:01:02"
-    assert local_time(now - 3 * 86_400 * 10**9, now) == "Nov 19 20:01"
-    assert local_time(now - 400 * 86_400 * 10**9, now) == "2025-10-18"
+    assert local_time(now - 3 * 86_400 * 10**9, now) == "2026-11-19 20:01"
     assert local_time(now + 7 * 10**6, precise=True) == "2026-11-22 20:01:02.007"
     monkeypatch.undo()
     time.tzset()

@@ -167,6 +167,6 @@ def test_a_replayed_letter_is_dead_no_longer(home: Path) -> None:
 
 
 def test_an_age_that_is_none(home: Path) -> None:
-    for age in ("7", "d", "1w", "-1d", "1.5h", "²d", "1234567890d", ""):
+    for age in ("7", "d", "1w", "-1d", "²d", "1234567890d", ""):
         done = relay("dead", "purge", "--older-than", age, home=home)
-        assert done.returncode == 2 and "invalid age" in done.stderr, age
+        assert done.returncode == 2 and "is not a duration" in done.stderr, age

@@ -152,6 +152,6 @@ def test_without_a_relay_it_is_sent_and_not_waited_for(
 
 def test_a_time_that_is_none(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home")
-    for time in ("soon", "0", "0s", "-1s", "1d"):
+    for time in ("soon", "0", "0s", "-1s", "1w"):
         done = relay("send", f"--await={time}", "bob", "hello", home=home)
-        assert done.returncode == 2 and "is not a duration such as 30, 30s, 1m" in done.stderr, time
+        assert done.returncode == 2 and "is not a duration" in done.stderr, time

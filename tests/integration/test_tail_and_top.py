@@ -128,10 +128,10 @@ def test_tail_shows_what_should_not_be_there(running: Relay, home: Path) -> None
 
 
 def test_a_time_that_is_none_is_named(home: Path) -> None:
-    for since in ("", "5x", "-5m", "1h30m", "99999999999s"):
+    for since in ("", "5", "5x", "-5m", "1h30m", "2026-13-01", "25:00"):
         done = relay("tail", "--no-follow", f"--since={since}", home=home)
         assert done.returncode == 2, since
-        assert "--since" in done.stderr and "expected" in done.stderr, since
+        assert "--since" in done.stderr and "is not a time such as 10m" in done.stderr, since
         assert "Traceback" not in done.stderr, since
 
 

@@ -8,7 +8,6 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, SEARCH
 from relay.base.message import Kind
-from relay.cli.history import parse_time
 from relay.daemon.opening import open_store_readonly
 from relay.daemon.search_filler import KINDS, source_of
 from relay.ledger.file import open_readonly
@@ -23,7 +22,7 @@ KIND_WORDS = tuple(map(str, Kind))
 
 
 def asked(text: str) -> Query:
-    return parse(text, parse_time, KIND_WORDS)
+    return parse(text, KIND_WORDS)
 
 
 def entry(number: int, body: str, *recipients: str, sender: str = "alice", at: int = 0) -> Entry:

@@ -34,10 +34,10 @@ from pyspark.sql.types import StructType
 from relay.acomm.model import Priority
 from relay.audit.schemas import check_columns, formats, subset
 from relay.audit.sources import parquet_cache
+from relay.base.clock import duration_ms
 from relay.base.errors import FormatError, MessageError, RelayError
 from relay.base.message import (
     DEFAULT_MAX_BODY_BYTES,
-    DIGITS,
     MAX_HEADER_BYTES,
     heading,
     max_file_bytes,
@@ -298,15 +298,22 @@ def _heading(head: bytes) -> tuple[str, str, str, int | None, str | None, str | 
     except MessageError:
         return _NO_HEADING
     others = found.others
-    ttl, thread = others.get("TTL", ""), others.get("THREAD")
+    thread = others.get("THREAD")
     return (
         found.to,
         str(found.kind),
         Priority(found.priority).label,
-        int(ttl) if DIGITS.fullmatch(ttl) else None,
+        _ttl_s(others.get("TTL", "")),
         others.get("TOPIC"),
         None if thread is None else uuid4_of(thread),
     )
+
+
+def _ttl_s(text: str) -> int | None:
+    try:
+        return duration_ms(text, least_ms=1000) // 1000
+    except ValueError:
+        return None
 
 
 def checksum_of(data: bytes) -> str | None:
