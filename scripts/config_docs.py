@@ -20,7 +20,7 @@ The settings are in `config.json` in the home; what the file leaves out has its 
 `relay init` writes the file with every default.
 
     relay config show delivery                       # values, with their meaning
-    relay config set delivery.ack_timeout_s 120      # checks the file, changes it
+    relay config set delivery.ack_timeout_s 2m       # checks the file, changes it
     relay config set --unset delivery.ack_timeout_s  # back to the default
     relay config check                               # after an edit by hand
 

@@ -77,6 +77,14 @@ def duration_ms(text: str, bare: str = "s", least_ms: int = 0, most_ms: int = MO
     return found
 
 
+def whole(text: str, unit: str) -> int:
+    """A duration as a number of ``unit``, in which a bare number is. Errors: ValueError."""
+    number, rest = divmod(duration_ms(text, unit), UNIT_MS[unit])
+    if rest:
+        raise ValueError(f"{text[:60]!r} is not a whole number of {unit}")
+    return number
+
+
 def parse_time(text: str, now_ns: int | None = None) -> int:
     """Unix nanoseconds of a time, at least 0: of everything that ``local_time`` and others print.
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from relay.base.clock import whole
 from relay.base.discovery import CONFIG
 from relay.base.errors import ConfigError
 from relay.base.home import Home
@@ -30,6 +31,7 @@ CHOICES = {
     "spawn.restart": RESTARTS,
 }
 
+_UNITS = {"ms": "ms", "s": "s", "days": "d"}  # by the end of a setting's name
 JSON_TYPES = {
     "int": "a whole number",
     "str": "a text",
@@ -46,27 +48,15 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "sh": ("sh", "-c", "{prompt}"),
     "python": ("python3", "-c", "{prompt}"),
 }
-ENV_DENY = (
-    "AGENT_RELAY_*",
-    "BASH_ENV",
-    "DYLD_*",
-    "ENV",
-    "IFS",
-    "LD_*",
-    "NODE_OPTIONS",
-    "PATH",
-    "PERL5*",
-    "PYTHON*",
-    "RUBY*",
-    "SHELLOPTS",
-)
+_DENIED = "AGENT_RELAY_* BASH_ENV DYLD_* ENV IFS LD_* NODE_OPTIONS PATH PERL5* PYTHON* RUBY*"
+ENV_DENY = (*_DENIED.split(), "SHELLOPTS")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the configuration.
 
     The text below a setting is its description in ``relay config show`` and docs/config.md. Its
-    unit is the end of its name.
+    unit is the end of its name; a duration may also be a text such as "10m".
     """
 
 
@@ -355,10 +345,11 @@ def load(home: Home) -> Config:
 def decode(data: bytes, path: str = "config.json") -> Config:
     """The configuration in a file's bytes. Errors: ConfigError naming the key and the rule."""
     try:
-        config = msgspec.json.decode(data, type=Config)
-        json.loads(data, object_pairs_hook=_once)
-    except (msgspec.DecodeError, ValueError) as exc:  # of the second: a word given twice
-        raise ConfigError(f"{path}: {_fault(data, str(exc))}") from exc
+        tree = json.loads(data, object_pairs_hook=_section)
+        msgspec.json.decode(data)  # it knows no NaN, and no text that is not Unicode
+        config = msgspec.convert(tree, type=Config)
+    except (msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{path}: {_fault(exc)}") from exc
     if config.lead and not is_agent_name(config.lead):
         raise ConfigError(
             f"{path}: lead is {config.lead!r}, expected the name of an agent, or none"
@@ -390,20 +381,15 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     return config
 
 
-def _fault(data: bytes, text: str) -> str:
-    """Describe a fault of the file by its line and column, or else by its setting.
-
-    ``text``: as msgspec says it, with a JSON path or the number of a byte.
-    """
-    try:
-        json.loads(data)
-    except json.JSONDecodeError as exc:
+def _fault(exc: Exception) -> str:
+    """Describe a fault of the file by its line and column, or else by its setting."""
+    if isinstance(exc, json.JSONDecodeError):
         return f"line {exc.lineno}, column {exc.colno}: {exc.msg[:1].lower()}{exc.msg[1:]}"
-    except UnicodeDecodeError as exc:
-        return f"line {data[: exc.start].count(10) + 1}: expected UTF-8 text"
-    except RecursionError:
+    if isinstance(exc, UnicodeDecodeError):
+        return f"line {exc.object[: exc.start].count(10) + 1}: expected UTF-8 text"
+    if isinstance(exc, RecursionError):
         return "expected settings, got values nested too deeply"
-    rule, _, place = text.partition(" - at `")
+    rule, _, place = (text := str(exc)).partition(" - at `")
     where = place.rstrip("`").removeprefix("$").lstrip(".")
     if found := re.search("unknown field `(.*)`", rule):
         name = f"{where}.{found[1]}" if where else found[1]
@@ -415,14 +401,24 @@ def _fault(data: bytes, text: str) -> str:
     return text.replace("`", "")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the file. Errors: ValueError for a duplicate key."""
-    found = dict(pairs)
+def _section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the file. Errors: ValueError for a key given twice, or what is no duration."""
+    found = {name: _in_its_unit(name, value) for name, value in pairs}
     if len(found) < len(pairs):
         words = [word for word, _ in pairs]
         twice = next(word for word in words if words.count(word) > 1)
         raise ValueError(f"{twice!r} is given twice: keep one")
     return found
+
+
+def _in_its_unit(name: str, value: Any) -> Any:
+    unit = _UNITS.get(name.removesuffix("_per_s").rpartition("_")[2])
+    if unit is None or not isinstance(value, str):
+        return value
+    try:
+        return whole(value, unit)
+    except ValueError as exc:
+        raise ValueError(f"{name}: {exc}") from exc
 
 
 def _is_place(url: str) -> bool:

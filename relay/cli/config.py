@@ -139,7 +139,7 @@ def _complete_settings(ctx: click.Context, param: click.Parameter, incomplete: s
     epilog="""\b
 Examples:
   relay config show limits
-  relay config set delivery.ack_timeout_s 120
+  relay config set delivery.ack_timeout_s 2m
   relay config check"""
 )
 def config() -> None:
@@ -267,7 +267,7 @@ def _difference(home: Home, config: Config) -> list[str]:
     "set",
     epilog="""\b
 Examples:
-  relay config set delivery.ack_timeout_s 120
+  relay config set delivery.ack_timeout_s 2m
   relay config set spawn.roots '["/home/me/projects"]'
   relay config set spawn.clis.aider '["aider", "--message", "{prompt}"]'
   relay config set --unset delivery.ack_timeout_s""",
@@ -283,9 +283,9 @@ def set_(
 ) -> int:
     """Change a setting in config.json.
 
-    VALUE is a number, a text, true or false; a list or an object as JSON. The whole file is
-    checked first, and the rest of it stays. A running relay takes the change over at once; exit
-    code 5 if it does not.
+    VALUE is a number, a duration such as 10m, a text, true or false; a list or an object as JSON.
+    The whole file is checked first, and the rest of it stays. A running relay takes the change over
+    at once; exit code 5 if it does not.
     """
     from relay.base import fsio
     from relay.base.config import decode, flatten

@@ -98,7 +98,12 @@ def test_a_change_keeps_the_rest_of_the_file(home: Path) -> None:
         ("store.compress", "false", False),
         ("spawn.roots", '["/srv"]', ("/srv",)),
         ("journal.objects", "/mnt/x", "/mnt/x"),
+        ("delivery.ack_timeout_s", "2m", 120),
+        ("store.checkpoint_ms", "30s", 30_000),
+        ("retention.archive_days", "48h", 2),
+        ("retention.archive_days", "7", 7),
         ("limits.batch_files", "many", None),
+        ("security.rate_per_s", "10m", None),
         ("limits.batch_files", "0", None),
         ("detection.watcher", "look", None),
         ("spawn.roots", "/srv", None),
@@ -117,6 +122,20 @@ def test_a_value_is_what_its_setting_needs(home: Path, name: str, text: str, val
         row = changed(home, name, text)
         assert row["setting"] == name and row["taken"] is None
         assert flatten(decode(path.read_bytes()))[name] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("ack_timeout_s", "soon", "'soon' is not a duration such as 500ms, 10s, 10m, 2h or 7d"),
+        ("ack_timeout_s", "1500ms", "'1500ms' is not a whole number of s"),
+    ],
+)
+def test_a_text_that_is_no_duration_of_its_setting(
+    home: Path, name: str, text: str, why: str
+) -> None:
+    line = said(home, "set", f"delivery.{name}", text, code=EXIT_USAGE)
+    assert line == f"relay: {home / 'config.json'}: {name}: {why}; nothing was changed\n"
 
 
 def test_one_program_is_added_to_those_there_are(home: Path) -> None:
