@@ -80,6 +80,11 @@ def plural(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def times(number: int) -> str:
+    """How often: ``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def format_size(count: float) -> str:
     """Bytes in powers of 1024: ``1.5 MiB``."""
     power = 0

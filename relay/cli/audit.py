@@ -54,7 +54,7 @@ Examples:
 def audit() -> None:
     """Account for every message, on Spark.
 
-    They read a snapshot of ledger and store; see docs/audit.md.
+    The jobs read a snapshot of ledger and store; see docs/audit.md.
     """
 
 

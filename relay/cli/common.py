@@ -115,6 +115,16 @@ as_option = click.option(
     default=lambda: os.environ.get(NAME_VARIABLE, OPERATOR),
     help=f"Act as this agent [${NAME_VARIABLE}, {OPERATOR}].",
 )
+attach_option = click.option(
+    "--attach",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="Send this file with it; repeatable.",
+)
+no_wait_option = click.option(
+    "--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT]."
+)
 
 
 class Duration(click.ParamType[float]):

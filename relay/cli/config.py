@@ -275,7 +275,7 @@ Examples:
 @home_option
 @click.argument("name", metavar="SETTING", shell_complete=_complete_settings)
 @click.argument("text", metavar="[VALUE]", required=False)
-@click.option("--unset", is_flag=True, help="Remove it from config.json, so that it is default.")
+@click.option("--unset", is_flag=True, help="Remove it from config.json: the default applies.")
 @json_option
 @click.pass_context
 def set_(

@@ -59,7 +59,9 @@ SELECT *, count(*) OVER () AS total FROM (
            CASE WHEN d.ack_status = 'failed' THEN d.answer_text
                 WHEN d.state IN ('bounced', 'dead', 'expired') THEN d.last_error
                 ELSE iif(d.state = 'written', 'not read', 'read')
-                     || ', reminded ' || d.reminders || ' times' END
+                     || CASE d.reminders WHEN 0 THEN '' WHEN 1 THEN ', reminded once'
+                          WHEN 2 THEN ', reminded twice'
+                          ELSE ', reminded ' || d.reminders || ' times' END END
     FROM deliveries AS d JOIN messages AS m USING (message_id)
     WHERE (d.state IN ('bounced', 'dead', 'expired') OR d.ack_status = 'failed'
        OR d.obligation = 'given_up') AND {NOT_CANCELLED}

@@ -49,7 +49,7 @@ Examples:
   relay ledger check /backup/ledger-monday.db
   relay down && relay ledger restore /backup/ledger-monday.db && relay up
   relay down; relay ledger rebuild && relay up
-  relay ledger query "select status, count(*) from messages group by 1" """,
+  relay ledger query "select status, count(*) from messages group by 1\"""",
 )
 def ledger() -> None:
     """Back up, restore, rebuild, check and query the ledger."""

@@ -24,6 +24,7 @@ from relay.cli.common import (
     WAIT,
     Duration,
     as_option,
+    attach_option,
     complete_recipients,
     complete_threads,
     echo_body,
@@ -33,6 +34,7 @@ from relay.cli.common import (
     home_option,
     json_option,
     name_home,
+    no_wait_option,
     not_running_text,
     printing,
     printing_taken,
@@ -80,36 +82,35 @@ Examples:
 @click.argument("to", shell_complete=complete_recipients)
 @click.argument("body")
 @click.option("--kind", default="message", show_default=True)
-@click.option("--thread", metavar="ID", shell_complete=complete_threads)
+@click.option("--thread", metavar="ID", shell_complete=complete_threads, help="Its thread.")
 @click.option("--re", metavar="ID", help="The message this one answers.")
 @click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
-@click.option("--topic", metavar="TOPIC")
-@click.option("--ttl", "ttl_s", type=Duration(1), callback=lambda _c, _p, s: s and int(s))
-@click.option("--delivery", type=click.Choice(["at-most-once", "at-least-once", "exactly-once"]))
-@click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--topic", metavar="TOPIC", help="For subscribers of it in the channel.")
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=Duration(1),
+    callback=lambda _c, _p, s: s and int(s),
+    help="It expires if it is not delivered in this time.",
+)
+@click.option(
+    "--delivery",
+    type=click.Choice(["at-most-once", "at-least-once", "exactly-once"]),
+    help="How often it may be delivered [as the channel says].",
+)
+@attach_option
 @click.option(
     "--await",
     "awaited_s",
     type=WAIT,
     help="Wait this long for the answer (30 or 30s, 1m, 500ms) and print it.",
 )
+@click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
 @click.option(
-    "--due",
-    "due_s",
-    type=WAIT,
-    help="When the answer is due, in place of the default.",
+    "--until", "step", type=click.Choice(STEPS), help="Wait until all recipients are at this step."
 )
 @click.option(
-    "--until",
-    "step",
-    type=click.Choice(STEPS),
-    help="Wait until every recipient has it, has read it, or has done it.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=WAIT,
-    help=f"The longest wait of --until [{STEP_S} s].",
+    "--timeout", "timeout_s", type=WAIT, help=f"The longest wait of --until [{STEP_S} s]."
 )
 @click.option(
     "--committed",
@@ -117,7 +118,7 @@ Examples:
     help="Send only with a running relay, and return when it has the message.",
 )
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
+@no_wait_option
 @json_option
 @click.pass_context
 def send(
@@ -308,8 +309,8 @@ def _echo_progress(progress: Progress) -> None:
 @as_option
 @click.argument("message_id", metavar="ID")
 @click.argument("body")
-@click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
-@click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
+@attach_option
+@no_wait_option
 @json_option
 @click.pass_context
 def reply(
@@ -356,7 +357,7 @@ def reply(
 @click.argument("message_id", metavar="ID")
 @click.option("--to", metavar="NAME", help="Another recipient.")
 @click.option("--again", is_flag=True, help="Even if a recipient has it already.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT].")
+@no_wait_option
 @json_option
 @click.pass_context
 def resend(

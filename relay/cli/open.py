@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.base.clock import NS_PER_S, elapsed
+from relay.base.text import times
 from relay.cli.common import (
     check_agents,
     complete_agents,
@@ -159,5 +160,4 @@ def _said(row: dict[str, Any], now_ns: int) -> str:
     said = "read" if row["read"] else "not read"
     if row["said"]:
         said = f"{row['said'].replace('_', ' ')} {_age(row['said_at'], now_ns)}"
-    times = row["reminders"]
-    return f"{said}, reminded {'once' if times == 1 else f'{times} times'}" if times else said
+    return f"{said}, reminded {times(row['reminders'])}" if row["reminders"] else said

@@ -24,6 +24,7 @@ from typing import Any
 
 from relay.base.clock import elapsed
 from relay.base.names import ORCHESTRATOR
+from relay.base.text import times
 from relay.ledger import CANCELLED, REMOVED
 
 Fields = Mapping[str, Any]  # a row, by column name
@@ -236,8 +237,9 @@ def reminders_text(delivery: Fields) -> str:
     """The reminders sent for an overdue answer; empty if there were none."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
-    times = delivery["reminders"] if delivery["obligation"] == "open" else 0
-    return f", reminded {'once' if times == 1 else f'{times} times'}" if times else ""
+    if delivery["obligation"] == "open" and delivery["reminders"]:
+        return f", reminded {times(delivery['reminders'])}"
+    return ""
 
 
 def _with_reason(said: str, reason: str | None) -> str:

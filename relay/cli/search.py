@@ -96,7 +96,10 @@ def search(
     if as_json or not rows:
         print_table(rows, as_json=as_json, wide=wide)
         if not rows and parsed.like_keys:
-            click.echo(f"relay: {parsed.like_keys[0]}: is not a key: it is text here", err=True)
+            click.echo(
+                f"relay: `{parsed.like_keys[0]}:` is not a key: it is searched as text",
+                err=True,
+            )
         return
     ids, columns = short_ids_of(rows), screen_columns(wide=wide)
     for row in rows:

@@ -24,6 +24,7 @@ from relay.base.incidents import Incident
 from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.base.names import OPERATOR
+from relay.base.text import times
 from relay.delivery import plan as planning
 from relay.delivery import saved_state
 from relay.delivery.execute import ExecutionResult, PlanExecutor
@@ -295,7 +296,7 @@ def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, no
         gone, due_ms, count = directory.absence(name), one.next_due_ms, owed.reminders + 1
         if gone or one.is_exhausted:
             due_ms, count = 0, owed.reminders
-            why = _gone_text(name, gone) or f"it was reminded {owed.reminders} times"
+            why = _gone_text(name, gone) or f"it was reminded {times(owed.reminders)}"
             lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
         else:
             key, text = f"reminder {count} {owed.since}", _reminder(message, owed, now_ns)

@@ -68,7 +68,7 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
             length, named = length + len(line) + 1, named + 1
     more = len(waits) + max(0, len(names) - MOST_LOOKED_AT) - len(shown) - named
     if parts and more > 0:
-        parts.append(f"agent-relay: {plural(more, 'more message')} wait in the inbox.")
+        parts.append(f"agent-relay: {plural(more, 'more message')} in the inbox.")
     return "\n".join(parts), shown
 
 

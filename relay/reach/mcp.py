@@ -437,7 +437,7 @@ def _doing(one: Fields) -> str:
     if (pid := one["process_ended"]) is not None:
         said = f"process {pid} has exited"
     elif said == "active" and one["state"] in ("ended", "unseen"):
-        said = f"its session is not seen since {one['session_seen_at']}"
+        said = f"its session has not been seen since {one['session_seen_at']}"
     elif said == "active":
         said = one["state"] or said
     if one["silent_s"]:

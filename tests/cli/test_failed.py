@@ -63,7 +63,7 @@ def test_what_its_recipient_did_not_do(box: Box) -> None:
     box.until_dead()
     assert {row["id"]: (*facts(row), row["reason"]) for row in rows(box)} == {
         refused: ("alice", "bob", "command", "failed", "no such branch"),
-        asked: ("alice", "carol", "query", "unanswered", "not read, reminded 2 times"),
+        asked: ("alice", "carol", "query", "unanswered", "not read, reminded twice"),
     }
 
 

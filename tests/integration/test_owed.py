@@ -107,7 +107,7 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
         "it is reminded, 2 of 2, the last one",
         'bob has not answered the command sent 90 min ago ("deploy to staging"): '
         "it has not read it; "
-        "its answer is no longer awaited: it was reminded 2 times",
+        "its answer is no longer awaited: it was reminded twice",
     ]
     assert duty(box, sent) == ("given_up", 2, None)
     box.after(100_000)

@@ -276,7 +276,7 @@ def test_reminders_and_the_end_of_waiting_are_steps(
         "alice was told",
         "alice was told",
     ]
-    assert "its answer is no longer awaited: it was reminded 2 times" in found[-1]
+    assert "its answer is no longer awaited: it was reminded twice" in found[-1]
 
 
 def test_an_answer_in_the_wrong_form_is_seen(box: Box, capsys: pytest.CaptureFixture[str]) -> None:

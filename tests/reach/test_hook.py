@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_named_and_comes_next(root: Path, claude: Cli) -> N
         put(root, "bob", f"FROM: alice\nTO: bob\n\n{'x' * 3000}", one)
     first, second = claude.hook("PostToolUse"), claude.hook("PostToolBatch")
     assert [one for one in ids if f"Message {one} from alice" in first] == ids[:2]
-    assert first.splitlines()[-1] == "agent-relay: 2 more messages wait in the inbox."
+    assert first.splitlines()[-1] == "agent-relay: 2 more messages in the inbox."
     assert [one for one in ids if f"Message {one} from alice" in second] == ids[2:]
 
 

@@ -6,7 +6,7 @@ left out: others go by while they wait.
 
 | class | means | found |
 |---|---|---|
-| inversion | a pair has deliveries written before earlier ones, no clock description it | warning |
+| inversion | a pair has deliveries written before earlier ones, no clock explains it | warning |
 | clock_back | a message was discovered a second or more before its predecessor | warning |
 | future_id | its id names a time after its discovery: the sender's clock is ahead | warning |
 | future_mtime | its file was written after it was discovered | warning |
@@ -140,7 +140,7 @@ def _early(timed: DataFrame) -> DataFrame:
 
 
 def _explained_by_clock(steps: DataFrame, early: DataFrame) -> DataFrame:
-    """Choose those that a step of the clock description.
+    """Choose those that a step of the clock explains.
 
     After a step from before_at to at the clock went through the time between them twice; a
     message written just then may be discovered a little earlier.
