@@ -55,7 +55,7 @@ ENV_DENY = (*_DENIED.split(), "SHELLOPTS")
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the configuration.
 
-    The text below a setting is its description in ``relay config show`` and docs/config.md. Its
+    The text below a setting is its description in ``relay config show``. Its
     unit is the end of its name; a duration may also be a text such as "10m".
     """
 

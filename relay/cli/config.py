@@ -145,7 +145,7 @@ Examples:
 def config() -> None:
     """Show, check and change the settings in config.json.
 
-    docs/config.md describes all settings. A running relay follows a change without a restart.
+    `relay config show` describes all settings. A running relay follows a change without a restart.
     """
 
 

@@ -19,7 +19,6 @@ from relay.base.config import Config
 from relay.cli import COMMANDS, cli
 from relay.daemon.admin import Admin, status_of
 from relay.daemon.status import SharedStatus, StatusPublisher
-from scripts import config_docs
 from tests.box import Box
 from tests.procs import PROJECT, relay
 
@@ -38,10 +37,6 @@ def test_imports_go_down_the_list_only() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_settings_page_is_what_the_code_says() -> None:
-    assert (PROJECT / "docs" / "config.md").read_text() == config_docs.page()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
