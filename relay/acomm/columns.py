@@ -3,7 +3,7 @@
     u64 count of messages, then for each block:  tag u32 | length u64 | envelope of its data
 
 With it a few fields of many messages are read without parsing every record, and each content is
-located. Like an index it is redundant: made from the messages, compared with them by `relay acomm
+located. Like an index it is redundant: made from the messages, compared with them by `relay
 check`, and ignored when values are read. Equal messages give equal bytes: texts and shapes are in
 the order of their first use. See docs/formats/acomm.md, "COLUMNS", docs/decisions/0015-columns.md.
 """

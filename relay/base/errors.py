@@ -159,7 +159,7 @@ class LedgerError(RelayError):
     """The ledger cannot be used."""
 
     hint = (
-        "`relay ledger check FILE` says what is wrong with it; if it is ledger.db, move it away"
+        "`relay check FILE` says what is wrong with it; if it is ledger.db, move it away"
         " with its -wal and -shm: the next start rebuilds it from the journal"
     )
 
@@ -269,7 +269,7 @@ class VersionError(FormatError):
 class LimitError(FormatError):
     """A whole file holds a value beyond its limit, and could not be written again."""
 
-    hint = "`relay acomm dump` reads it; the file was left as it is"
+    hint = "`relay dump` reads it; the file was left as it is"
 
 
 class IntegrityError(FormatError):

@@ -98,8 +98,14 @@ COMMANDS = {
     "unread": ("relay.cli.inbox", "Show the unread messages of all agents, oldest first."),
     "failed": ("relay.cli.failed", "Show messages that were refused, bounced, given up or failed."),
     "dead": ("relay.cli.failed", "Show dead letters, replay or discard them."),
-    "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
-    "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
+    "check": (
+        "relay.cli.check",
+        "Check that files are whole: stores, journals, ledgers, packs, attachments, homes.",
+    ),
+    "dump": (
+        "relay.cli.dump",
+        "Print the contents of a store, a ledger, a packed day, or a part of a journal.",
+    ),
     "journal": (
         "relay.cli.journal",
         "Show the journal's segments, and move them between the tiers.",
@@ -109,7 +115,7 @@ COMMANDS = {
     "service": ("relay.cli.service", "Install the relay as a service: systemd or launchd."),
     "ledger": (
         "relay.cli.ledger",
-        "Back up, restore, rebuild, check and query the ledger.",
+        "Back up, restore, rebuild and query the ledger.",
     ),
     "backup": (
         "relay.cli.backup",
@@ -132,13 +138,14 @@ COMMANDS = {
         "relay.cli.mcp",
         "Serve an agent's tools over stdio: send, inbox, answer, channel, trace, agents, search.",
     ),
-    "doctor": ("relay.cli.doctor", "Check the home for problems."),
+    "doctor": ("relay.cli.check", "Check the home for problems."),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
     "completion": ("relay.cli.usage", "Print the script that completes commands and names."),
     "help": ("relay.cli.usage", "Show the help of a command."),
     "version": ("relay.cli.usage", "Show the version."),
 }
+HIDDEN = {"acomm": "relay.cli.dump", "aof": "relay.cli.dump"}  # groups that are one command now
 # options and arguments that are not called like the header or field that they become
 FIELDS = {
     "WORKING_DIR": ("cwd",),
@@ -165,9 +172,10 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command."""
-        if cmd_name not in COMMANDS:
+        module_name = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else HIDDEN.get(cmd_name)
+        if module_name is None:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
+        module = importlib.import_module(module_name)
         command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command

@@ -46,7 +46,7 @@ NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to 
 USED_HOME = "relay.used"  # likewise: the home of the command
 READERS = ("inbox", "unread", "top", "guide")  # commands that show the inbox, or text to be copied
 COMMAND = "relay.command"  # likewise: the command that works on the home
-_NAMED = re.compile(r"`relay (?=[a-z])(?!acomm\b|aof\b|sh\b|help\b|[a-z ]+ --help)")
+_NAMED = re.compile(r"`relay (?=[a-z])(?!dump\b|sh\b|help\b|[a-z ]+ --help)")
 
 ADVICE_S = 60  # between two lines about unread messages
 TEMP = "tmp"  # of the home: nothing is written there
@@ -427,19 +427,6 @@ def findings_json(findings: Iterable[Finding]) -> dict[str, list[str]]:
     for finding in findings:
         row["problems" if finding.severity is Severity.ERROR else "warnings"].append(finding.text)
     return row
-
-
-def echo_findings(findings: Iterable[Finding]) -> int:
-    """Print findings, warnings on stderr, then the number of errors or OK; return the number."""
-    errors = 0
-    for finding in findings:
-        if finding.severity is Severity.ERROR:
-            errors += 1
-            click.echo(sanitize(finding.text))
-        else:
-            click.echo(sanitize(f"warning: {finding.text}"), err=True)
-    click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
-    return errors
 
 
 def when(at_ns: int | None) -> str | None:

@@ -1,4 +1,4 @@
-"""``relay ledger``: back up, restore, rebuild, check and query the ledger; show its audit log."""
+"""``relay ledger``: back up, restore, rebuild and query the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base.errors import EXIT_FINDINGS
 from relay.base.home import LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
@@ -26,6 +25,7 @@ from relay.cli.common import (
     json_option,
     open_home,
     print_rows,
+    root_of,
     sanitize,
 )
 from relay.cli.tables import wide_option
@@ -46,13 +46,12 @@ TABLE_ROWS = 1_000  # of one table; its columns are as wide as the cells of thes
     epilog="""\b
 Examples:
   relay ledger backup /backup/ledger-monday.db
-  relay ledger check /backup/ledger-monday.db
   relay down && relay ledger restore /backup/ledger-monday.db && relay up
   relay down; relay ledger rebuild && relay up
   relay ledger query "select status, count(*) from messages group by 1\"""",
 )
 def ledger() -> None:
-    """Back up, restore, rebuild, check and query the ledger."""
+    """Back up, restore, rebuild and query the ledger."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
@@ -125,30 +124,18 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
             click.echo(sanitize(f"not restored: {line}"))
 
 
-@ledger.command(epilog="\b\nExample:\n  relay ledger check\n  relay ledger check FILE")
+@ledger.command(hidden=True)  # its name until there was `relay check`
 @home_option
 @click.argument("file", type=click.Path(), required=False)
 @json_option
 @click.pass_context
 def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool) -> int:
-    """Check the ledger, or a backup FILE, completely; exit 3 if it is damaged."""
-    from relay.ledger.check import check_file
+    """Check the ledger, or a backup FILE: `relay check`."""
+    from relay.cli.check import check as check_files
 
-    if file is None:
-        with open_home(ctx, home) as opened:
-            file = opened.path(LEDGER)
-    errors, content = check_file(os.path.abspath(file))
-    if content is None:
-        if as_json:
-            echo_json({"file": file, "problem": "; ".join(one.text for one in errors)})
-        for one in () if as_json else errors:
-            click.echo(sanitize(one.text))
-        return EXIT_FINDINGS
-    if as_json:
-        _say({"file": file, "problem": None}, content, "", as_json)
-    else:
-        click.echo(f"OK: {content}")
-    return 0
+    path = file or os.path.join(root_of(ctx, home), LEDGER)
+    done: int = ctx.invoke(check_files, files=(path,), as_json=as_json)
+    return done
 
 
 @ledger.command(
@@ -215,14 +202,14 @@ def _as_json(names: list[str], rows: Rows) -> Iterator[str]:
 
     keys = dedupe_keys(names)
     for row in rows:
-        yield json_line(dict(zip(keys, map(_json_value, row), strict=True)))
+        yield json_line(dict(zip(keys, map(json_value, row), strict=True)))
 
 
 def _as_csv(names: list[str], rows: Rows) -> Iterator[str]:
     is_screen = sys.stdout.isatty()
     for row in itertools.chain([names], rows):
         text = io.StringIO()
-        csv.writer(text, lineterminator="").writerow(map(_cell, row))
+        csv.writer(text, lineterminator="").writerow(map(cell, row))
         yield visible(text.getvalue(), keep="\n\t") if is_screen else text.getvalue()
 
 
@@ -231,7 +218,7 @@ def _as_table(names: list[str], rows: Rows) -> Iterator[str]:
 
     block = list(itertools.islice(rows, TABLE_ROWS))
     while True:
-        cells = [[visible(str(_cell(value))) for value in row] for row in block]
+        cells = [[visible(str(cell(value))) for value in row] for row in block]
         header = [visible(name) for name in names]
         yield str(tabulate(cells, header, tablefmt="simple", disable_numparse=True))
         block = list(itertools.islice(rows, TABLE_ROWS))
@@ -239,14 +226,14 @@ def _as_table(names: list[str], rows: Rows) -> Iterator[str]:
             return
 
 
-def _cell(value: object) -> object:
+def cell(value: object) -> object:
     """A value for a table or CSV: binary ones as SQL writes them, NULL as an empty cell."""
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     return "" if value is None else value
 
 
-def _json_value(value: object) -> object:
+def json_value(value: object) -> object:
     """A value for JSON, which has neither bytes nor infinity."""
     if isinstance(value, bytes):
         return {"$base64": True, "encoded": b64encode(value).decode()}

@@ -35,7 +35,7 @@ from relay.ledger.file import open_readonly
 from relay.search import check as search_check
 
 MAX_ROWS = 50_000  # the newest of each kind; takes some tenths of a second
-_DUMP = "`relay aof dump` prints its valid records; remove the file when it is not needed"
+_DUMP = "`relay dump` prints its valid records; remove the file when it is not needed"
 GONE = "put it back, or continue: the relay begins a new one; events after the checkpoint are lost"
 _ASIDE = {  # suffix in the journal -> what happened, what to do
     ".seg.bad": ("a damaged segment was set aside; its valid records were kept", _DUMP),
@@ -113,7 +113,7 @@ def _check_store_files(target: Target) -> Iterator[Finding]:
     for name in list_dir(home.path(os.path.dirname(STORE))):
         if ".bad" in name:
             found = f"{name}: a damaged file was set aside; the store was rebuilt without it"
-            advice = "inspect it with `relay acomm check`, then remove it"
+            advice = "inspect it with `relay check`, then remove it"
             yield Finding("store", name, found, advice)
     for folder, _, names in os.walk(home.path(ARCHIVES)) if target.deep else ():
         for name in sorted(names):

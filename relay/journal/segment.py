@@ -359,7 +359,7 @@ def open_segment(stream_dir: str, entry: SegmentEntry, fetch: Fetch | None) -> S
             if fetch is None:
                 raise SegmentAway(
                     f"segment {entry.segment_id}: {path} is missing",
-                    hint="`relay aof check` lists what is missing",
+                    hint="`relay check` lists what is missing",
                 ) from None
     if fetch is None:
         tiers = entry.residency & ~Residency.TIER0

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.clock import iso_date
 from relay.base.errors import FormatError, UnsafePath
+from relay.base.finding import Finding
 from relay.base.home import Dirs, Home
 
 if sys.version_info >= (3, 14):
@@ -120,6 +121,17 @@ def read(dirs: Dirs, path: str) -> bytes | None:
     return None
 
 
+def check_file(path: str) -> Iterator[Finding]:
+    """Check that a packed day can be read to its end. Errors: OSError."""
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in members(stack, path):
+                pass
+    except FormatError as exc:
+        advice = "restore it from a backup; the store and its archives have the messages' text"
+        yield Finding.of_error("files", exc, path, advice)
+
+
 def locate(home: Home, path: str) -> str:
     """The location of an archived file: its own path, its pack, or "pruned" if it is in neither."""
     with home.dirs() as dirs:
@@ -185,7 +197,7 @@ def _write(dirs: Dirs, target: str, files: list[str]) -> Iterator[None]:
 def _fill(dirs: Dirs, tar: tarfile.TarFile, target: str, files: list[str]) -> Iterator[None]:
     own = set(files)
     with contextlib.ExitStack() as stack:
-        for name, data, at_s in _members(stack, target):
+        for name, data, at_s in members(stack, target):
             if name not in own:
                 add(tar, name, data, at_s)
     for number, path in enumerate(files):
@@ -219,7 +231,7 @@ def _same(dirs: Dirs, path: str, files: list[str]) -> Generator[None, None, set[
     if not wanted:
         return same
     with contextlib.ExitStack() as stack:
-        for number, (name, data, _) in enumerate(_members(stack, path)):
+        for number, (name, data, _) in enumerate(members(stack, path)):
             if name in wanted and _read_file(dirs, name) == data:
                 same.add(name)
             if number % SLICE_FILES == SLICE_FILES - 1:
@@ -227,8 +239,11 @@ def _same(dirs: Dirs, path: str, files: list[str]) -> Generator[None, None, set[
     return same
 
 
-def _members(stack: contextlib.ExitStack, path: str) -> Iterator[tuple[str, bytes, int]]:
-    """(name, bytes, mtime in seconds) of each file in a pack, in order; none if it is missing."""
+def members(stack: contextlib.ExitStack, path: str) -> Iterator[tuple[str, bytes, int]]:
+    """(name, bytes, mtime in seconds) of each file in a pack, in order; none if it is missing.
+
+    Errors: FormatError for a damaged one, OSError.
+    """
     try:
         file = stack.enter_context(open(path, "rb"))
     except FileNotFoundError:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.config import LimitSettings
 from relay.base.errors import UnsafePath
+from relay.base.finding import Finding
 from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind
 from relay.base.names import SHA256_PREFIX
@@ -183,6 +184,24 @@ class AttachmentVerifier:
             self._known[key] = found
             while len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
+
+
+def check_file(path: str) -> Iterator[Finding]:
+    """Check that an attachment has the checksum in its name. Errors: FileNotFoundError."""
+    advice = "restore it from a backup, or ask the sender for a new copy"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = _hash(fd)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        yield Finding.of_error("attachments", exc, path, advice)
+        return
+    if found != (expected := os.path.basename(path)):
+        yield Finding("attachments", path, found, advice, expected=f"SHA-256 {expected}")
 
 
 def set_aside(dirs: Dirs, reference: str) -> None:

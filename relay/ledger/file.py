@@ -28,7 +28,7 @@ SLICE_PAGES = 256  # 1 MiB, a few milliseconds
 PAUSE_S = 0.002  # between two slices, so that the writer gets the disk
 UNREADABLE = "name a ledger's backup; `relay ledger rebuild` rebuilds ledger.db from the journal"
 EARLIER = (
-    "`relay ledger check` reports damage; a ledger of an earlier agent-relay is migrated to the"
+    "`relay check` reports damage; a ledger of an earlier agent-relay is migrated to the"
     " current schema by the next `relay up`"
 )
 LEFTOVERS = ("-journal", "-wal", "-shm")  # files that SQLite puts beside the database

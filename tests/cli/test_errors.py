@@ -128,16 +128,9 @@ def test_nothing_is_said_to_be_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
+def test_a_folder_that_is_not_there(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = tmp_path / "text"
-    text.write_text("hello, no ledger is here")
-    for path, why in ((tmp_path, "is not a regular file"), (text, "file is not a database")):
-        assert run(["--home", str(home), "ledger", "check", str(path)]) == EXIT_FAILED
-        line = said(capsys)
-        assert why in line and "; name a ledger's backup" in line
-        assert "relay ledger check" not in line  # that is what was done
     target = tmp_path / "nowhere" / "monday.db"
     assert run(["--home", str(home), "ledger", "backup", str(target)]) == EXIT_FAILED
     expected = f"relay: directory {target.parent} does not exist; create it, or name another file"

@@ -175,7 +175,7 @@ def test_a_missing_segment(box: Box) -> None:
 def test_what_was_set_aside(box: Box) -> None:
     segment(box, 1).with_name("00000000000000000001.seg.bad.1").write_bytes(b"kept")
     (bad,) = doctor(box)
-    assert "seg.bad.1: a damaged segment was set aside" in bad and "relay aof dump" in bad
+    assert "seg.bad.1: a damaged segment was set aside" in bad and "relay dump" in bad
 
 
 def test_a_write_that_a_crash_cut_short_is_a_note(box: Box) -> None:

@@ -57,11 +57,9 @@ def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None
 
     run_and_send(home, "another")
     assert crypto.load_key(str(home / "store.key")) == key
-    assert relay("acomm", "check", str(path), home=home).stdout == "OK\n"
-    sealed = relay("acomm", "dump", str(path), "--section", "messages", home=home).stdout
-    plain = relay(
-        "acomm", "dump", str(path), "--key-file", str(home / "store.key"), home=home
-    ).stdout
+    assert relay("check", str(path), home=home).stdout == f"{path}: OK, store\n"
+    sealed = relay("dump", str(path), "--section", "messages", "--json", home=home).stdout
+    plain = relay("dump", str(path), "--key-file", str(home / "store.key"), home=home).stdout
     assert SECRET not in sealed and "content_hex" in sealed
     assert SECRET in plain
 

@@ -98,12 +98,8 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "dead replay": ([EVIL],),
     "dead discard": ([EVIL],),
     "dead purge": (["--older-than", "7d"],),
-    "acomm build": (["{store}", "--from", "/dev/null"],),
-    "acomm check": (["{store}"], ["{store}", "--json"]),
-    "acomm dump": (["{store}"],),
-    "aof check": (["{journal}"], ["{journal}", "--json"]),
-    "aof dump": (["{journal}"], ["{journal}", "--json"]),
-    "aof manifest-inspect": (["{journal}"], ["{journal}", "--json"]),
+    "check": ([], ["{store}", "{home}", EVIL], ["{journal}", "{home}", "--json"]),
+    "dump": (["{store}"], ["{journal}"], ["{journal}/manifest"], ["{home}/ledger.db"], [EVIL]),
     "journal status": ([], ["--json"]),
     "journal seal": ([],),
     "journal compress": ([],),
@@ -158,7 +154,7 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
-    *("show", "unread", "open", "channel show", "dead show", "acomm dump"),
+    *("show", "unread", "open", "channel show", "dead show", "dump", "check"),
     *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps", "service show"),
     "status",
 )

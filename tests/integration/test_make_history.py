@@ -33,7 +33,7 @@ def test_the_relay_starts_on_it_and_continues(tmp_path: Path) -> None:
     home = made(tmp_path / "home")
     assert relay("doctor", home=home).stdout == "OK\n"
     stream = home / "journal" / f"{1:020d}"
-    assert relay("aof", "check", str(stream), home=home).stdout == "OK\n"
+    assert relay("check", str(stream), home=home).returncode == 0
     with Relay(home):
         sent = relay("send", "lead", "are you there?", home=home)
         assert sent.returncode == 0, sent.stderr

@@ -116,8 +116,8 @@ def beyond(
 
 
 def run(*args: object) -> tuple[int, str]:
-    done = CliRunner().invoke(cli, [str(one) for one in args])
-    return done.exit_code, done.output
+    done = CliRunner().invoke(cli, [str(one) for one in args], standalone_mode=False)
+    return done.return_value or done.exit_code, done.output
 
 
 @pytest.mark.shows("engine 6.6")
@@ -144,12 +144,12 @@ def test_it_is_not_given_up_for_the_file_before(beyond: tuple[Path, str, str]) -
 @pytest.mark.shows("engine 6.6")
 def test_check_names_each_and_dump_reads(beyond: tuple[Path, str, str]) -> None:
     path, expected, found = beyond
-    code, said = run("acomm", "check", path)
+    code, said = run("check", path)
     assert code == 3
     assert f"expected {expected}, found {found}" in said
     assert said.startswith(f"{path} at ")
-    assert said.endswith("1 error found\n")
-    code, said = run("acomm", "dump", path)
+    assert said.count("\n") == 1
+    code, said = run("dump", path)
     assert code == 0
     assert len(said.splitlines()) >= 3
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.base.errors import FormatError, IntegrityError, VersionError
-from relay.cli.aof import manifest_row, snapshot_row
+from relay.cli.dump import manifest_row, snapshot_row
 from relay.journal import format as bytes_of
 from relay.journal import manifest, manifest_format
 from relay.journal.catalog import (

@@ -15,7 +15,7 @@ ADVICE = {
     ),
     "reconcile.checksum_differs": (
         "The content in the store is not the one that the relay accepted. Compare it with the "
-        "original in archive/, and run `relay acomm check` on the file."
+        "original in archive/, and run `relay check` on the file."
     ),
     "reconcile.orphan": (
         "Store or journal have a message without a ledger row: the ledger is older, or the file was"
@@ -26,7 +26,7 @@ ADVICE = {
         "trace` shows the reason of the wait."
     ),
     "reconcile.journal_differs": (
-        "The content in the journal is not the one that the relay accepted. `relay aof check` "
+        "The content in the journal is not the one that the relay accepted. `relay check` "
         "reads the stream; the original in archive/ is the reference."
     ),
     "reconcile.headers_differ": (
@@ -40,7 +40,7 @@ ADVICE = {
         "`relay tail --all --no-follow --since 7d` shows the changes."
     ),
     "reconcile.unjournaled": (
-        "The journal goes back to that time but has no record of it. `relay aof check` and `relay "
+        "The journal goes back to that time but has no record of it. `relay check` and `relay "
         "doctor` say whether records are missing."
     ),
     "reconcile.original_differs": (
@@ -73,7 +73,7 @@ ADVICE = {
     ),
     "reconcile.delivery_orphan": (
         "The ledger has a delivery that was never accepted: ledger.db was changed by hand. "
-        "`relay ledger check` verifies it, `relay tail --all --no-follow --since 7d` shows the "
+        "`relay check` verifies it, `relay tail --all --no-follow --since 7d` shows the "
         "changes."
     ),
     "reconcile.ledger_behind": (
@@ -87,19 +87,19 @@ ADVICE = {
     ),
     "duplicates.number_shared": (
         "Two messages have the same number: a file of another home is in this store, or was "
-        "written by hand. `relay acomm dump` shows both."
+        "written by hand. `relay dump` shows both."
     ),
     "duplicates.recorded_twice": (
-        "Two records of the journal accept the message. `relay aof dump` shows them; keep the "
+        "Two records of the journal accept the message. `relay dump` shows them; keep the "
         "journal for an analysis of the relay."
     ),
     "duplicates.archived_twice": (
         "Two archives of the store have the message: one of them was copied or restored. Run "
-        "`relay acomm check` on both and remove the copy."
+        "`relay check` on both and remove the copy."
     ),
     "duplicates.repeated_in_archive": (
         "One archive of the store has the message twice: it was written by another program or by "
-        "hand. Run `relay acomm check` on it, and replace it by a copy from a backup."
+        "hand. Run `relay check` on it, and replace it by a copy from a backup."
     ),
     "duplicates.delivered_twice": (
         "The file was put into the inbox twice in one attempt: the recipient may have processed it "
@@ -152,7 +152,7 @@ ADVICE = {
     "dead_letters.forgotten": "`relay dead list` shows it: replay or discard it.",
     "integrity.damaged": (
         "The file has changed since it was written. Replace it by a copy from a backup; `relay "
-        "acomm check` or `relay aof check` say where it is damaged."
+        "check` says where it is damaged."
     ),
     "integrity.unreadable": ("The file cannot be read. Check its owner, its mode and the disk."),
     "integrity.missing": (
@@ -396,6 +396,6 @@ def command(check: str, message_id: object = None) -> str:
 
 # Commands of the advice that need the id of a message or the path of a file.
 NEEDS_ID = (
-    *("relay trace", "relay acomm check", "relay acomm dump", "relay aof check", "relay aof dump"),
+    *("relay trace", "relay check", "relay dump"),
     *("relay thread", "relay resend", "relay release", "relay key make", "relay key trust"),
 )

@@ -316,7 +316,7 @@ def _find(segment: SegmentPart, objects: str, cleanup: contextlib.ExitStack) -> 
         if entry.residency == Residency.TIER2:
             return _download(entry, folder, objects, cleanup)
     raise JournalError(
-        f"segment {number} of {folder} is in no tier; `relay aof check` lists the segments"
+        f"segment {number} of {folder} is in no tier; `relay check` lists the segments"
     )
 
 

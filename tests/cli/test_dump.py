@@ -1,19 +1,21 @@
-"""`relay aof`: golden streams, damage, live streams, and one clear line for anything else."""
+"""`relay dump`: golden files, live streams, damage; `relay acomm build` makes a store again."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
 
 from relay.cli import run
-from relay.cli.common import plural
 from relay.journal.files import SegmentCheck
+from relay.journal.format import crc64
 from relay.journal.journal import Append, Journal
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_format import MANIFEST_RECORD, ManifestRecord, ManifestType
+from relay.journal.replay import chunk_path, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_path
 from relay.journal.warm import Dictionaries, compress
 from tests.fakes import FakeClock
@@ -44,13 +46,13 @@ def open_journal(path: Path) -> Journal:
     return Journal.open(str(path), 1, FakeClock(), policy, silent)
 
 
-def lines_of(*arguments: str, capsys: Output, code: int = 0) -> list[str]:
-    assert run(["aof", *arguments]) == code
+def lines_of(*arguments: object, capsys: Output, code: int = 0) -> list[str]:
+    assert run(["dump", *map(str, arguments)]) == code
     return capsys.readouterr().out.splitlines()
 
 
 def payloads(path: Path, capsys: Output, code: int = 0) -> list[bytes]:
-    rows = map(json.loads, lines_of("dump", str(path), "--json", capsys=capsys, code=code))
+    rows = map(json.loads, lines_of(path, "--json", capsys=capsys, code=code))
     return [bytes.fromhex(row["payload_hex"]) for row in rows]
 
 
@@ -65,38 +67,19 @@ ALL = [b"%d-%d" % (n, i) for n in range(3) for i in range(4)]
 def test_the_golden_streams_print_what_stands_beside_them(
     path: Path, beside: Path, capsys: Output
 ) -> None:
-    for command, file in (("dump", "records"), ("manifest-inspect", "manifest")):
+    for part, file in ((path, "records"), (path / "manifest", "manifest")):
         expected = (beside / f"expected-{file}.jsonl").read_text().splitlines()
-        assert lines_of(command, str(path), "--json", capsys=capsys) == expected
-    assert lines_of("check", str(path), capsys=capsys) == ["OK"]
+        assert lines_of(part, "--json", capsys=capsys) == expected
 
 
 def test_a_snapshot_prints_its_entries(capsys: Output) -> None:
-    path = str(STREAM_2 / "snapshot" / f"{1:020d}.snap")
-    (line,) = lines_of("manifest-inspect", path, "--json", capsys=capsys)
+    path = STREAM_2 / "snapshot" / f"{1:020d}.snap"
+    (line,) = lines_of(path, "--json", capsys=capsys)
     assert json.loads(line) == json.loads(
         (FIXTURES / "stream-2" / "expected-snapshot.json").read_text()
     )
-    table = lines_of("manifest-inspect", path, capsys=capsys)
-    assert len(table) == 3 and "tier1+tier2" in table[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("torn-tail.seg", "at 118: expected crc32 0234843c, found 1669b614: a torn tail"),
-        ("flipped-record-header.seg", "offsets [3042, 3076) are lost"),
-        ("footer-crc.seg", "at 2492: expected segment_crc64 0000000000000000, found"),
-        ("manifest-chunk-crc.mlog", "at 48: expected chunk crc64"),
-        ("manifest-version-9.mlog", "at 8: expected version 1, found 9"),
-    ],
-)
-def test_check_names_the_fault_of_each_bad_file(name: str, problem: str, capsys: Output) -> None:
-    before = (BAD / name).read_bytes()
-    line, total = lines_of("check", str(BAD / name), capsys=capsys, code=3)
-    assert problem in line and line.startswith(str(BAD / name))
-    assert total == "1 error found"
-    assert (BAD / name).read_bytes() == before
+    table = lines_of(path, capsys=capsys)
+    assert len(table) == 3 and "residency tier1+tier2" in table[2]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +98,10 @@ def test_dump_steps_over_damage(name: str, left: list[bytes], code: int, capsys:
 
 
 def test_a_stream_is_ok_closed_and_while_it_is_written(stream: Path, capsys: Output) -> None:
-    assert lines_of("check", str(stream), capsys=capsys) == ["OK"]
     assert payloads(stream, capsys) == ALL
     journal = open_journal(stream)
     journal.append([Append(b"more")])
     journal.commit()
-    assert lines_of("check", str(stream), capsys=capsys) == ["OK"]
     assert payloads(stream, capsys) == [*ALL, b"more"]
     journal.close()
 
@@ -138,31 +119,12 @@ def test_a_compressed_segment_is_read_in_place(stream: Path, capsys: Output) -> 
     data[len(data) // 2] ^= 1
     target.write_bytes(data)
     assert payloads(stream, capsys, code=3) == ALL[4:]
-    assert lines_of("check", str(stream), capsys=capsys, code=3)[-1] != "OK"
 
 
 def test_a_segment_that_is_nowhere_is_named(stream: Path, capsys: Output) -> None:
     os.rename(segment_path(str(stream), 1), stream / "away")
-    lines = lines_of("check", str(stream), capsys=capsys, code=3)
-    path = segment_path(str(stream), 1)
-    assert lines == [f"{path}: missing, but in the manifest as tier0", "1 error found"]
-    assert run(["aof", "dump", str(stream), "--json"]) == 3
+    assert run(["dump", str(stream), "--json"]) == 3
     assert "segment 1: no copy on this machine" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("at", [60, 90, -45, -20])
-def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
-    stream: Path, at: int, capsys: Output
-) -> None:
-    path = Path(segment_path(str(stream), 1))
-    data = bytearray(path.read_bytes())
-    data[at] ^= 4
-    path.write_bytes(data)
-    lines = lines_of("check", str(stream), capsys=capsys, code=3)
-    assert all(str(path) in line for line in lines[:-1]) and len(lines) > 1
-    assert lines[-1] == f"{plural(len(lines) - 1, 'error')} found"
-    (row,) = lines_of("check", str(stream), "--json", capsys=capsys, code=3)
-    assert json.loads(row)["problems"] == lines[:-1]
 
 
 def test_a_record_that_becomes_whole_between_two_looks_is_no_damage(
@@ -214,29 +176,11 @@ def test_payloads_for_people(tmp_path: Path, capsys: Output) -> None:
     )
     journal.commit()
     journal.close()
-    shown = [line.split("  ")[-1].strip() for line in lines_of("dump", str(path), capsys=capsys)]
+    shown = [line.split("  ")[-1].strip() for line in lines_of(path, capsys=capsys)]
     assert shown == ["payload", r"{'a': 1, 'b': '\x1b'}", r"text\x07", "fffe"]
 
 
-# -- anything else -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["check", "dump", "manifest-inspect"])
-def test_what_is_no_stream_is_one_line(command: str, tmp_path: Path, capsys: Output) -> None:
-    (tmp_path / "x.seg").write_bytes(b"no segment")
-    (tmp_path / "empty").mkdir()
-    for name in ("missing", "x.seg", "empty"):
-        assert run(["aof", command, str(tmp_path / name)]) != 0
-        out, err = capsys.readouterr()
-        text = out.splitlines()[:1] + err.splitlines()
-        assert len(text) == 1 and str(tmp_path / name) in text[0]
-
-
-def test_the_wrong_kind_of_file_says_which_command_takes_it(capsys: Output) -> None:
-    assert run(["aof", "dump", str(STREAM_1 / "manifest" / f"{0:020d}.mlog")]) == 1
-    assert "is a chunk; `relay aof manifest-inspect` prints it" in capsys.readouterr().err
-    assert run(["aof", "manifest-inspect", str(STREAM_1 / "segments" / f"{0:020d}.seg")]) == 1
-    assert "is a segment; `relay aof dump` prints it" in capsys.readouterr().err
+# -- manifests -----------------------------------------------------------------------------
 
 
 def test_a_damaged_chunk_is_named_and_the_others_are_printed(
@@ -245,6 +189,71 @@ def test_a_damaged_chunk_is_named_and_the_others_are_printed(
     path = tmp_path / f"{1:020d}"
     shutil.copytree(STREAM_1, path)
     shutil.copy(BAD / "manifest-chunk-crc.mlog", path / "manifest" / f"{0:020d}.mlog")
-    lines = lines_of("manifest-inspect", str(path), "--json", capsys=capsys, code=3)
+    lines = lines_of(path / "manifest", "--json", capsys=capsys, code=3)
     expected = (FIXTURES / "expected-manifest.jsonl").read_text().splitlines()
     assert lines == expected[8:]
+
+
+def said(*arguments: object, capsys: Output) -> tuple[int, str, str]:
+    code = run(["dump", *map(str, arguments)])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def add(stream: Path, *records: bytes) -> None:
+    """Records of another writer behind those of the manifest."""
+    path = Path(chunk_path(str(stream), 0))
+    data = path.read_bytes()
+    end = int.from_bytes(data[40:48], "little")  # committed_len
+    data = data[:end] + b"".join(records)
+    header = bytearray(data[:64])
+    header[32:48] = struct.pack("<QQ", len(data), len(data))
+    header[48:56] = struct.pack("<Q", crc64(data[64:]))
+    path.write_bytes(bytes(header) + data[64:])
+    read_manifest(str(stream), lambda line: None)
+
+
+def test_reason_codes_are_said_in_words(stream: Path, capsys: Output) -> None:
+    codes = [
+        (ManifestType.CompressionFailed, 1, "1 (permanent: the segment is corrupt)"),
+        (ManifestType.UploadFailed, 2, "2 (authentication: the operator must act)"),
+        (ManifestType.UploadFailed, 3, "3 (bucket or network unavailable)"),
+        (ManifestType.HydrationFailed, 4, "4 (the Tier 2 object is missing)"),
+        (ManifestType.HydrationFailed, 0, "0 (transient: retried)"),
+        (ManifestType.CompressionFailed, 9, "9 (unknown)"),
+    ]
+    for kind, code, _ in codes:
+        fields: dict[str, int | str | bytes] = {"reason_code": code}
+        if kind is ManifestType.UploadFailed:
+            fields["key"] = "k"
+        add(stream, ManifestRecord(kind, 0, 0, 5, fields).encode())
+    code, out, err = said(stream / "manifest", capsys=capsys)
+    assert (code, err) == (0, "")
+    for line, (kind, _, words) in zip(out.splitlines()[-len(codes) :], codes, strict=True):
+        assert kind.name in line and f"reason_code {words}" in line
+    _, out, _ = said(stream / "manifest", "--json", capsys=capsys)
+    assert [json.loads(line)["reason_code"] for line in out.splitlines()[-len(codes) :]] == [
+        code for _, code, _ in codes
+    ]
+
+
+def test_an_unknown_type_is_shown_with_its_flags(stream: Path, capsys: Output) -> None:
+    payload = b"later"
+    head = MANIFEST_RECORD.pack(99, 5, len(payload), 0, 0, 7, crc64(payload))
+    add(stream, head + payload)
+    _, out, _ = said(stream / "manifest", capsys=capsys)
+    assert "99" in out.splitlines()[-1] and "flags 5" in out.splitlines()[-1]
+    code, _, err = said(stream / "manifest", "--json", capsys=capsys)
+    assert (code, err.endswith("1 records of unknown types: type 99 flags 5\n")) == (0, True)
+
+
+@pytest.mark.parametrize("what", ["stream", "chunk"])
+def test_a_wrong_base_record_is_warned_of(stream: Path, capsys: Output, what: str) -> None:
+    path = Path(chunk_path(str(stream), 0))
+    data = bytearray(path.read_bytes())
+    data[24:32] = struct.pack("<Q", 3)
+    path.write_bytes(data)
+    code, out, err = said(path if what == "chunk" else stream / "manifest", capsys=capsys)
+    assert code == 3
+    assert "SegmentOpened" in out  # its records are printed all the same
+    assert err == f"{path} at 24: expected base_record 0, found 3\n"
