@@ -46,7 +46,7 @@ COMMANDS = {
     "ps": ("relay.cli.processes", "List the processes started by the relay and their state."),
     "logs": (
         "relay.cli.processes",
-        "Show what the process of an agent wrote, or without NAME the relay's own log.",
+        "Show the output of an agent's process, or without NAME the relay's own log.",
     ),
     "send": ("relay.cli.messages", "Send a message."),
     "inbox": ("relay.cli.inbox", "Show or take the messages in an inbox."),
@@ -57,15 +57,15 @@ COMMANDS = {
     "reply": ("relay.cli.messages", "Answer a message: to its sender, in its thread."),
     "wait": (
         "relay.cli.messages",
-        "Wait until every recipient of a message has it, has read it, or has done it.",
+        "Wait until a message is delivered, read, or done, for every recipient.",
     ),
     "resend": (
         "relay.cli.messages",
-        "Send a message again, as a new one of the same sender: refused, failed, or lost.",
+        "Send a refused, failed or lost message again, as a new one of the same sender.",
     ),
     "cancel": (
         "relay.cli.messages",
-        "Take a message back from every recipient that has not read it; says who has.",
+        "Take a message back from every recipient that has not read it.",
     ),
     "attachment": (
         "relay.cli.show",
@@ -92,9 +92,9 @@ COMMANDS = {
     "top": ("relay.cli.top", "Show agents, queue, rates and pending answers, refreshed in place."),
     "history": ("relay.cli.history", "Show the messages in the store, newest first."),
     "thread": ("relay.cli.history", "Show the messages of one thread, oldest first."),
-    "search": ("relay.cli.search", "Find messages by words, phrases and facts."),
+    "search": ("relay.cli.search", "Find messages by words, phrases, and keys such as from:alice."),
     "channel": ("relay.cli.channel", "Show, create and change channels."),
-    "open": ("relay.cli.open", "Show who owes an answer: open, begun and overdue."),
+    "open": ("relay.cli.open", "Show who owes an answer, to whom, and until when."),
     "unread": ("relay.cli.inbox", "Show the unread messages of all agents, oldest first."),
     "failed": ("relay.cli.failed", "Show messages that were refused, bounced, given up or failed."),
     "dead": ("relay.cli.failed", "Show dead letters, replay or discard them."),

@@ -107,7 +107,7 @@ def list_jobs(context: click.Context, home: str | None) -> None:
     "--checks",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="Run the own checks in DIR/*.sql as well, see docs/audit.md.",
+    help="Run your own checks in DIR/*.sql as well, see docs/audit.md.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
 @click.pass_context
@@ -121,7 +121,7 @@ def run(
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
 
-    The own checks, audit.d/NAME.sql in the home, are the jobs own.NAME, and all of them own.
+    Checks of your own, audit.d/NAME.sql in the home, are jobs named own.NAME; `own` is all of them.
     The home is not changed, and a running relay is not blocked. Exits 0 without findings, 3 with
     findings, 1 when a job could not run.
     """

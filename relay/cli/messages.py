@@ -272,7 +272,7 @@ Examples:
 )
 @click.pass_context
 def wait(ctx: click.Context, home: str | None, message_id: str, step: str, timeout_s: float) -> int:
-    """Wait until every recipient of a message has it, has read it, or has done it.
+    """Wait until a message is delivered, read, or done, for every recipient.
 
     done: completed, answered, or read where no answer is expected. Prints what became of it. Exit
     code 4: not in the time given; 5: not so far, and no relay is running; 6: refused, failed,
@@ -369,7 +369,7 @@ def resend(
     no_wait: bool,
     as_json: bool,
 ) -> int:
-    """Send a message again, as a new one of the same sender: refused, failed, or lost.
+    """Send a refused, failed or lost message again, as a new one of the same sender.
 
     Its content and headers are those of the original; its id, and with --to its recipient, are new.
     A message that its recipient has, or has read, is sent again only with --again.
@@ -412,9 +412,10 @@ def resend(
 @control_options
 @click.argument("message_id", metavar="ID")
 def cancel(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
-    """Take a message back from every recipient that has not read it; says who has.
+    """Take a message back from every recipient that has not read it.
 
-    For its sender, the operator and the lead. Without a relay, remove its file from the outbox.
+    For its sender, the operator and the lead. The answer names who has read it already. Without a
+    relay, remove its file from the outbox.
     """
     root = root_of(ctx, caller["home"])
     send_command(ctx, "message.cancel", {"ID": _resolve(root, message_id)}, **caller)

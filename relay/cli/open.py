@@ -53,7 +53,7 @@ def open_(
     wide: bool,
     as_json: bool,
 ) -> None:
-    """Show who owes an answer: open, begun and overdue.
+    """Show who owes an answer, to whom, and until when.
 
     Commands and queries are listed until they are completed, failed or given up; at-least-once
     messages until they are acknowledged. STATUS: the recipient's last interim ack and its age, or

@@ -173,7 +173,7 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what is written, until ^C.")
 @click.pass_context
 def logs(ctx: click.Context, home: str | None, name: str | None, most: int, follow: bool) -> None:
-    """Show what the process of an agent wrote, or without NAME the relay's own log.
+    """Show the output of an agent's process, or without NAME the relay's own log.
 
     A terminal gets it without control sequences, and the relay's log as sentences; a pipe or a
     file gets it as it was written.

@@ -1,4 +1,4 @@
-"""``relay search``: messages by words, phrases and facts, from the search index or the store."""
+"""``relay search``: messages by words, phrases and keys, from the search index or the store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def search(
     wide: bool,
     as_json: bool,
 ) -> None:
-    """Find messages by words, phrases and facts, and show the lines that match.
+    """Find messages by words, phrases, and keys such as from:alice; show the lines that match.
 
     Every word and every "phrase" of QUERY must be in the text as it is written: with its case, and
     also inside of a longer word. A key that is repeated matches any of its values. Newest first;

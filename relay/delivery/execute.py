@@ -357,7 +357,7 @@ class PlanExecutor:
         )
         for one in batch if self._is_verbose else ():
             self._log(
-                "Refused a message" if one.plan.refusal else "Carried a message",
+                "Refused a message" if one.plan.refusal else "Processed a message",
                 action="deliver_message",
                 level="debug",
                 message_id=one.plan.message_id,
