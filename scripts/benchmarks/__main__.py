@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from relay.daemon.process import tune_process
 from scripts.benchmarks import (
@@ -19,6 +19,7 @@ from scripts.benchmarks import (
     journal,
     latency,
     mcp,
+    peers,
     ring,
     search,
     senders,
@@ -48,6 +49,7 @@ AUDIT_ROWS = 1_000_000
 AUDIT_MESSAGES = 2_000
 # The audits' parts; ``audit`` is all of them.
 AUDITS = ("audit_acomm", "audit_ledger", "audit_live", "audit_runs")
+PEERS = "peers"  # only where it is named: they are no packages of ours
 CASES = (
     "audit",
     "drain",
@@ -68,35 +70,35 @@ CASES = (
 def main() -> None:
     """Run the requested cases; print one JSON line each."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    known = ", ".join(CASES + AUDITS)
+    known = ", ".join((*CASES, *AUDITS, PEERS))
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{known} [all]")
     parser.add_argument("--dir", help="parent of the temporary directories [the system's]")
     parser.add_argument("--large", action="store_true", help="audit: also five million messages")
     arguments = parser.parse_args()
     cases = arguments.cases or CASES
-    if unknown := set(cases) - {*CASES, *AUDITS}:
+    if unknown := set(cases) - {*CASES, *AUDITS, PEERS}:
         parser.error(f"no case {', '.join(sorted(unknown))}: {known}")
     tune_process()
-    if "engine" in cases:
-        engine.run(arguments.dir, messages=ENGINE_MESSAGES)
-    if "journal" in cases:
-        journal.run(arguments.dir, segments=JOURNAL_SEGMENTS)
-    if "idle" in cases:
-        idle.run(arguments.dir, agents=IDLE_AGENTS)
+    base = arguments.dir
+    single: dict[str, Callable[[], object]] = {
+        "engine": lambda: engine.run(base, messages=ENGINE_MESSAGES),
+        "journal": lambda: journal.run(base, segments=JOURNAL_SEGMENTS),
+        "idle": lambda: idle.run(base, agents=IDLE_AGENTS),
+        "end_to_end": lambda: end_to_end.run(base, messages=END_TO_END_MESSAGES),
+        "search": lambda: search.run(base, sizes=SEARCHED),
+        "senders": lambda: senders.run(base),
+        "start": lambda: start.run(base, messages=START_MESSAGES),
+        PEERS: lambda: peers.run(base),
+    }
+    for case, run in single.items():
+        if case in cases:
+            run()
     if "latency" in cases:
         for agents in LATENCY:
-            latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)
-        latency.run_with_tiers(arguments.dir, agents=LATENCY[0], messages=LATENCY_MESSAGES)
+            latency.run(base, agents=agents, messages=LATENCY_MESSAGES)
+        latency.run_with_tiers(base, agents=LATENCY[0], messages=LATENCY_MESSAGES)
     for agents, files, rows in DRAIN if "drain" in cases else ():
-        drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
-    if "end_to_end" in cases:
-        end_to_end.run(arguments.dir, messages=END_TO_END_MESSAGES)
-    if "search" in cases:
-        search.run(arguments.dir, sizes=SEARCHED)
-    if "senders" in cases:
-        senders.run(arguments.dir)
-    if "start" in cases:
-        start.run(arguments.dir, messages=START_MESSAGES)
+        drain.run(base, agents=agents, files=files, ledger_rows=rows)
     run_reach(cases, arguments.dir)
     run_audits(cases, arguments.dir, large=arguments.large)
 

@@ -32,7 +32,7 @@ def run(base: str | None, *, messages: int) -> None:
     home, (sender, recipient) = make_home(root / "ours", 2)
     sync()
     with Relay(home):
-        taken_s, latencies = _measure(home, sender, recipient, messages)
+        taken_s, latencies = measure(home, sender, recipient, messages)
     report(
         case="end_to_end",
         messages=messages,
@@ -44,7 +44,7 @@ def run(base: str | None, *, messages: int) -> None:
     )
 
 
-def _measure(home: Home, sender: str, recipient: str, messages: int) -> tuple[float, list[float]]:
+def measure(home: Home, sender: str, recipient: str, messages: int) -> tuple[float, list[float]]:
     """Seconds from the first rename to the last message taken, and those of each message."""
     inbox = home.path("agents", recipient, "inbox")
     outbox = home.path("agents", sender, "outbox")

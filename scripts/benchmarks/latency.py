@@ -56,9 +56,9 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
     home, names = make_home(root / "ours", agents)
     with Relay(home) as pid:
         cpu_s = sum(psutil.Process(pid).cpu_times()[:2])
-        ours = _measure(home, names[0], names[1], message(names[1]), messages)
+        ours = measure(home, names[0], names[1], message(names[1]), messages)
         cpu_s = sum(psutil.Process(pid).cpu_times()[:2]) - cpu_s
-        nacks = _measure(home, names[0], names[0], message("nobody"), messages // 4)
+        nacks = measure(home, names[0], names[0], message("nobody"), messages // 4)
     for case, taken in (("latency", ours), ("nack", nacks)):
         report(
             case=case,
@@ -91,7 +91,7 @@ def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
         os.mkdir(home.path(TIERED.journal.objects))
         _prepare(home, backlog)
         with Relay(home):
-            taken.append(_measure(home, names[0], names[1], message(names[1]), messages))
+            taken.append(measure(home, names[0], names[1], message(names[1]), messages))
             moved = _moved(home)
     without, beside = taken
     if not any(moved):  # on a slow machine it does not come to the uploads
@@ -173,14 +173,14 @@ def _measure_floor(root: Path, messages: int, *, sync: bool) -> list[float]:
     )
     assert process.stdout is not None
     process.stdout.readline()  # it watches
-    taken = _measure(home, sender, recipient, message(recipient), messages)
+    taken = measure(home, sender, recipient, message(recipient), messages)
     process.kill()
     process.wait()
     process.stdout.close()
     return taken
 
 
-def _measure(home: Home, sender: str, reader: str, data: bytes, messages: int) -> list[float]:
+def measure(home: Home, sender: str, reader: str, data: bytes, messages: int) -> list[float]:
     """Seconds from the rename in ``sender``'s outbox to the event in ``reader``'s inbox."""
     sync()
     wait, close = watch_folder(home.path("agents", reader, "inbox"))
