@@ -4,8 +4,7 @@
     macOS  ~/Library/LaunchAgents/local.agent-relay.plist
 
 These are the names for ~/.agent-relay; another home's file has a short name of that home appended
-to `agent-relay`. A file of an older version, when all homes used the same name, is recognized by
-the home in it and stays. A file that names another home is neither replaced nor removed.
+to `agent-relay`, so that homes leave each other's alone.
 
 Only the file is written here; the commands that activate it are printed for a person to run. The
 file names this Python and this home by absolute paths.
@@ -13,13 +12,12 @@ file names this Python and this home by absolute paths.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import plistlib
-import re
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
-from xml.parsers.expat import ExpatError
 
 import click
 
@@ -27,7 +25,7 @@ from relay.base import fsio
 from relay.base.discovery import DEFAULT_HOME
 from relay.base.errors import EXIT_STATE, NotFound, RelayError
 from relay.base.home import tag_of
-from relay.cli.common import echo_json, home_option, json_option, name_home, open_home, sanitize
+from relay.cli.common import echo_json, home_option, json_option, open_home
 
 NAME = "agent-relay"
 LABEL = "local.agent-relay"
@@ -37,7 +35,6 @@ TARGET = "default.target"
 STOP_S = 30  # usually less than five; allows for a hanging disk
 START_S = 600  # a start after a crash replays the journal
 WATCHDOG_S = 60  # a loop stuck for this long is killed and restarted
-HOME_IN_UNIT = re.compile(r'^ExecStart=.*"--home" "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
 
 
 class NoService(RelayError):
@@ -63,7 +60,7 @@ class Service(NamedTuple):
     disable: str = ""  # with it; empty where `stop` is enough
 
 
-@click.group(epilog="\b\nExamples:\n  relay service install\n  relay service show")
+@click.group(epilog="\b\nExamples:\n  relay service install\n  relay service uninstall")
 def service() -> None:
     """Install the relay as a service: systemd or launchd.
 
@@ -115,40 +112,6 @@ def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
     click.echo("\n  ".join([f"removed {found.path}; if it is running, stop it with", *found.stop]))
 
 
-@service.command(epilog="\b\nExample:\n  relay service status")
-@home_option
-@json_option
-@click.pass_context
-def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
-    """Show whether the unit is installed and up to date. Exit code 5 if not."""
-    found = _of(ctx, home)
-    there = read_installed(found)
-    word = "missing" if there is None else "current" if there == found.text else "another"
-    if as_json:
-        echo_json({"path": found.path, "state": word})
-    else:
-        means = {
-            "missing": "not installed; run `relay service install`",
-            "current": "installed for this home and this Python",
-            "another": "installed for another Python or version, or edited; "
-            "run `relay service install` to replace it",
-        }
-        click.echo(name_home(f"{found.path}: {means[word]}"))
-    return 0 if word == "current" else EXIT_STATE
-
-
-@service.command(epilog="\b\nExample:\n  relay service show")
-@home_option
-@click.pass_context
-def show(ctx: click.Context, home: str | None) -> None:
-    """Print the installed unit."""
-    found = _of(ctx, home)
-    there = read_installed(found)
-    if there is None:
-        raise NotFound(f"{found.path} is not installed", hint="`relay service install` writes it")
-    click.echo(sanitize(there.decode(errors="replace"), lines=True), nl=False)
-
-
 def _of(ctx: click.Context, home: str | None) -> Service:
     """Return the home's service on this system. Errors: HomeMissing, NoService."""
     with open_home(ctx, home) as opened:
@@ -180,106 +143,37 @@ def service_of(
 
 
 def _unit_path(home: str, user_home: str, stem: str, suffix: str) -> str:
-    """Path of this home's file, existing or to be written."""
-    plain, own = stem + suffix, f"{stem}-{tag_of(home)}{suffix}"
-    named = home_in(plain)
-    if named is not None and _is_same(named, home):
-        return plain
-    is_default = _is_same(home, os.path.join(user_home, os.path.basename(DEFAULT_HOME)))
-    is_free = named is None and not os.path.lexists(own)
-    return plain if is_default and is_free else own
-
-
-def _is_same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def home_in(path: str) -> str | None:
-    """The home that a unit or a launchd agent starts the relay for; None where it names none."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        if path.endswith(PLIST):
-            words: list[object] = plistlib.loads(data).get("ProgramArguments") or []
-            return str(words[-1]) if "--home" in words[-2:-1] else None
-        found = HOME_IN_UNIT.search(data.decode())
-    except (OSError, ValueError, AttributeError, ExpatError):
-        return None
-    if found is None:
-        return None
-    word = re.sub(r"\\(.)", r"\1", found[1])
-    return word.replace("%%", "%").replace("$$", "$")
+    """Path of this home's file."""
+    default = os.path.join(user_home, os.path.basename(DEFAULT_HOME))
+    is_default = os.path.realpath(home) == os.path.realpath(default)
+    return f"{stem}{suffix}" if is_default else f"{stem}-{tag_of(home)}{suffix}"
 
 
 def write_unit(unit: Service) -> bool:
-    """Write the file; True if it is new or changed.
-
-    Errors: OSError; NoService for a link, and for a file of another home.
-    """
-    folder = os.path.dirname(unit.path)
-    os.makedirs(folder, exist_ok=True)
-    _refuse_another(unit)
+    """Write the file; True if it is new or changed. Errors: OSError; NoService for a link."""
+    os.makedirs(os.path.dirname(unit.path), exist_ok=True)
     if os.path.islink(unit.path):
         raise NoService(f"{unit.path} is a link", hint="remove it, or repair its target")
-    if read_installed(unit) == unit.text:
-        return False
+    with contextlib.suppress(FileNotFoundError), open(unit.path, "rb") as file:
+        if file.read() == unit.text:
+            return False
     fsio.write_atomic(unit.path, unit.text)
     return True
 
 
 def remove_unit(unit: Service) -> None:
-    """Remove the file.
-
-    Errors: NotFound when there is none, with those of other homes; NoService for another home's.
-    """
-    _refuse_another(unit)
+    """Remove the file. Errors: NotFound when there is none."""
     try:
         os.unlink(unit.path)
     except FileNotFoundError as exc:
-        others = ", ".join(
-            f"{path} is that of {home}" for path, home in _units_of_other_homes(unit)
-        )
-        raise NotFound(
-            f"there is no {unit.path}",
-            hint=f"nothing was installed for {unit.home}{'; ' if others else ''}{others}",
-        ) from exc
+        hint = f"nothing was installed for {unit.home}"
+        raise NotFound(f"there is no {unit.path}", hint=hint) from exc
 
 
 def is_enabled(unit: Service) -> bool:
     """True if systemd starts the unit by itself: there is a link to it for `[Install]`."""
     folder, name = os.path.split(unit.path)
     return bool(unit.disable) and os.path.lexists(os.path.join(folder, f"{TARGET}.wants", name))
-
-
-def _refuse_another(unit: Service) -> None:
-    """Errors: NoService where the file in the service's place is another home's."""
-    named = home_in(unit.path)
-    if named is not None and not _is_same(named, unit.home):
-        raise NoService(
-            f"{unit.path} is that of {named}, not of {unit.home}",
-            hint=f"`relay --home {named} service show` prints it; move it away if it is not needed",
-        )
-
-
-def _units_of_other_homes(unit: Service) -> list[tuple[str, str]]:
-    """The files of other homes beside this one's, each with its home."""
-    folder, name = os.path.split(unit.path)
-    stem = LABEL if name.endswith(PLIST) else NAME
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    paths = [os.path.join(folder, one) for one in names if one.startswith(stem)]
-    return [(path, home) for path in paths if (home := home_in(path)) is not None]
-
-
-def read_installed(unit: Service) -> bytes | None:
-    """Content of the installed file; None if it does not exist."""
-    try:
-        with open(unit.path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
 
 
 def _systemd(home: str, python: str, path: str) -> Service:

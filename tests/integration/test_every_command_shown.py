@@ -112,8 +112,6 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "config set": (["lead", EVIL], ["store.key_file", EVIL], ["--unset", "store.key_file"], [EVIL]),
     "where": ([], ["--json"]),
     "service install": (["--print"],),
-    "service show": ([],),
-    "service status": ([],),
     "service uninstall": ([],),
     "ledger query": tuple(
         ["select * from messages", how] for how in ("--json", "--csv", "--table")
@@ -155,7 +153,7 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
     *("show", "unread", "open", "channel show", "dead show", "dump", "check"),
-    *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps", "service show"),
+    *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps"),
     "status",
 )
 
