@@ -9,23 +9,26 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Unpack
 
 from agent_sdk.attachments import Attachments
 from agent_sdk.disk import retry_on_enospc
-from agent_sdk.inbox import REFUSALS, Inbox, Received, answers_to, refusal_of
+from agent_sdk.inbox import Inbox, Received, refusal_of
 from agent_sdk.outbox import Outbox, OutgoingMessage, SendOptions, compose
 from agent_sdk.presence import Closed, leave, max_body_bytes, open_home, register, with_remedy
 from agent_sdk.requests import (
+    ANSWERS,
     IDLE_GRACE_S,
     SavedState,
     ack_body,
     channel_body,
-    ends_request,
+    default_wait_s,
+    how_to_wait,
     idle_body,
     idle_timeout,
+    last_answer,
     list_versions,
     load_state,
     original_of,
@@ -34,6 +37,7 @@ from agent_sdk.requests import (
     reply_kind,
     save_state,
     spawn_headers,
+    wait_until,
 )
 from relay.base.clock import Clock
 from relay.base.errors import (
@@ -45,10 +49,6 @@ from relay.base.errors import (
 from relay.base.home import lock_holder
 from relay.base.message import Kind, MessageFile
 from relay.base.names import ORCHESTRATOR, Attachment, check_agent_name
-
-ANSWERS = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)  # that may end a request
-NO_WAIT = "RELAY_NO_WAIT"
-WAIT_S = 2.0
 
 
 class Agent:
@@ -130,6 +130,7 @@ class Agent:
         on_sent: Callable[[str], object] | None = None,
         committed: bool = False,
         timeout_s: float = 30.0,
+        wait: str | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
         """Send a message and return its id. It is sent once its file is renamed into the outbox.
@@ -150,18 +151,23 @@ class Agent:
         is sent; Timeout when it was not taken over within ``timeout_s`` (in place of ``wait_s``):
         it waits in the outbox, durably, and is not to be sent again.
 
+        ``wait`` names in one word what the options above do: ``none``, ``taken`` (committed), or
+        ``delivered``, ``read``, ``done`` as in ``Agent.wait``; ``read=10s`` sets the longest wait.
+
         Errors: MessageError for a message that the relay would reject; TypeError for an unknown
         option; NotFound for an attachment that is not in the store; OSError. In each case nothing
         was sent.
         """
         message = self._compose({"to": to, "body": body, "kind": kind, "re": re, **options})
-        limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
+        limit_s, committed, step = how_to_wait(wait, wait_s, committed, timeout_s)
         sent = self._outbox.new_id()
         seen = self._inbox.names() if limit_s > 0 else set()
         if self._post(message, sent, limit_s, committed, on_sent):
             # The relay writes a nack before it takes the message out of the outbox.
             if nack := self._inbox.take_answer(refusal_of(sent, to), seen):
                 raise refused(nack)
+        if step:
+            self.wait(sent, step)
         return sent
 
     def _post(
@@ -311,7 +317,7 @@ class Agent:
         seen = self._inbox.names()  # messages from before the query cannot answer it
         began, wait_s = time.monotonic(), default_wait_s(timeout_s)
         sent = self.send(to, body, kind=Kind.QUERY, wait_s=wait_s, **options)
-        return self._answer(sent, Kind.RESPONSE, began, timeout_s, seen)
+        return last_answer(self._inbox, sent, (Kind.RESPONSE,), began, timeout_s, seen)
 
     def request(
         self,
@@ -333,16 +339,25 @@ class Agent:
         Errors: Timeout, with the ``message_id`` of what was sent; Refused with the text of a nack
         or error; as ``send``.
         """
-        ends_at = time.monotonic() + timeout_s
-        seen = self._inbox.names()
+        began, seen = time.monotonic(), self._inbox.names()
         wait_s = default_wait_s(timeout_s)
         sent = self.send(to, body, kind=kind, re=re, wait_s=wait_s, on_sent=on_sent, **options)
-        while answer := self._next_answer(sent, ANSWERS, ends_at, seen):
-            if ends_request(answer):
-                return answer
-            if progress is not None:
-                progress(answer)
-        raise Timeout(f"no answer to {sent} came within {timeout_s:g} s", message_id=sent)
+        return last_answer(self._inbox, sent, ANSWERS, began, timeout_s, seen, progress)
+
+    def wait(
+        self,
+        message_id: str,
+        until: str = "done",
+        *,
+        progress: Callable[[Received], object] | None = None,
+    ) -> Received | None:
+        """Wait for a message of this agent as `relay wait` does: ``read``, or ``read=10s``.
+
+        With ``answer``, takes the answer out of the inbox and returns it, as ``request``. Errors:
+        Timeout; Refused if it cannot come so far; LedgerError.
+        """
+        sent = self._inbox.id_of(message_id)
+        return wait_until(self._home, self._inbox, sent, until, progress)
 
     def wait_idle(self, name: str, timeout_s: float, message_id: str = "") -> None:
         """Wait until another agent is idle, as its hooks report, and has read ``message_id``.
@@ -470,28 +485,5 @@ class Agent:
         seen = self._inbox.names()
         began, wait_s = time.monotonic(), default_wait_s(timeout_s)
         sent = self.send(ORCHESTRATOR, body, kind=kind, headers=headers, wait_s=wait_s)
-        self._answer(sent, Kind.ACK, began, timeout_s, seen)
+        last_answer(self._inbox, sent, (Kind.ACK,), began, timeout_s, seen)
         return sent
-
-    def _answer(
-        self, sent: str, kind: Kind, began: float, timeout_s: float, seen: set[str]
-    ) -> Received:
-        """Wait for the message of ``kind`` that answers ``sent``. Errors: Timeout, Refused."""
-        if answer := self._next_answer(sent, (kind,), began + timeout_s, seen):
-            return answer
-        raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s", message_id=sent)
-
-    def _next_answer(
-        self, sent: str, kinds: Collection[Kind], ends_at: float, seen: set[str]
-    ) -> Received | None:
-        """Wait for a message of one of ``kinds`` that answers ``sent``. Errors: Refused."""
-        wanted, left_s = answers_to(sent, kinds), ends_at - time.monotonic()
-        answer = self._inbox.until(lambda: self._inbox.take_answer(wanted, seen), left_s)
-        if answer is not None and answer.kind in REFUSALS:
-            raise refused(answer)
-        return answer
-
-
-def default_wait_s(most_s: float = WAIT_S) -> float:
-    """Return how long a send waits for the relay by default, at most ``most_s``."""
-    return 0.0 if os.environ.get(NO_WAIT) else min(WAIT_S, most_s)

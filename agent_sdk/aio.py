@@ -16,10 +16,8 @@ import asyncio
 import contextlib
 import os
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterator,
     Callable,
-    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -33,7 +31,6 @@ import agent_sdk.agent as sdk
 from agent_sdk import requests
 from agent_sdk.inbox import (
     POLL_S,
-    REFUSALS,
     RELIST_S,
     Inbox,
     InboxWaiter,
@@ -47,7 +44,6 @@ from agent_sdk.outbox import OutgoingMessage, SendOptions
 from agent_sdk.presence import Closed
 from agent_sdk.requests import SavedState
 from relay.base.clock import Clock
-from relay.base.errors import Timeout
 from relay.base.message import Kind, MessageFile
 from relay.base.names import ORCHESTRATOR, Attachment
 
@@ -131,15 +127,17 @@ class Agent:
         on_sent: Callable[[str], object] | None = None,
         committed: bool = False,
         timeout_s: float = 30.0,
+        wait: str | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
         """As ``agent_sdk.Agent.send``."""
         fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
-        if not committed:
-            timeout_s = sdk.default_wait_s() if wait_s is None else wait_s
+        limit_s, committed, step = requests.how_to_wait(wait, wait_s, committed, timeout_s)
         with self._awaiting(lambda sent: refusal_of(sent, to)) as (sent, take):
-            if await self._post(fields, sent, timeout_s, committed, on_sent) and (nack := take()):
+            if await self._post(fields, sent, limit_s, committed, on_sent) and (nack := take()):
                 raise requests.refused(nack)
+        if step:
+            await self.wait(sent, step)
         return sent
 
     async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[str]:
@@ -214,7 +212,7 @@ class Agent:
             "re": None,
             **options,
         }
-        return await self._first_answer(fields, Kind.RESPONSE, timeout_s)
+        return await self._answer(fields, (Kind.RESPONSE,), timeout_s)
 
     async def request(
         self,
@@ -230,14 +228,31 @@ class Agent:
     ) -> Received:
         """As ``agent_sdk.Agent.request``."""
         fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
-        answers = self._answers(fields, sdk.ANSWERS, timeout_s, on_sent)
-        async with contextlib.aclosing(answers):
-            async for answer in answers:
-                if requests.ends_request(answer):
-                    return answer
-                if progress is not None:
-                    progress(answer)
-        raise AssertionError  # the answers end with an error
+        return await self._answer(fields, requests.ANSWERS, timeout_s, on_sent, progress)
+
+    async def wait(
+        self,
+        message_id: str,
+        until: str = "done",
+        *,
+        progress: Callable[[Received], object] | None = None,
+    ) -> Received | None:
+        """As ``agent_sdk.Agent.wait``."""
+        from relay.base.outcomes import look, parse_wait
+
+        wait, sent = parse_wait(until), self._inbox.id_of(message_id)
+        if wait.word == "answer":
+            return await self._answer(sent, requests.ANSWERS, wait.seconds, None, progress)
+        loop, connect = asyncio.get_running_loop(), requests.ledger_of(self._agent._home)
+        ends_at, pause_s = loop.time() + wait.seconds, 0.001
+        while True:
+            found = await asyncio.to_thread(look, self._agent._home, connect, sent, wait.word)
+            left_s = ends_at - loop.time()
+            if found.is_there or found.is_over or left_s <= 0:
+                requests.waited(found, sent, wait)
+                return None
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 0.05)
 
     async def wait_idle(self, name: str, timeout_s: float, message_id: str = "") -> None:
         """As ``agent_sdk.Agent.wait_idle``."""
@@ -336,7 +351,7 @@ class Agent:
             "kind": kind,
             "headers": headers,
         }
-        return (await self._first_answer(fields, Kind.ACK, timeout_s)).re or ""
+        return (await self._answer(fields, (Kind.ACK,), timeout_s)).re or ""
 
     # ----------------------------------------------------------------------------------------
 
@@ -350,32 +365,27 @@ class Agent:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: function(*arguments, **options))
 
-    async def _first_answer(
-        self, fields: OutgoingMessage, kind: Kind, timeout_s: float
-    ) -> Received:
-        """Send, and return the first answer of ``kind``. Errors: Timeout; Refused."""
-        answers = self._answers(fields, (kind,), timeout_s)
-        async with contextlib.aclosing(answers):
-            return await anext(answers)
-
-    async def _answers(
+    async def _answer(
         self,
-        fields: OutgoingMessage,
-        kinds: Collection[Kind],
+        asked: OutgoingMessage | str,
+        kinds: Sequence[Kind],
         timeout_s: float,
         on_sent: Callable[[str], object] | None = None,
-    ) -> AsyncGenerator[Received, None]:
-        """Send, and yield the answers of ``kinds``. Errors: Timeout; Refused."""
+        progress: Callable[[Received], object] | None = None,
+    ) -> Received:
+        """Send, unless an id is given, and return the last answer. Errors: Timeout; Refused."""
         loop = asyncio.get_running_loop()
-        ends_at, wait_s = loop.time() + timeout_s, sdk.default_wait_s(timeout_s)
-        with self._awaiting(lambda sent: answers_to(sent, kinds)) as (sent, take):
-            await self._post(fields, sent, wait_s, False, on_sent)
+        ends_at, wait_s = loop.time() + timeout_s, requests.default_wait_s(timeout_s)
+        known = asked if isinstance(asked, str) else None
+        with self._awaiting(lambda sent: answers_to(sent, kinds), known) as (sent, take):
+            if not isinstance(asked, str):
+                await self._post(asked, sent, wait_s, False, on_sent)
             while answer := await self._until(take, ends_at - loop.time()):
-                if answer.kind in REFUSALS:
-                    raise requests.refused(answer)
-                yield answer
-        what = "answer" if len(kinds) > 1 else str(*kinds)
-        raise Timeout(f"no {what} to {sent} came within {timeout_s:g} s", message_id=sent)
+                if requests.is_last(answer, kinds):
+                    return answer
+                if progress is not None:
+                    progress(answer)
+        raise requests.no_answer(sent, kinds, timeout_s)
 
     async def _post(
         self,
@@ -396,10 +406,14 @@ class Agent:
 
     @contextlib.contextmanager
     def _awaiting(
-        self, wanted: Callable[[str], Wanted]
+        self, wanted: Callable[[str], Wanted], known: str | None = None
     ) -> Iterator[tuple[str, Callable[[], Received | None]]]:
-        """Reserve the answers to a message; gives its id, and the function that takes an answer."""
-        sent, seen = self._agent._outbox.new_id(), self._inbox.names()
+        """Reserve the answers to a message; gives its id, and the function that takes an answer.
+
+        ``known``: the id of one that was sent before.
+        """
+        sent = known or self._agent._outbox.new_id()
+        seen = set() if known else self._inbox.names()
         mine = self._awaited[sent] = wanted(sent)
         try:
             yield sent, lambda: self._inbox.take_answer(mine, seen)

@@ -9,20 +9,35 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_sdk.inbox import Received
-from relay.base.errors import InvalidName, MessageError, Refused, Timeout
+from agent_sdk.inbox import REFUSALS, Inbox, Received, answers_to
+from relay.base.errors import (
+    InvalidName,
+    LedgerError,
+    LedgerMissing,
+    MessageError,
+    Refused,
+    Timeout,
+)
+from relay.base.home import LEDGER, Home
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR, check_agent_name, is_channel_name
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from agent_sdk.agent import Agent
+    from relay.base.outcomes import Progress, Wait
 
 _SAVED = re.compile(r"completed saved as version ([0-9]+) ")
 _COMPLETED = re.compile(r"\s*completed\b")
 _LOADED = re.compile(r"completed version ([0-9]+)\n")
+ANSWERS = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)  # that may end a request
+NO_WAIT = "RELAY_NO_WAIT"
+WAIT_S = 2.0
 IDLE_GRACE_S = 2.0  # the relay answers when the time is over, not later than that
 ACK_STATUSES = ("received", "in_progress", "completed")
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -170,6 +185,110 @@ def idle_body(name: str, within_s: float | None, message_id: str = "") -> str:
     lines += [f"ID: {message_id}"] if message_id else []
     lines += [f"WITHIN: {max(1, round(within_s * 1000))}ms"] if within_s is not None else []
     return "\n".join(lines)
+
+
+def default_wait_s(most_s: float = WAIT_S) -> float:
+    """Return how long a send waits for the relay by default, at most ``most_s``."""
+    return 0.0 if os.environ.get(NO_WAIT) else min(WAIT_S, most_s)
+
+
+def how_to_wait(
+    wait: str | None, wait_s: float | None, committed: bool, timeout_s: float
+) -> tuple[float, bool, str]:
+    """How long a send waits for the relay, whether it must, and the step waited for then."""
+    if wait is None:
+        limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
+        return limit_s, committed, ""
+    from relay.base.outcomes import parse_wait
+
+    word, seconds = parse_wait(wait)
+    if word == "answer":
+        raise MessageError("send returns the id of the message; `request` waits for the answer")
+    if word in ("none", "taken"):
+        return (0.0 if word == "none" else seconds), word == "taken", ""
+    return default_wait_s(seconds), False, wait
+
+
+def last_answer(
+    inbox: Inbox,
+    sent: str,
+    kinds: Sequence[Kind],
+    began: float,
+    timeout_s: float,
+    seen: set[str],
+    progress: Callable[[Received], object] | None = None,
+) -> Received:
+    """Wait for the last answer of ``kinds`` to a message. Errors: Timeout, Refused."""
+    wanted = answers_to(sent, kinds)
+
+    def look() -> Received | None:
+        return inbox.take_answer(wanted, seen)
+
+    while answer := inbox.until(look, began + timeout_s - time.monotonic()):
+        if is_last(answer, kinds):
+            return answer
+        if progress is not None:
+            progress(answer)
+    raise no_answer(sent, kinds, timeout_s)
+
+
+def is_last(answer: Received, kinds: Sequence[Kind]) -> bool:
+    """True for the last answer to a message. Errors: Refused for a nack."""
+    if answer.kind in REFUSALS:
+        raise refused(answer)
+    return len(kinds) == 1 or ends_request(answer)
+
+
+def no_answer(sent: str, kinds: Sequence[Kind], timeout_s: float) -> Timeout:
+    """Make the error of an answer that has not come."""
+    what = "answer" if len(kinds) > 1 else kinds[0]
+    return Timeout(f"no {what} to {sent} came within {timeout_s:g} s", message_id=sent)
+
+
+def wait_until(
+    home: Home,
+    inbox: Inbox,
+    sent: str,
+    until: str,
+    progress: Callable[[Received], object] | None,
+) -> Received | None:
+    """Wait as ``Agent.wait``."""
+    from relay.base.outcomes import parse_wait, watch  # most programs never wait
+
+    began, wait = time.monotonic(), parse_wait(until)
+    if wait.word == "answer":
+        return last_answer(inbox, sent, ANSWERS, began, wait.seconds, set(), progress)
+    waited(watch(home, ledger_of(home), sent, wait), sent, wait)
+    return None
+
+
+def ledger_of(home: Home) -> Callable[[], sqlite3.Connection]:
+    """The function that opens the ledger for reading. Its errors: LedgerMissing; LedgerError."""
+    import sqlite3
+    from urllib.parse import quote
+
+    path = home.path(LEDGER)
+
+    def connect() -> sqlite3.Connection:
+        if not os.path.exists(path):
+            raise LedgerMissing(f"there is no ledger at {path}")
+        try:
+            db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
+        except sqlite3.Error as exc:
+            raise LedgerError(f"{path}: {exc}") from exc
+        db.row_factory = sqlite3.Row
+        return db
+
+    return connect
+
+
+def waited(progress: Progress, sent: str, wait: Wait) -> None:
+    """Errors: Timeout, or Refused, unless the message is where it was waited for."""
+    if progress.is_over:
+        raise Refused(progress.text, message_id=sent)
+    if not progress.is_there:
+        text = f"not {wait.word} within {wait.seconds:g} s: {progress.text}"
+        raise Timeout(text, message_id=sent)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ COMMANDS = {
     "reply": ("relay.cli.messages", "Answer a message: to its sender, in its thread."),
     "wait": (
         "relay.cli.messages",
-        "Wait until a message is delivered, read, or done, for every recipient.",
+        "Wait until a message is delivered, read, done or answered, for every recipient.",
     ),
     "resend": (
         "relay.cli.messages",

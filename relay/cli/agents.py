@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from relay.base import process_info
+from relay.base import outcomes, process_info
 from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER, META, Home
@@ -23,7 +23,6 @@ from relay.base.names import (
     OPERATOR,
     check_agent_name,
 )
-from relay.cli import outcomes
 from relay.cli.common import (
     agent_not_found,
     ago,

@@ -122,9 +122,6 @@ attach_option = click.option(
     type=click.Path(exists=True, dir_okay=False),
     help="Send this file with it; repeatable.",
 )
-no_wait_option = click.option(
-    "--no-wait", is_flag=True, help="Do not wait for the relay's word [$RELAY_NO_WAIT]."
-)
 
 
 class Duration(click.ParamType[float]):
@@ -169,8 +166,8 @@ TIME = Time()
 
 
 def home_option(command: F) -> F:
-    """Accept ``--home`` after the command's name as well as before it."""
-    return click.option("--home", "home", metavar="DIR", help="The relay home.")(command)
+    """Accept ``--home`` after the command's name as well as before it, where the help shows it."""
+    return click.option("--home", "home", metavar="DIR", hidden=True)(command)
 
 
 def root_of(ctx: click.Context, home: str | None) -> str:
@@ -328,10 +325,10 @@ def echo_received(message: Received, **more: object) -> None:
     )
 
 
-def echo_body(message: Received) -> None:
+def echo_body(body: str) -> None:
     """Print the body of a message that was taken."""
     is_person = sys.stdout.isatty()  # a pipe gets the text as sent, escape sequences included
-    text = sanitize(message.body, lines=True) if is_person else message.body
+    text = sanitize(body, lines=True) if is_person else body
     click.echo((text or "").rstrip("\n"), color=True)
 
 

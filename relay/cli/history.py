@@ -287,9 +287,9 @@ def rows_of(home: Home, store: Engine, messages: list[Message]) -> list[dict[str
 
 def outcomes_of(home: Home, ids: list[str]) -> dict[str, str]:
     """Return the outcomes of messages by the ledger: id -> a word or phrase."""
+    from relay.base import outcomes
     from relay.base.errors import LedgerError
     from relay.base.home import LEDGER
-    from relay.cli import outcomes
     from relay.ledger.file import open_readonly
 
     wanted = (json.dumps(ids),)

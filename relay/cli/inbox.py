@@ -210,7 +210,7 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
         with Home(root) as home:
             for one in message.attachments:
                 click.echo(f"   {attachment_line(one.name, one, size_of(home, one))}")
-        echo_body(message)
+        echo_body(message.body)
 
 
 @click.command(epilog="\b\nExamples:\n  relay unread\n  relay unread --agent bob")

@@ -72,10 +72,11 @@ def id_of(root: str, text: str) -> str:
 
 def outcome_of(root: str, message_id: str) -> str:
     """Describe what became of a message that the relay has taken over; it is recorded shortly."""
+    from relay.base.outcomes import Wait
     from relay.cli.request import watch
 
     with Home(root) as home:
-        return watch(home, message_id, None, RECORDED_S).text
+        return watch(home, message_id, Wait("taken", RECORDED_S)).text
 
 
 def run_command(root: str, name: str, *args: str) -> str:

@@ -13,13 +13,12 @@ import click
 
 from relay.base.errors import (
     EXIT_OK,
-    EXIT_REFUSED,
     EXIT_STATE,
-    EXIT_TIMEOUT,
     InvalidName,
     RelayError,
 )
 from relay.base.names import ORCHESTRATOR
+from relay.base.outcomes import WAIT_S, Progress, Wait
 from relay.cli.common import (
     WAIT,
     Duration,
@@ -29,43 +28,44 @@ from relay.cli.common import (
     complete_threads,
     echo_body,
     echo_json,
-    echo_received,
     elsewhere,
     home_option,
     json_option,
-    name_home,
-    no_wait_option,
     not_running_text,
     printing,
-    printing_taken,
     root_of,
     root_to_take_from,
     sanitize,
 )
 from relay.cli.request import (
-    Progress,
+    WAIT_FOR,
+    answer_to,
     attaching,
     check_has_not_arrived,
     check_has_session,
     control_options,
+    echo_progress,
     mark_read,
     open_agent,
+    recorded_answer,
     relay_runs,
     request,
     require_mailbox,
     send_command,
+    show_answer,
+    show_progress,
+    wait_for_step,
+    wait_options,
+    wanted,
     watch,
 )
 
 if TYPE_CHECKING:
-    from agent_sdk import Agent, Received
+    from agent_sdk import Agent
     from relay.base.home import Home
 
-WAIT_S = 2.0  # for the relay's word about a message; it needs some milliseconds
 RECORD_S = 0.5  # at least, for the ledger's record of a message that the relay has taken over
-STEPS = ("delivered", "read", "done")
-STEP_S = 30  # the longest wait for a step
-COMMIT_S = 30.0  # and of --committed
+STEPS = ("delivered", "read", "done", "answer")
 
 
 @click.command(
@@ -75,7 +75,7 @@ Examples:
   relay send '*' - < notes.txt
   relay send '#ci' --topic build.front.ok "done"
   relay send bob --kind command --thread t-1 "deploy to staging"
-  relay send bob --kind query --await 30s "which branch?\"""",
+  relay send bob --kind query --wait answer "which branch?\"""",
 )
 @home_option
 @as_option
@@ -99,26 +99,9 @@ Examples:
     help="How often it may be delivered [as the channel says].",
 )
 @attach_option
-@click.option(
-    "--await",
-    "awaited_s",
-    type=WAIT,
-    help="Wait this long for the answer (30 or 30s, 1m, 500ms) and print it.",
-)
 @click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
-@click.option(
-    "--until", "step", type=click.Choice(STEPS), help="Wait until all recipients are at this step."
-)
-@click.option(
-    "--timeout", "timeout_s", type=WAIT, help=f"The longest wait of --until [{STEP_S} s]."
-)
-@click.option(
-    "--committed",
-    is_flag=True,
-    help="Send only with a running relay, and return when it has the message.",
-)
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
-@no_wait_option
+@wait_options
 @json_option
 @click.pass_context
 def send(
@@ -129,12 +112,9 @@ def send(
     to: str,
     body: str,
     files: tuple[str, ...],
-    awaited_s: float | None,
-    step: str | None,
+    waits: tuple[Wait, ...],
     timeout_s: float | None,
-    committed: bool,
     notify_idle: bool,
-    no_wait: bool,
     as_json: bool,
     **headers: Any,
 ) -> int:
@@ -144,26 +124,21 @@ def send(
     became of it, for which it waits up to 2 s. Exit code 6: the relay refused it; 5: no relay is
     running, and the message waits in the outbox.
 
-    With --await, prints the body of the answer instead: a response or message that names this one
-    in RE, or an ack `completed`. Other acks are shown on stderr. With several recipients (`*`, a
-    channel) the first answer counts. A nack is an error, exit code 6; a timeout is exit code 4.
+    --wait taken sends nothing without a running relay, exit code 5, and fails after the time with
+    exit code 4: the message waits in the outbox. With delivered, read or done, exits as `relay
+    wait`. With answer, prints the body of the answer instead: a response or message that names this
+    one in RE, or an ack `completed`. Other acks are shown on stderr. With several recipients (`*`,
+    a channel) the first answer counts. A nack is an error, exit code 6; a timeout is exit code 4.
     Without a running relay no answer is waited for, exit code 5.
-
-    With --until, exits as `relay wait`. With --committed, nothing is sent without a running relay,
-    exit code 5; after 30 s the message waits in the outbox, exit code 4.
 
     With --notify-idle, an ack of the relay comes into the sender's inbox when the agent is idle and
     has read the message, or a nack after its TTL, by default 24 hours. Its session needs hooks.
     """
-    if sum((awaited_s is not None, step is not None, committed, no_wait)) > 1:
-        named = "--await, --until, --committed and --no-wait"
-        raise click.UsageError(f"{named} cannot be used together", ctx)
-    if timeout_s is not None and not step:
-        raise click.UsageError("--timeout needs --until", ctx)
+    wait = wanted(ctx, waits, timeout_s)
     root = root_of(ctx, home)
     if notify_idle:
-        if awaited_s is not None:
-            raise click.UsageError("--notify-idle and --await cannot be used together", ctx)
+        if wait.word == "answer":
+            raise click.UsageError("--notify-idle and --wait answer cannot be used together", ctx)
         check_has_session(root, to)
     with contextlib.suppress(InvalidName):  # the error of the message names the option
         headers["re"] = headers["re"] and _resolve(root, headers["re"])
@@ -171,15 +146,11 @@ def send(
     with open_agent(agent, root) as me:
         with attaching(files):
             headers["attachments"] = [me.attach(path) for path in files]
-        if awaited_s is not None and relay_runs(root):
-            answer = request(me, to, content, awaited_s, progress=_progress, **headers)
-            _show_answer(answer, as_json)
+        if wait.word == "answer" and relay_runs(root):
+            answer = request(me, to, content, wait.seconds, progress=show_progress, **headers)
+            show_answer(answer, as_json)
             return EXIT_OK
-        step = step if awaited_s is None else "done"  # no relay runs: said even if nobody waits
-        headers["wait_s"] = 0 if no_wait else None
-        limit_s = (STEP_S if timeout_s is None else timeout_s) if step else WAIT_S
-        headers |= {"committed": committed, "notify_idle": notify_idle}
-        return _send(me, to, content, as_json, step, limit_s, **headers)
+        return _send(me, to, content, as_json, wait, notify_idle, **headers)
 
 
 def _send(
@@ -187,14 +158,12 @@ def _send(
     to: str,
     body: str | bytes,
     as_json: bool,
-    step: str | None = None,
-    timeout_s: float = WAIT_S,
+    wait: Wait,
     notify_idle: bool = False,
     **options: Any,
 ) -> int:
     """Send a message, print its id, and on stderr what became of it; return the exit code."""
-    from agent_sdk.agent import default_wait_s
-    from agent_sdk.requests import idle_body
+    from agent_sdk.requests import default_wait_s, idle_body
     from relay.base.errors import Refused, RelayWarning
     from relay.base.home import Home, lock_holder
 
@@ -206,12 +175,11 @@ def _send(
         except OSError as exc:
             unprinted.append(exc)  # the message is sent all the same, and waited for
 
-    is_waiting = options.get("wait_s") is None and default_wait_s() > 0
-    ends_at = time.monotonic() + timeout_s
-    if options.get("committed"):
-        options["timeout_s"] = COMMIT_S
-    elif is_waiting:
-        options["wait_s"] = default_wait_s(timeout_s)
+    ends_at = time.monotonic() + wait.seconds
+    is_waiting = wait.word != "none" and default_wait_s() > 0
+    options["wait_s"] = default_wait_s(wait.seconds) if is_waiting else 0
+    if wait.word == "taken":
+        options |= {"committed": True, "timeout_s": wait.seconds}
     with warnings.catch_warnings():
         # The line below says the same.
         warnings.filterwarnings("ignore", ".* waits in the outbox$", RelayWarning)
@@ -222,19 +190,19 @@ def _send(
             raise Refused(text, hint=elsewhere(me.home, to)) from exc
         if notify_idle:
             body = idle_body(to, options.get("ttl_s"), sent)
-            me.send(ORCHESTRATOR, body, kind="command", wait_s=options.get("wait_s"))
+            me.send(ORCHESTRATOR, body, kind="command", wait_s=options["wait_s"])
     if unprinted:
         raise unprinted[0]
-    if not (is_waiting or step):
+    if not (is_waiting or wait.word in STEPS):
         return EXIT_OK
     with Home(me.home) as home:
         if lock_holder(home) is None:
             click.echo(f"relay: it waits in the outbox: {not_running_text(home)}", err=True)
             return EXIT_STATE
-        left_s = max(ends_at - time.monotonic(), RECORD_S)
-        if step:
-            return _wait(home, sent, step, left_s)
-        _echo_progress(watch(home, sent, None, left_s))
+        left = Wait(wait.word, max(ends_at - time.monotonic(), RECORD_S))
+        if wait.word in STEPS:
+            return wait_for_step(home, sent, left)
+        echo_progress(watch(home, sent, left._replace(word="taken")))
     _echo_owed(me, options.get("re"))
     return EXIT_OK
 
@@ -255,53 +223,70 @@ def _print_sent(facts: dict[str, str], as_json: bool) -> None:
 
 
 @click.command(
+    "wait",
     epilog="""\b
 Examples:
-  relay wait 3f6777fc --for read
-  id=$(relay send --no-wait bob --kind command "deploy") && relay wait "$id" --for done""",
+  relay wait 3f6777fc read=1m
+  relay wait 3f6777fc answer
+  id=$(relay send --wait none bob --kind command "deploy") && relay wait "$id\"""",
 )
 @home_option
 @click.argument("message_id", metavar="ID")
-@click.option("--for", "step", type=click.Choice(STEPS), default="done", show_default=True)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=WAIT,
-    default=f"{STEP_S}s",
-    show_default=True,
-)
+@click.argument("given", metavar="[WORD[=TIME]]", type=WAIT_FOR, required=False)
+@click.option("--for", "step", type=click.Choice(STEPS), hidden=True)
+@click.option("--timeout", "timeout_s", type=WAIT, hidden=True)
 @click.pass_context
-def wait(ctx: click.Context, home: str | None, message_id: str, step: str, timeout_s: float) -> int:
-    """Wait until a message is delivered, read, or done, for every recipient.
+def wait_(
+    ctx: click.Context,
+    home: str | None,
+    message_id: str,
+    given: Wait | None,
+    step: str | None,
+    timeout_s: float | None,
+) -> int:
+    """Wait until a message is delivered, read, done or answered, for every recipient.
 
-    done: completed, answered, or read where no answer is expected. Prints what became of it. Exit
-    code 4: not in the time given; 5: not so far, and no relay is running; 6: refused, failed,
-    bounced, expired, dead or removed unread.
+    \b
+    taken      the relay has it
+    delivered  it is in their inboxes
+    read       they have taken it
+    done       completed, answered, or read where no answer is expected; the default
+    answer     the first answer has come: its body is printed, and it leaves the inbox
+
+    TIME is the longest wait, 30s by default. Prints what became of it. Exit code 4: not in the time
+    given; 5: not so far, and no relay is running; 6: refused, failed, bounced, expired, dead or
+    removed unread.
     """
     from relay.base.home import Home
     from relay.cli.ids import resolve_id
 
-    with Home(root_of(ctx, home)) as opened:
+    if given and (step or timeout_s):
+        raise click.UsageError("WORD[=TIME] and --for or --timeout cannot be used together", ctx)
+    wait = given or Wait(step or "done", timeout_s or WAIT_S)
+    root = root_of(ctx, home)
+    with Home(root) as opened:
         known = resolve_id(opened, message_id, must_exist=True)
-        return _wait(opened, known, step, timeout_s)
+        if wait.word == "answer":
+            return _wait_for_answer(opened, known, wait)
+        return wait_for_step(opened, known, wait)
 
 
-def _wait(home: Home, message_id: str, step: str, timeout_s: float) -> int:
-    from relay.base.home import lock_holder
+def _wait_for_answer(home: Home, message_id: str, wait: Wait) -> int:
+    """Print the answer: the one that was recorded, or the one that comes to the sender."""
+    from relay.cli.show import read_message
 
-    progress = watch(home, message_id, step, timeout_s)
-    if progress.is_there or progress.is_over:
-        _echo_progress(progress)
-        return EXIT_OK if progress.is_there else EXIT_REFUSED
-    if lock_holder(home) is None:
-        _echo_progress(Progress(f"{progress.text}; {not_running_text(home)}"))
-        return EXIT_STATE
-    _echo_progress(progress)
-    return EXIT_TIMEOUT
-
-
-def _echo_progress(progress: Progress) -> None:
-    click.echo(sanitize(name_home(f"relay: {progress.text}")), err=True)
+    sender = read_message(home.root, message_id).sender
+    if answer_id := recorded_answer(home, message_id):
+        with printing(f"the answer is {answer_id}"):
+            echo_body(read_message(home.root, answer_id).file.body.decode())
+        mark_read(home.root, sender, answer_id)
+        return EXIT_OK
+    now = wait._replace(seconds=0)
+    if watch(home, message_id, now).is_over or not relay_runs(home.root):
+        return wait_for_step(home, message_id, now)
+    with open_agent(sender, home.root) as me:
+        show_answer(answer_to(me, message_id, wait.seconds, progress=show_progress), as_json=False)
+    return EXIT_OK
 
 
 @click.command(epilog="\b\nExample:\n  relay reply 3f6777fc 'main, at 4f2c1e9'")
@@ -310,7 +295,7 @@ def _echo_progress(progress: Progress) -> None:
 @click.argument("message_id", metavar="ID")
 @click.argument("body")
 @attach_option
-@no_wait_option
+@wait_options
 @json_option
 @click.pass_context
 def reply(
@@ -320,7 +305,8 @@ def reply(
     message_id: str,
     body: str,
     files: tuple[str, ...],
-    no_wait: bool,
+    waits: tuple[Wait, ...],
+    timeout_s: float | None,
     as_json: bool,
 ) -> int:
     """Answer a message: to its sender, in its thread.
@@ -330,6 +316,7 @@ def reply(
     """
     from relay.cli.show import read_message
 
+    wait = wanted(ctx, waits, timeout_s)
     root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
     answered = read_message(root, message_id)
@@ -342,11 +329,11 @@ def reply(
             answered.sender,
             content,
             as_json,
+            wait,
             kind="response" if answered.file.kind == "query" else "message",
             re=answered.id,
             thread=answered.file.headers.get("THREAD"),
             attachments=attached,
-            wait_s=0 if no_wait else None,
         )
     mark_read(root, agent, answered.id)
     return code
@@ -357,7 +344,7 @@ def reply(
 @click.argument("message_id", metavar="ID")
 @click.option("--to", metavar="NAME", help="Another recipient.")
 @click.option("--again", is_flag=True, help="Even if a recipient has it already.")
-@no_wait_option
+@wait_options
 @json_option
 @click.pass_context
 def resend(
@@ -366,7 +353,8 @@ def resend(
     message_id: str,
     to: str | None,
     again: bool,
-    no_wait: bool,
+    waits: tuple[Wait, ...],
+    timeout_s: float | None,
     as_json: bool,
 ) -> int:
     """Send a refused, failed or lost message again, as a new one of the same sender.
@@ -376,6 +364,7 @@ def resend(
     """
     from relay.cli.show import OWN_HEADERS, read_message
 
+    wait = wanted(ctx, waits, timeout_s)
     root = root_of(ctx, home)
     original = read_message(root, message_id)
     if original.place == "outbox":
@@ -394,17 +383,17 @@ def resend(
     recipient = to or original.file.to
     if recipient == original.file.to and not again:
         check_has_not_arrived(root, original.id)
-    _echo_progress(Progress(f"sending it again, from {original.sender} to {recipient}"))
+    echo_progress(Progress(f"sending it again, from {original.sender} to {recipient}"))
     with open_agent(original.sender, root) as me:
         return _send(
             me,
             recipient,
             original.file.body,
             as_json,
+            wait,
             kind=str(original.file.kind),
             headers=headers,
             attachments=original.file.attachments,
-            wait_s=0 if no_wait else None,
         )
 
 
@@ -487,13 +476,3 @@ def _resolve(root: str, message_id: str) -> str:
 
     with Home(root) as home:
         return resolve_id(home, message_id)
-
-
-def _show_answer(message: Received, as_json: bool) -> None:
-    with printing_taken(message):
-        echo_received(message) if as_json else echo_body(message)
-
-
-def _progress(message: Received) -> None:
-    said = sanitize(" ".join(message.body.split())) or "received"
-    click.echo(f"relay: {message.sender}: {said}", err=True)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from relay.base.clock import local_time
+from relay.base.errors import EXIT_OK, EXIT_REFUSED, EXIT_STATE, EXIT_TIMEOUT
+from relay.base.outcomes import Progress, Wait, parse_wait
 from relay.cli.common import (
     WAIT,
+    F,
     agent_not_found,
     as_option,
+    echo_body,
     echo_json,
+    echo_received,
     home_option,
     json_option,
     name_home,
+    not_running_text,
+    printing_taken,
     root_of,
     sanitize,
 )
 
+WORD_S = 2.0  # for the relay's word about a message; it needs some milliseconds
 ATTACH_S = 2.0  # longer copies are announced
 
 if TYPE_CHECKING:
@@ -29,6 +36,37 @@ if TYPE_CHECKING:
 
     from agent_sdk import Agent, Received
     from relay.base.home import Home
+
+
+class WaitFor(click.ParamType[Wait]):
+    """What to wait for, as ``parse_wait`` reads it."""
+
+    name = "word[=time]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Wait:
+        """Convert the value."""
+        try:
+            return parse_wait(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+WAIT_FOR = WaitFor()
+
+
+def wait_options(command: F) -> F:
+    """Add --wait, and the options that it has replaced."""
+    words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s"
+    for name, hidden in (("--wait", False), ("--await", True), ("--until", True)):
+        text = f"{words}." if name == "--wait" else None
+        command = click.option(
+            name, "waits", multiple=True, type=WAIT_FOR, hidden=hidden, help=text
+        )(command)
+    for name, word in (("--committed", "taken"), ("--no-wait", "none")):
+        command = click.option(
+            name, "waits", multiple=True, type=WAIT_FOR, flag_value=word, is_flag=True, hidden=True
+        )(command)
+    return click.option("--timeout", "timeout_s", type=WAIT, hidden=True)(command)
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,16 +124,31 @@ def print_answer(answer: Received, as_json: bool) -> None:
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
-    """Call ``Agent.request``; a Timeout tells the present state of the message.
+    """Call ``Agent.request``. Errors: as ``_answering``."""
+    sent: list[str] = []
+    with _answering(me, sent, timeout_s):
+        return me.request(to, body, timeout_s, on_sent=sent.append, **options)
+
+
+def answer_to(me: Agent, message_id: str, timeout_s: float, **options: Any) -> Received:
+    """Take the answer to a message of this agent. Errors: as ``_answering``."""
+    with _answering(me, [message_id], timeout_s):
+        found = me.wait(message_id, f"answer={timeout_s * 1000:.0f}ms", **options)
+        assert found is not None
+        return found
+
+
+@contextlib.contextmanager
+def _answering(me: Agent, sent: Sequence[str], timeout_s: float) -> Iterator[None]:
+    """Wait for an answer; a Timeout tells the present state of the message.
 
     Errors: Interrupted with the id of the message, which stays sent, after ^C.
     """
     from agent_sdk import Refused, Timeout
     from relay.base.errors import Interrupted
 
-    sent: list[str] = []
     try:
-        return me.request(to, body, timeout_s, on_sent=sent.append, **options)
+        yield
     except KeyboardInterrupt as exc:
         if not sent:
             raise
@@ -216,12 +269,11 @@ def check_has_session(root: str, to: str) -> None:
 
 def check_has_not_arrived(root: str, message_id: str) -> None:
     """Check that no recipient has a message or has read it. Errors: RelayError."""
+    from relay.base import outcomes
     from relay.base.errors import RelayError
-    from relay.base.home import LEDGER, Home
-    from relay.cli import outcomes
-    from relay.ledger.file import open_readonly
+    from relay.base.home import Home
 
-    with Home(root) as home, contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with Home(root) as home, contextlib.closing(_ledger(home)) as db:
         found = outcomes.read_deliveries(db, "message_id = ?", message_id)
     texts = [text for one in found if (text := _arrival(one))]
     if texts:
@@ -232,7 +284,7 @@ def check_has_not_arrived(root: str, message_id: str) -> None:
 
 def _arrival(delivery: Mapping[str, Any]) -> str:
     """When a recipient read a message, or got it; empty if it never did, failed, or gave it up."""
-    from relay.cli import outcomes
+    from relay.base import outcomes
 
     name, outcome = delivery["recipient"], outcomes.outcome_of(delivery)
     is_over = delivery["obligation"] == "given_up"
@@ -245,64 +297,76 @@ def _arrival(delivery: Mapping[str, Any]) -> str:
     return ""
 
 
-class Progress(NamedTuple):
-    """The progress of a message."""
-
-    text: str
-    is_there: bool = False  # at the step waited for
-    is_over: bool = False  # and will not come there
-
-
-def watch(home: Home, message_id: str, step: str | None, timeout_s: float) -> Progress:
-    """Look at the ledger until a message has come to a step, cannot, or the time is over.
-
-    Without a step: until the relay has recorded what became of it.
-    """
-    ends_at, pause_s = time.monotonic() + timeout_s, 0.001
-    while True:
-        progress = _look(home, message_id, step)
-        left_s = ends_at - time.monotonic()
-        if progress.is_there or progress.is_over or left_s <= 0:
-            return progress
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, 0.05)
+def wanted(ctx: click.Context, waits: Sequence[Wait], timeout_s: float | None) -> Wait:
+    """What ``wait_options`` ask for: by default the relay's word. Errors: UsageError."""
+    if len(waits) > 1:
+        raise click.UsageError("--wait is given more than once, perhaps by an earlier name", ctx)
+    wait = waits[0] if waits else Wait("", WORD_S)
+    if timeout_s is None:
+        return wait
+    if wait.word not in ("delivered", "read", "done"):
+        raise click.UsageError("--timeout needs --until", ctx)
+    return wait._replace(seconds=timeout_s)
 
 
-def _look(home: Home, message_id: str, step: str | None) -> Progress:
-    from relay.base.errors import LedgerMissing
-    from relay.base.home import LEDGER, lock_holder
+def watch(home: Home, message_id: str, wait: Wait) -> Progress:
+    """Watch the ledger for the progress of a message. Errors: LedgerError."""
+    from relay.base import outcomes
+
+    return outcomes.watch(home, lambda: _ledger(home), message_id, wait)
+
+
+def recorded_answer(home: Home, message_id: str) -> str:
+    """The id of the answer that the ledger has; empty if it has none."""
+    from relay.base import outcomes
+
+    with contextlib.closing(_ledger(home)) as db:
+        for one in outcomes.read_deliveries(db, "message_id = ?", message_id):
+            if outcomes.has_reached(one, "answer") and one["answer_id"]:
+                return str(one["answer_id"])
+    return ""
+
+
+def _ledger(home: Home) -> sqlite3.Connection:
+    from relay.base.home import LEDGER
     from relay.ledger.file import open_readonly
 
-    try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-            return _progress_of(db, message_id, step)
-    except LedgerMissing:
-        if lock_holder(home) is None:
-            raise
-        return Progress("it is sent; the ledger is gone, and the relay rebuilds it")
-
-
-def _progress_of(db: sqlite3.Connection, message_id: str, step: str | None) -> Progress:
-    from relay.cli import outcomes
-
-    which = "message_id = ?"
-    row = db.execute(f"SELECT * FROM messages WHERE {which}", (message_id,)).fetchone()
-    if row is None:
-        return Progress("the relay has not picked it up yet, it waits in the outbox")
-    deliveries = outcomes.read_deliveries(db, which, message_id)
-    text = outcomes.progress(row, deliveries, time.time_ns())
-    if row["status"] in ("pending", "processing"):
-        return Progress(text if deliveries else "the relay has not recorded it yet")
-    if step is None:
-        return Progress(text, is_there=True)
-    reached = [outcomes.has_reached(one, step) for one in deliveries]
-    return Progress(text, bool(reached) and all(reached), not reached or False in reached)
+    return open_readonly(home.path(LEDGER))
 
 
 def _describe_progress(root: str, message_id: str) -> str:
     """Describe the present state of a message."""
     from relay.base.home import Home, lock_holder
 
+    now = Wait("taken", 0)
     with Home(root) as home:
         stopped = "" if lock_holder(home) else ", and the relay has stopped"
-        return f"{watch(home, message_id, None, 0).text}{stopped}"
+        return f"{watch(home, message_id, now).text}{stopped}"
+
+
+def wait_for_step(home: Home, message_id: str, wait: Wait) -> int:
+    from relay.base.home import lock_holder
+
+    progress = watch(home, message_id, wait)
+    if progress.is_there or progress.is_over:
+        echo_progress(progress)
+        return EXIT_OK if progress.is_there else EXIT_REFUSED
+    if lock_holder(home) is None:
+        echo_progress(Progress(f"{progress.text}; {not_running_text(home)}"))
+        return EXIT_STATE
+    echo_progress(progress)
+    return EXIT_TIMEOUT
+
+
+def echo_progress(progress: Progress) -> None:
+    click.echo(sanitize(name_home(f"relay: {progress.text}")), err=True)
+
+
+def show_answer(message: Received, as_json: bool) -> None:
+    with printing_taken(message):
+        echo_received(message) if as_json else echo_body(message.body)
+
+
+def show_progress(message: Received) -> None:
+    said = sanitize(" ".join(message.body.split())) or "received"
+    click.echo(f"relay: {message.sender}: {said}", err=True)

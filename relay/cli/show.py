@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.base import outcomes
 from relay.base.errors import LedgerError, MessageError, NotFound, Refused, RelayError
 from relay.base.home import LEDGER, READ, Home
 from relay.base.message import ANSWERS, MessageFile, parse, parse_delivered
@@ -22,7 +23,6 @@ from relay.base.names import (
     attachments_of,
 )
 from relay.base.text import format_size, plural
-from relay.cli import outcomes
 from relay.cli.common import as_option, echo_json, home_option, json_option, root_of, sanitize, when
 from relay.cli.ids import PLACES, messages_in, read_file, resolve_id
 from relay.cli.request import open_agent

@@ -18,11 +18,11 @@ from typing import Any
 
 import click
 
+from relay.base import outcomes
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER, READ, Home
 from relay.base.names import ORCHESTRATOR
 from relay.base.text import visible
-from relay.cli import outcomes
 from relay.cli.common import (
     TIME,
     complete_agents,

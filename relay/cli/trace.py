@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import click
 
+from relay.base import outcomes
 from relay.base.clock import NS_PER_MS, NS_PER_S, local_time
 from relay.base.errors import LedgerError, NotFound, RelayError, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.message import ANSWERS, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.cli import outcomes
+from relay.base.outcomes import Outcome
 from relay.cli.common import (
     echo_json,
     home_option,
@@ -34,7 +35,6 @@ from relay.cli.common import (
     with_iso_times,
 )
 from relay.cli.ids import messages_in, resolve_id, short_ids
-from relay.cli.outcomes import Outcome
 from relay.cli.tables import clock_of, colour_by_word, day_of
 from relay.ledger import REMOVED
 

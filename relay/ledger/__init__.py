@@ -3,7 +3,8 @@
 Here: words of its columns, for commands that read it and need nothing else of this room.
 """
 
+from relay.base.outcomes import CANCELLED as CANCELLED
+from relay.base.outcomes import REMOVED as REMOVED
+
 TAKEN = "taken"  # read_how: the file is in inbox/.read
-REMOVED = "removed"  # the same: no longer in the inbox, and not in inbox/.read
-CANCELLED = "cancelled by "  # last_error of an expired delivery whose message was taken back
 NOT_CANCELLED = f"coalesce(d.last_error, '') NOT LIKE '{CANCELLED}%'"  # of ``deliveries AS d``

@@ -59,7 +59,8 @@ def run(base: str | None) -> None:
         send_p50_ms=round(1000 * percentile(synced, 0.5), 3),
     )
     relay = str(Path(sys.executable).with_name("relay"))
-    send = [relay, "--home", home.root, "send", recipient, "hello", "--as", sender, "--no-wait"]
+    words = [recipient, "hello", "--as", sender, "--wait", "none"]
+    send = [relay, "--home", home.root, "send", *words]
     report(
         case="relay send",
         p50_ms=_start_ms(send),

@@ -4,7 +4,7 @@ python -m scripts.powercutting.agents ROLE HOME BOOKS SEED [NUMBER]
 
 | role | |
 |---|---|
-| alice | `relay send --committed` |
+| alice | `relay send --wait taken` |
 | bob | `Agent.send(committed=True)` |
 | carol | `Agent.send_many` |
 | dave | while no relay runs, NUMBER times: `relay.sh`, `Agent.send`, `Agent.send_many` |
@@ -57,7 +57,7 @@ class One:
         to, body = self.to(), self.body()
         command = [sys.executable, "-m", "relay", "send", "--home", str(self.home)]
         done = subprocess.run(
-            [*command, "--as", self.name, "--committed", to, body],
+            [*command, "--as", self.name, "--wait", "taken", to, body],
             capture_output=True,
             text=True,
             check=False,

@@ -110,7 +110,7 @@ BAD: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("bob", "x", {"re": "yesterday"}, "is not a message id"),
     ("bob", "x", {"thread": "a b"}, "is not 1-128 of"),
     ("bob", "x", {"priority": 5}, "0 (critical) to 4"),
-    ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
+    ("bob", "x", {"ttl_s": 0}, "of 1 s at least"),
     ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
     ("bob", "x", {"headers": {"A": "\ud800"}}, "not valid UTF-8"),
     ("bob", "x", {"headers": {"A B": "1"}}, "is not a header name"),

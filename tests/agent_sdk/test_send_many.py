@@ -53,7 +53,7 @@ def test_all_are_sent_in_order_with_one_sync_of_files_and_one_of_the_directory(
             {"to": "bob", "body": "x", "tll_s": 5},
             "list: unknown option 'tll_s': did you mean ttl_s",
         ),
-        ({"to": "bob", "body": "x", "ttl_s": 0}, "message 1 of the list: .*seconds above 0"),
+        ({"to": "bob", "body": "x", "ttl_s": 0}, "message 1 of the list: .*of 1 s at least"),
         (
             {"to": "bob", "body": "x", 5: 6},
             "message 1 of the list: unknown option '5': expected att",

@@ -96,7 +96,7 @@ def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         ("down --timeout nan", "--timeout", "'nan' is not a duration such as 500ms, 10s, "),
         ("top --every 0", "--every", "'0' is not a duration from 0.1 to 1,000,000,000 s"),
         ("dead purge --older-than 7", "--older-than", "'7' is not a duration such as 500ms, "),
-        ("send --await soon bob hi", "--await", "'soon' is not a duration such as 500ms, "),
+        ("send --wait seen bob hi", "--wait", "'seen' is not one of none, taken, delivered, "),
         ("tail --since 5", "--since", "'5' is not a time such as 10m, 14:05, 2026-11-26, "),
         ("search before:soon", "before:", "'soon' is not a time such as 10m, 14:05, "),
     ],

@@ -92,6 +92,6 @@ def test_to_join_an_agent_is_refused(box: Box) -> None:
 def test_m05_who_waits_for_an_answer_gets_it_at_once(home: Path) -> None:
     relay("channel", "create", "ci", "--type", "pubsub", home=home)
     began = time.monotonic()
-    done = relay("send", "--await", "30s", "#ci", "--topic", "test.red", "anybody?", home=home)
+    done = relay("send", "--wait", "answer", "#ci", "--topic", "test.red", "anybody?", home=home)
     assert time.monotonic() - began < 15 and done.returncode != 0
     assert "no recipients: there are no other subscribers to topic test.red of #ci" in done.stderr

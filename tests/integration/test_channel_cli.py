@@ -179,7 +179,8 @@ def test_pause_resume_drain_close(home: Path) -> None:
 
 def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
     """Alice sends to the channel, and waits a little."""
-    return relay("send", "--as", "alice", "--await", "300ms", f"#{channel}", "hello", home=home)
+    words = ("send", "--as", "alice", "--wait", "answer=300ms", f"#{channel}", "hello")
+    return relay(*words, home=home)
 
 
 def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:

@@ -60,7 +60,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "show": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
     "reply": (["--as", "bob", "{id}", EVIL], ["--as", "bob", EVIL, "x"]),
     "resend": (["{id}", "--to", "bob"], ["{id}", "--to", EVIL], [EVIL]),
-    "wait": (["{id}", "--for", "read", "--timeout", "1s"], [EVIL]),
+    "wait": (["{id}", "read=1s"], ["{id}", "answer=1s"], [EVIL]),
     "attachment put": (["{store}"],),
     "attachment get": (["{id}"], ["sha256:" + EVIL], [EVIL]),
     "guide": (["--as", "bob"], ["--as", EVIL]),

@@ -147,6 +147,6 @@ def test_for_whom_it_cannot_be_told_nothing_is_sent(
 
 
 def test_it_is_not_for_a_sender_that_waits_anyway(home: Path, bob_cli: Cli) -> None:
-    done = relay("send", "bob", "hi", "--notify-idle", "--await", "1", home=home)
+    done = relay("send", "bob", "hi", "--notify-idle", "--wait", "answer=1s", home=home)
     assert done.returncode == 2
-    assert "--notify-idle and --await cannot be used together" in done.stderr
+    assert "--notify-idle and --wait answer cannot be used together" in done.stderr

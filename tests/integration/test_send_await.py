@@ -1,4 +1,4 @@
-"""``relay send --await``: sent, and answered or not, as a person types it."""
+"""``relay send --wait answer``: sent, and answered or not, as a person types it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def answering(home: Path, answer: Answer, agent: str = "bob") -> Iterator[None]:
 
 
 def awaited(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return relay("send", "--await", "30s", *arguments, home=home)
+    return relay("send", "--wait", "answer", *arguments, home=home)
 
 
 def test_the_response_is_printed(home: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_response_is_printed(home: Path) -> None:
 
 def test_patience_is_no_deadline_for_the_recipient(home: Path) -> None:
     """Who waits a moment gives up; the other one has the time that the guide promises."""
-    done = relay("send", "--await", "100ms", "bob", "--kind", "query", "which?", home=home)
+    done = relay("send", "--wait", "answer=100ms", "bob", "--kind", "query", "which?", home=home)
     assert done.returncode == 4
     owed = json.loads(relay("open", "--json", home=home).stdout)
     assert datetime.fromisoformat(owed["due_at"]) - datetime.now(UTC) > timedelta(seconds=30)
@@ -102,19 +102,19 @@ def test_of_several_the_first_answer_counts(home: Path) -> None:
 
 
 def test_time_over_says_how_far_it_came(home: Path) -> None:
-    done = relay("send", "--await", "200ms", "alice", "--kind", "query", "hello?", home=home)
+    done = relay("send", "--wait", "answer=200ms", "alice", "--kind", "query", "hello?", home=home)
     assert (done.returncode, done.stdout) == (4, "")
     assert "within 0.2 s: delivered to alice, not read yet; `relay --home " in done.stderr
     assert done.stderr.count("\n") == 1
 
     with answering(home, lambda me, m: me.ack(m, "in_progress"), "carol"):
-        done = relay("send", "--await", "2s", "carol", "--kind", "command", "go", home=home)
+        done = relay("send", "--wait", "answer=2s", "carol", "--kind", "command", "go", home=home)
     assert done.returncode == 4
     assert "within 2 s: in progress by carol for " in done.stderr.splitlines()[1]
 
 
 def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
-    words = ("send", "--as", "bob", "--await", "60s", "alice", "--kind", "query", "hello?")
+    words = ("send", "--as", "bob", "--wait", "answer=1m", "alice", "--kind", "query", "hello?")
     with (
         Agent("alice", home) as alice,
         subprocess.Popen(
@@ -153,5 +153,5 @@ def test_without_a_relay_it_is_sent_and_not_waited_for(
 def test_a_time_that_is_none(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home")
     for time in ("soon", "0", "0s", "-1s", "1w"):
-        done = relay("send", f"--await={time}", "bob", "hello", home=home)
+        done = relay("send", f"--wait=answer={time}", "bob", "hello", home=home)
         assert done.returncode == 2 and "is not a duration" in done.stderr, time

@@ -1,4 +1,4 @@
-"""``relay send --committed``: its exit codes, and what is left in the outbox."""
+"""``relay send --wait taken``: its exit codes, and what is left in the outbox."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ def waiting(home: Path) -> list[str]:
 
 
 def test_not_taken_in_time_it_waits_in_the_outbox(
-    running: Relay, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    running: Relay, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("relay.cli.messages.COMMIT_S", 0.2)
     os.kill(running.pid, signal.SIGSTOP)
     try:
-        assert send(home, "--committed") == EXIT_TIMEOUT
+        assert send(home, "--wait", "taken=200ms") == EXIT_TIMEOUT
         said = capsys.readouterr()
         assert "it waits in the outbox: do not send it again" in said.err
         (sent,) = waiting(home)
@@ -40,7 +39,7 @@ def test_not_taken_in_time_it_waits_in_the_outbox(
 
 
 def test_without_a_relay_nothing_is_sent(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert send(home, "--committed") == EXIT_STATE
+    assert send(home, "--wait", "taken") == EXIT_STATE
     assert "no relay is running" in capsys.readouterr().err
     assert waiting(home) == []
 
@@ -59,7 +58,7 @@ def test_m24_a_full_disk_is_said_before_it_is_waited_for(
 
     monkeypatch.setattr(fsio, "fault", fault)
     monkeypatch.setattr("agent_sdk.disk._sleep", sleep)
-    assert send(home, "--no-wait") == EXIT_OK
+    assert send(home, "--wait", "none") == EXIT_OK
     assert capsys.readouterr().err == ""
     assert len(waiting(home)) == 1
 

@@ -74,7 +74,7 @@ def test_without_a_relay_it_waits_in_the_outbox(home: Path) -> None:
     assert (home / "agents/alice/outbox" / f"{sent}.msg").exists()
 
 
-@pytest.mark.parametrize("how", ["--no-wait", "RELAY_NO_WAIT"])
+@pytest.mark.parametrize("how", ["--wait=none", "--no-wait", "RELAY_NO_WAIT"])
 def test_without_waiting_nothing_is_said(
     how: str, running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,16 +89,14 @@ def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: Relay, home: Path
     began = time.monotonic()
     _, said = send(home, "bob", "hi")
     assert said == "the relay has not picked it up yet, it waits in the outbox"
-    assert time.monotonic() - began < 6  # not 30, the default of --until
+    assert time.monotonic() - began < 6  # not 30, the default of --wait
 
 
 @pytest.mark.parametrize(
     ("step", "then"),
     [("delivered", None), ("read", ["inbox", "--take"]), ("done", ["ack", "ID", "completed"])],
 )
-def test_until_waits_for_a_step(
-    step: str, then: list[str] | None, running: Relay, home: Path
-) -> None:
+def test_it_waits_for_a_step(step: str, then: list[str] | None, running: Relay, home: Path) -> None:
     def answer() -> None:
         until(lambda: inbox_of(home, "bob"))
         (path,) = inbox_of(home, "bob")
@@ -108,7 +106,7 @@ def test_until_waits_for_a_step(
     helper = threading.Thread(target=answer)
     if then:
         helper.start()
-    _, said = send(home, "bob", "hi", "--kind", "command", "--until", step)
+    _, said = send(home, "bob", "hi", "--kind", "command", "--wait", step)
     expected = {
         "delivered": "delivered to bob, not read yet",
         "read": "read by bob, not answered yet",
@@ -119,22 +117,67 @@ def test_until_waits_for_a_step(
         helper.join()
 
 
-def test_until_a_step_that_does_not_come(running: Relay, home: Path) -> None:
+def test_a_step_that_does_not_come(running: Relay, home: Path) -> None:
     """Timeout with how far it came; a failure is told apart from it."""
-    _, said = send(home, "bob", "hi", "--until", "read", "--timeout", "300ms", code=4)
+    _, said = send(home, "bob", "hi", "--wait", "read=300ms", code=4)
     assert said == "delivered to bob, not read yet"
     command, _ = send(home, "bob", "do it", "--kind", "command")
-    assert relay("wait", command[20:28], "--timeout", "300ms", home=home).returncode == 4
+    assert relay("wait", command[20:28], "done=300ms", home=home).returncode == 4
     relay("nack", "--as", "bob", command[20:28], "no such branch", home=home)
-    until(lambda: relay("wait", command, "--timeout", "300ms", home=home).returncode == 6)
+    until(lambda: relay("wait", command, "done=300ms", home=home).returncode == 6)
     done = relay("wait", command, home=home)
     assert done.stderr.startswith("relay: failed by bob: no such branch (answer ")
-    assert relay("wait", command, "--for", "read", home=home).returncode == 0
+    assert relay("wait", command, "read", home=home).returncode == 0
+    assert relay("wait", command, "taken", home=home).returncode == 0
+    assert relay("wait", command, "answer", home=home).returncode == 6
+
+
+def test_an_answer_is_waited_for_after_the_message_was_sent(running: Relay, home: Path) -> None:
+    """It is printed whether it came before or comes while one waits, and leaves the inbox."""
+    asked, _ = send(home, "bob", "which branch?", "--kind", "query")
+    late = relay("wait", asked, "answer=200ms", home=home)
+    assert late.returncode == 4 and "within 0.2 s: delivered to bob, not read yet" in late.stderr
+    relay("reply", "--as", "bob", asked, "main", home=home)
+    done = relay("wait", asked, "answer", home=home)
+    assert (done.returncode, done.stdout) == (0, "main\n"), done
+    assert inbox_of(home, "alice") == []
+    assert relay("wait", asked, "answer", home=home).stdout == "main\n"
+
+    note, _ = send(home, "bob", "no answer is expected")
+    helper = threading.Thread(target=lambda: relay("reply", "--as", "bob", note, "ok", home=home))
+    helper.start()
+    assert relay("wait", note, "answer", home=home).stdout == "ok\n"
+    helper.join()
+
+
+OLD = """\
+send bob hi --until delivered                       0  delivered to bob, not read yet
+send bob hi --until read --timeout 300ms            4  delivered to bob, not read yet
+send bob hi --await 300ms                           4  no answer to
+send bob hi --await 1                               4  within 1 s
+send bob hi --committed                             0  delivered to bob, not read yet
+send bob hi --no-wait                               0
+wait ID --for delivered                             0  delivered to bob, not read yet
+wait ID --for read --timeout 300ms                  4  delivered to bob, not read yet
+wait ID --timeout 300ms                             4  delivered to bob, not read yet
+"""
+
+
+def test_names_that_options_had_earlier_mean_the_same(running: Relay, home: Path) -> None:
+    """They are not in the help any more."""
+    sent, _ = send(home, "bob", "hi")
+    for line in OLD.splitlines():
+        words, code, text = line[:52].split(), int(line[52]), line[53:].strip()
+        done = relay(*(sent if word == "ID" else word for word in words), home=home)
+        assert (done.returncode, text in done.stderr) == (code, True), (line, done)
+    shown = relay("send", "--help", home=home).stdout + relay("wait", "--help", home=home).stdout
+    for old in ("--until", "--await", "--committed", "--no-wait", "--timeout", "--for"):
+        assert old not in shown
 
 
 def test_wait_finds_a_message_in_an_outbox_and_none_that_does_not_exist(home: Path) -> None:
     sent = drop(home, "alice", "TO: bob\n\nhi\n", "1795417885267455484-d9d097575ec4b647.msg")
-    done = relay("wait", "d9d09757", "--timeout", "100ms", home=home)
+    done = relay("wait", "d9d09757", "done=100ms", home=home)
     assert done.returncode == 5
     text = (
         "relay: the relay has not picked it up yet, it waits in the outbox; no relay is running; "
@@ -145,19 +188,16 @@ def test_wait_finds_a_message_in_an_outbox_and_none_that_does_not_exist(home: Pa
 
 
 def test_options_that_exclude_each_other(home: Path) -> None:
-    _, said = send(home, "bob", "hi", "--until", "read", "--no-wait", code=2)
-    together = "--await, --until, --committed and --no-wait cannot be used together"
-    assert together in said
-    _, said = send(home, "bob", "hi", "--committed", "--await", "1s", code=2)
-    assert together in said
+    for more in ("--wait=none", "--no-wait", "--committed", "--await=1s"):
+        _, said = send(home, "bob", "hi", "--wait", "read", more, code=2)
+        assert said.startswith("--wait is given more than once")
+    _, said = send(home, "bob", "hi", "--wait", "seen", code=2)
+    assert "'seen' is not one of none, taken, delivered, read, done, answer" in said
+    _, said = send(home, "bob", "hi", "--wait", "read=soon", code=2)
+    assert "'--wait': 'soon' is not a duration such as 500ms" in said
     _, said = send(home, "bob", "hi", "--timeout", "5", code=2)
     assert said.startswith("--timeout needs --until")
     assert list((home / "agents/alice/outbox").glob("*.msg")) == []
-
-
-def test_m1_a_bare_number_of_await_is_seconds(running: Relay, home: Path) -> None:
-    _, said = send(home, "bob", "which?", "--kind", "query", "--await", "1", code=4)
-    assert "within 1 s: delivered to bob, not read yet" in said
 
 
 @pytest.mark.parametrize("output", [">&-", "> /dev/full"])

@@ -14,7 +14,7 @@ from tests.procs import Relay, drop, inbox_of, relay, rows_of, until
 
 def send(home: Path, *words: str, sender: str = "alice") -> str:
     """Send, and wait until the relay has recorded what became of it; the id."""
-    done = relay("send", "--as", sender, "--until", "delivered", *words, home=home)
+    done = relay("send", "--as", sender, "--wait", "delivered", *words, home=home)
     assert done.stdout, done.stderr
     return done.stdout.strip()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.cli import outcomes
+from relay.base import outcomes
 from relay.ledger.schema import schema_sql
 
 NOW = 1_700_000_000_000_000_000

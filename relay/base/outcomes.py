@@ -1,4 +1,4 @@
-"""Outcomes of messages and deliveries in words, for all commands.
+"""Outcomes of messages and deliveries in words, and how long to wait for one.
 
     waiting      not in the inbox yet                held         cannot be written now; why
     delivered    in the inbox                        shown        by a hook, and not seen yet
@@ -10,25 +10,34 @@
     cancelled    taken back unread
     dead         given up without an answer
 
-Pure: rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
+Rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relay.base.clock import elapsed
+from relay.base.clock import duration_ms, elapsed
+from relay.base.errors import LedgerMissing
 from relay.base.names import ORCHESTRATOR
 from relay.base.text import times
-from relay.ledger import CANCELLED, REMOVED
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from relay.base.home import Home
 
 Fields = Mapping[str, Any]  # a row, by column name
-Row = Fields | sqlite3.Row  # of ``messages``
+Row = Any  # of ``messages``: Fields, or the database's own
+REMOVED = "removed"  # read_how: no longer in the inbox, and not in inbox/.read
+CANCELLED = "cancelled by "  # last_error of an expired delivery whose message was taken back
+WAITS = ("none", "taken", "delivered", "read", "done", "answer")
+WAIT_S = 30.0  # for those that name no time
 NO_RECIPIENTS = "no recipients"
 MOST_NAMED = 3  # recipients named one by one; more are counted
 
@@ -99,6 +108,8 @@ def read_deliveries(db: sqlite3.Connection, which: str, *values: object) -> list
     ``is_shown``: a session was shown it, and has not seen it yet; never in an earlier schema.
     """
     query = f"SELECT * FROM deliveries WHERE {which} ORDER BY message_id, recipient"
+    import json
+
     found = [delivery_fields(row) for row in db.execute(query, values)]
     unread = json.dumps([one["message_id"] for one in found if one["state"] == "written"])
     is_there = "SELECT 1 FROM sqlite_master WHERE name = 'offers'"
@@ -141,7 +152,7 @@ _ON_THE_WAY = (Outcome.WAITING, Outcome.HELD)
 
 
 def has_reached(delivery: Fields, step: str) -> bool | None:
-    """True at the step ``delivered``, ``read`` or ``done``; None: it may come; False: it cannot."""
+    """True at one of ``WAITS``, from ``delivered`` on; None: it may come; False: it cannot."""
     outcome = outcome_of(delivery)
     if outcome in _ON_THE_WAY:
         return None
@@ -151,11 +162,91 @@ def has_reached(delivery: Fields, step: str) -> bool | None:
         return None
     if step == "read":
         return outcome in _TAKEN
+    if outcome is Outcome.READ and step == "answer" and delivery["obligation"] is None:
+        return None
     if outcome is Outcome.READ:
         return None if delivery["obligation"] == "open" else delivery["obligation"] != "given_up"
     if outcome is Outcome.IN_PROGRESS:
         return None
     return outcome in (Outcome.COMPLETED, Outcome.HANDLED)
+
+
+class Wait(NamedTuple):
+    """What to wait for, and how long at most."""
+
+    word: str  # one of WAITS
+    seconds: float = WAIT_S
+
+
+def parse_wait(text: str) -> Wait:
+    """What ``read`` or ``read=10s`` means; a time alone is for the answer. Errors: ValueError."""
+    word, mark, time_text = text.partition("=")
+    if not mark and word not in WAITS:
+        with contextlib.suppress(ValueError):
+            return Wait("answer", duration_ms(word, least_ms=1) / 1000)
+    if word not in WAITS:
+        raise ValueError(f"{text[:60]!r} is not one of {', '.join(WAITS)}, or one with =10s")
+    return Wait(word, duration_ms(time_text, least_ms=1) / 1000) if mark else Wait(word)
+
+
+class Progress(NamedTuple):
+    """The progress of a message."""
+
+    text: str
+    is_there: bool = False  # at the step waited for
+    is_over: bool = False  # and will not come there
+
+
+def watch(
+    home: Home, connect: Callable[[], sqlite3.Connection], message_id: str, wait: Wait
+) -> Progress:
+    """Look until a message is where it is waited for, cannot come there, or the time is over.
+
+    ``connect`` opens the ledger. Errors: LedgerError.
+    """
+    ends_at, pause_s = time.monotonic() + wait.seconds, 0.001
+    while True:
+        progress = look(home, connect, message_id, wait.word)
+        left_s = ends_at - time.monotonic()
+        if progress.is_there or progress.is_over or left_s <= 0:
+            return progress
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def look(
+    home: Home, connect: Callable[[], sqlite3.Connection], message_id: str, word: str
+) -> Progress:
+    """How far a message is on the way to one of ``WAITS``, by the ledger. Errors: LedgerError."""
+    from relay.base.home import lock_holder
+
+    try:
+        with contextlib.closing(connect()) as db:
+            return progress_of(db, message_id, word)
+    except LedgerMissing:
+        if lock_holder(home) is None:
+            raise
+        return Progress("it is sent; the ledger is gone, and the relay rebuilds it")
+
+
+def progress_of(db: sqlite3.Connection, message_id: str, word: str) -> Progress:
+    """Is it so far? ``taken``: the relay has recorded what became of it; of several recipients all
+    must be at a later step, and the first answer counts.
+    """
+    which = "message_id = ?"
+    row = db.execute(f"SELECT * FROM messages WHERE {which}", (message_id,)).fetchone()
+    if row is None:
+        return Progress("the relay has not picked it up yet, it waits in the outbox")
+    deliveries = read_deliveries(db, which, message_id)
+    text = progress(row, deliveries, time.time_ns())
+    if row["status"] in ("pending", "processing"):
+        return Progress(text if deliveries else "the relay has not recorded it yet")
+    if word == "taken":
+        return Progress(text, is_there=True)
+    reached = [has_reached(one, word) for one in deliveries]
+    if word == "answer":
+        return Progress(text, True in reached, all(one is False for one in reached))
+    return Progress(text, bool(reached) and all(reached), not reached or False in reached)
 
 
 def summary(row: Row, deliveries: Sequence[Fields]) -> str:
