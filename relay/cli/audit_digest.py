@@ -149,7 +149,8 @@ def _asked(counts: Counts) -> str:
         "given up": counts.given_up,
     }
     told = ", ".join(f"{count:,} {word}" for word, count in outcomes.items() if count)
-    return f"{counts.asked:,} commands and queries{': ' if told else ''}{told}"
+    what = "command or query" if counts.asked == 1 else "commands and queries"
+    return f"{counts.asked:,} {what}{': ' if told else ''}{told}"
 
 
 def _given_up(made: Digest) -> list[Line]:

@@ -69,7 +69,7 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
         pid = facts["bell_pid"]
         click.echo(f"bell     {f'pid {pid}' if pid else NO_BELL.format(sanitize(name))}")
     else:
-        click.echo("session  none that is live")
+        click.echo("session  none is live")
     worked = facts["worked"]
     last = f"{worked['rung']}, {ago(worked['at'], now)} ago" if worked else "none yet"
     click.echo(f"worked   {last}")

@@ -123,7 +123,7 @@ def _reason_to_keep(recipient: str, one: Delivery, row: DeliveryRow | None) -> s
     if recipient == ORCHESTRATOR:
         return "the relay has carried it out"
     if one.state is DeliveryState.ACKNOWLEDGED:
-        return f"{recipient} has answered it"
+        return f"{recipient} has acknowledged it"
     if one.state > DeliveryState.ACKNOWLEDGED:
         return f"{recipient} did not get it" + (f": {row.last_error}" if row else "")
     waits_read = one.state is DeliveryState.WAITING and not one.queued

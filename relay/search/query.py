@@ -97,8 +97,8 @@ def _as_text(key: str, value: str, is_quoted: bool) -> str:
     close = difflib.get_close_matches(key.lower(), KEYS, 1, _CLOSE)
     whole = f"{key}:{value}"
     if (close or is_quoted) and not value.startswith("//"):
-        meant = f"did you mean {close[0]}:?" if close else f"the keys are {', '.join(KEYS)}"
-        raise InvalidQuery(f"unknown key {key}:; {meant}", hint=_HINT.format(whole))
+        meant = f"perhaps {close[0]}:" if close else f"expected {', '.join(KEYS)}"
+        raise InvalidQuery(f"unknown key {key}: ({meant})", hint=_HINT.format(whole))
     return whole
 
 
@@ -117,9 +117,9 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     word = value.lower()
     if word not in known:
         close = difflib.get_close_matches(word, known, 1)
-        meant = f"did you mean {key}:{close[0]}?" if close else f"expected {', '.join(known)}"
+        meant = f"perhaps {key}:{close[0]}" if close else f"expected {', '.join(known)}"
         raise InvalidQuery(
-            f"{key}:{value} is unknown; {meant}", hint=_HINT.format(f"{key}:{value}")
+            f"{key}:{value} is unknown ({meant})", hint=_HINT.format(f"{key}:{value}")
         )
     return word
 

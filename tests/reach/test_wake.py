@@ -237,4 +237,4 @@ def test_working_is_no_hindrance_to_the_status(tmp_path: Path) -> None:
         os.kill(bob.process.pid, 9)
         bob.process.wait()
         shown = relay(bob, "wake", "status", "bob").stdout
-        assert shown.startswith("session  none that is live\nworked   none yet\n")
+        assert shown.startswith("session  none is live\nworked   none yet\n")
