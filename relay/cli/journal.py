@@ -17,6 +17,7 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, NotFound
 from relay.base.home import is_served
+from relay.base.text import times
 from relay.cli.common import (
     AGE,
     echo_json,
@@ -365,7 +366,7 @@ def _facts(entry: Any, failures: Any) -> dict[str, Any]:
     known = {reason.value: reason.name.lower() for reason in Reason}
     failed = None
     if last is not None:
-        failed = f"{last[1]} ({known.get(last[2].reason, last[2].reason)}, {last[2].times} times)"
+        failed = f"{last[1]} ({known.get(last[2].reason, last[2].reason)}, {times(last[2].times)})"
     return {
         "segment": entry.segment_id,
         "base_offset": entry.base_offset,

@@ -17,6 +17,7 @@ from relay.base.config import Config
 from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore
 from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, BASE, LEDGER, SEARCH, STORE, Home, unclean_stop
+from relay.base.text import times
 from relay.daemon import agreement
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
@@ -220,7 +221,7 @@ def _check_tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
         known = {reason.value: reason for reason in Reason}.get(failure.reason)
         if number in catalog.entries and known in _ADVICE:
             found = f"segment {number}: {ManifestType(kind).name}, {known.name.lower()}"
-            found += f", {failure.times} times"
+            found += f", {times(failure.times)}"
             yield Finding("tiers", f"segment {number}", found, _ADVICE[known].format(n=number))
     away = [n for n, entry in catalog.entries.items() if entry.residency == Residency.TIER2]
     if away and not config.journal.objects:

@@ -28,6 +28,7 @@ from relay.acomm.model import (
 )
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
+from relay.base.text import plural
 from relay.engine import events, rules
 from relay.engine.deliveries import SYSTEM, Deliveries, Obligations
 from relay.engine.rules import MAX_WAIT_MS, check_number
@@ -35,8 +36,8 @@ from relay.engine.state import Core
 from relay.engine.tables import Timer
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
-NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
-TOO_OLD = "no acknowledgment for {age_s} s, {attempts} attempts"
+NO_ACK = "no acknowledgment within {timeout_s} s, {attempts}"
+TOO_OLD = "no acknowledgment for {age_s} s, {attempts}"
 TTL_OVER = "its TTL of {ttl} s passed without an acknowledgment"
 BATCH = 256  # deliveries that ``due`` hands out at once
 FORGET_PER_MS = 16  # entries of the exactly-once set scanned: 1 ms of pause for so many
@@ -210,13 +211,15 @@ class Retries:
         attempts = delivery.attempt - delivery.spent
         timeout_ms = self._deliveries.ack_timeout_ms(message)
         if attempts > self._state.channels[message.channel_id].config.max_retries:
-            return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=attempts)
+            return NO_ACK.format(
+                timeout_s=f"{timeout_ms / 1000:g}", attempts=plural(attempts, "attempt")
+            )
         lost_s = self._deliveries.downtime_ns(message.created_at * NS_PER_S) // NS_PER_S
         age_s = now_ms // 1000 - message.created_at - lost_s
         if not delivery.spent and age_s >= max(
             self._core.rules.dead_letter_after_s, timeout_ms // 1000 + 1
         ):
-            return TOO_OLD.format(age_s=age_s, attempts=attempts)
+            return TOO_OLD.format(age_s=age_s, attempts=plural(attempts, "attempt"))
         return ""
 
     def _count_attempt(

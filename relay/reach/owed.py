@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from relay.base.clock import elapsed
 from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX
+from relay.base.text import plural
 from relay.reach.report import STATE, write_report
 from relay.reach.session import IDLE, Session, acting_as
 
@@ -88,7 +89,7 @@ def owed_text(agent: str, owed: list[OwedAnswer], now_ns: int) -> str:
     ]
     if len(owed) > MOST_SHOWN:
         more = len(owed) - MOST_SHOWN
-        lines.append(f"{more} more answers are owed: `relay open --agent {agent}` lists them")
+        lines.append(f"{plural(more, 'more answer')} owed: `relay open --agent {agent}` lists all")
     return "agent-relay: " + "\n".join(lines)
 
 

@@ -113,7 +113,7 @@ def test_what_fails_is_a_line_and_the_next_is_tried(home: Path) -> None:
     assert result.stderr.startswith(f"segment 1: {path} at ") and result.stderr.count("\n") == 1
     assert result.return_value == 1 if result.return_value is not None else True
     (failed,) = [row["failed"] for row in lines(run(home, "status", "--json")) if row["failed"]]
-    assert failed == "CompressionFailed (codec, 1 times)"
+    assert failed == "CompressionFailed (codec, once)"
 
 
 def configure(home: Path, **settings: Any) -> None:

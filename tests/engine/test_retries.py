@@ -359,8 +359,8 @@ def test_a_sender_hears_the_time_that_it_gave(store: CommStore, clock: FakeClock
     send(store, channel, "lead", MessageType.COMMAND, "go", metadata={"await_ms": 1500})
     overdue(store, clock)
     assert [letter.last_error for letter in store.dead_letters()] == [
-        "no acknowledgment within 5 s, 1 attempts",
-        "no acknowledgment within 1.5 s, 1 attempts",
+        "no acknowledgment within 5 s, 1 attempt",
+        "no acknowledgment within 1.5 s, 1 attempt",
     ]
 
 

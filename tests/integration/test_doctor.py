@@ -205,7 +205,7 @@ def test_tiers_that_wait_for_the_operator(box: Box, reason: Reason, remedy: str)
         assert lines == []
         return
     (line,) = lines
-    assert line.startswith(f"tiers: segment 1: UploadFailed, {reason.name.lower()}, 1 times; ")
+    assert line.startswith(f"tiers: segment 1: UploadFailed, {reason.name.lower()}, once; ")
     assert remedy.replace("HOME", str(box.root)) in line
 
 

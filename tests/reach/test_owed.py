@@ -121,7 +121,7 @@ def test_of_many_five_are_named_and_the_rest_counted(bob: Bob) -> None:
         bob.is_asked()
     lines = (bob.stop() or "").splitlines()
     assert len(lines) == 6
-    assert lines[-1] == "2 more answers are owed: `relay open --agent bob` lists them"
+    assert lines[-1] == "2 more answers owed: `relay open --agent bob` lists all"
 
 
 def test_no_relay_has_to_run(bob: Bob) -> None:
