@@ -11,9 +11,8 @@ import click
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.names import NAME_VARIABLE, check_agent_name
+from relay.base.outcomes import Progress, Wait
 from relay.cli.common import complete_agents, home_option, root_to_take_from
-
-RECORDED_S = 2.0
 
 
 @click.command(
@@ -57,7 +56,7 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
         root,
         agent,
         run,
-        lambda message_id: outcome_of(root, message_id),
+        lambda message_id, wait: progress_of(root, message_id, wait),
         lambda text: id_of(root, text),
     )
 
@@ -70,13 +69,12 @@ def id_of(root: str, text: str) -> str:
         return resolve_id(home, text)
 
 
-def outcome_of(root: str, message_id: str) -> str:
-    """Describe what became of a message that the relay has taken over; it is recorded shortly."""
-    from relay.base.outcomes import Wait
+def progress_of(root: str, message_id: str, wait: Wait) -> Progress:
+    """Wait until a message has come so far."""
     from relay.cli.request import watch
 
     with Home(root) as home:
-        return watch(home, message_id, Wait("taken", RECORDED_S)).text
+        return watch(home, message_id, wait)
 
 
 def run_command(root: str, name: str, *args: str) -> str:

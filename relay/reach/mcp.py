@@ -29,14 +29,16 @@ from relay.base.config import load
 from relay.base.errors import Refused, RelayError, RelayWarning
 from relay.base.home import READ, Home, lock_holder
 from relay.base.names import MSG_SUFFIX
+from relay.base.outcomes import Progress, Wait
 from relay.base.text import plural, visible
 from relay.reach.context import Waiting, describe, read_waiting
 from relay.reach.owed import still_owed
 from relay.reach.session import Session
 from relay.reach.tool_session import ToolSession
-from relay.reach.tools import TOOLS, BadArguments, check_call
+from relay.reach.tools import TOOLS, BadArguments, check_call, wait_of
 
 PROGRESS_S = 5.0
+RECORDED_S = 2.0
 SNIPPET = 200  # characters of a message found
 WAIT_S = 2.0  # for the relay to take a message over
 NO_ANSWER = "does not expect an acknowledgment"  # in the relay's nack
@@ -56,8 +58,8 @@ class ToolServer:
     """The tools of one agent on one connection.
 
     root: the relay home. name: the agent, where nothing else names it. command: runs a command of
-    the relay with these arguments and returns its text, or raises RelayError. outcome: what became
-    of a message, in words. resolve: the id of the message that a short one names.
+    the relay with these arguments and returns its text, or raises RelayError. progress: waits for
+    what becomes of a message. resolve: the id of the message that a short one names.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class ToolServer:
         root: str,
         name: str,
         command: Callable[..., str],
-        outcome: Callable[[str], str],
+        progress: Callable[[str, Wait], Progress],
         resolve: Callable[[str], str],
     ) -> None:
         self.root = root
         self.session = ToolSession(root, name)
         self._command = command
-        self._outcome = outcome
+        self._progress = progress
         self._resolve = resolve
         self._has_wire = False  # ``_written`` is called when an answer was written
         self._one_command = anyio.CapacityLimiter(1)  # it writes to sys.stdout
@@ -147,11 +149,13 @@ class ToolServer:
     # -- tools ----------------------------------------------------------------------------------
 
     async def _send(self, ctx: Context, given: Fields) -> str:
-        session = self.session.find()
+        session, wait = self.session.find(), wait_of(given)
         options: Fields = {one: given[one] for one in ("re", "thread", "ttl_s")}
         options = {one: value for one, value in options.items() if value is not None}
         if "re" in options:
             options["re"] = self._id("re", options["re"])
+        if wait is not None and wait.word in ("none", "taken"):
+            options["wait"] = f"{wait.word}={wait.seconds:g}s"
         sent = await self._post(
             session.agent,
             lambda me, wait_s: me.send(
@@ -164,14 +168,16 @@ class ToolServer:
                 **options,
             ),
         )
-        if not given["await_s"]:
+        if wait is not None and wait.word not in ("taken", "answer"):
+            return f"{sent}: {await self._came(ctx, sent, wait)}"
+        if wait is None or wait.word == "taken":
             said = await self._sent(session, sent)
             owed = still_owed(self.root, session.agent, options["re"]) if "re" in options else ""
             return f"{said}\n{owed}".rstrip()
-        found = await self._wait(ctx, session, lambda one: _ends(one, sent), given["await_s"])
+        found = await self._wait(ctx, session, lambda one: _ends(one, sent), wait.seconds)
         if not found:
             said = await self._sent(session, sent)
-            return f"{said}; no answer within {given['await_s']:g} s, a later one comes by inbox"
+            return f"{said}; no answer within {wait.seconds:g} s, a later one comes by inbox"
         (text,) = self._show(ctx, session, found[:1], takes=True)
         return f"{sent}\n{text}"
 
@@ -271,7 +277,23 @@ class ToolServer:
         if os.path.lexists(os.path.join(outbox, sent + MSG_SUFFIX)):
             why = "has not taken it over yet" if self._is_served() else "is not running"
             return f"{sent}: waits in the outbox, the relay {why}; do not send it again"
-        return f"{sent}: {await anyio.to_thread.run_sync(self._outcome, sent)}"
+        word = Wait("taken", RECORDED_S)  # it is recorded shortly
+        return f"{sent}: {(await anyio.to_thread.run_sync(self._progress, sent, word)).text}"
+
+    async def _came(self, ctx: Context, sent: str, wait: Wait) -> str:
+        """Wait until a message has come so far, and tell the client now and then that it waits."""
+        if wait.word == "none":
+            return "sent"
+        began = time.monotonic()
+        while True:
+            waited = time.monotonic() - began
+            part = Wait(wait.word, max(0.0, min(wait.seconds - waited, PROGRESS_S)))
+            found = await anyio.to_thread.run_sync(self._progress, sent, part)
+            if found.is_there or found.is_over:
+                return found.text
+            if waited + part.seconds >= wait.seconds:
+                return f"{found.text}; not {wait.word} within {wait.seconds:g} s"
+            await ctx.session.report_progress(waited, wait.seconds, found.text)
 
     def _is_served(self) -> bool:
         with Home(self.root) as home:
@@ -458,9 +480,9 @@ def serve(
     root: str,
     name: str,
     command: Callable[..., str],
-    outcome: Callable[[str], str],
+    progress: Callable[[str, Wait], Progress],
     resolve: Callable[[str], str],
 ) -> None:
     """Serve the tools over stdio until the client closes it."""
     warnings.simplefilter("ignore", RelayWarning)  # answers say whether a relay runs
-    anyio.run(ToolServer(root, name, command, outcome, resolve).serve)
+    anyio.run(ToolServer(root, name, command, progress, resolve).serve)

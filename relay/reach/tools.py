@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from relay.base.outcomes import WAITS, Wait, parse_wait
+
 MAX_WAIT_S = 100  # clients give a call up after a time of their own, often 120 s
 MAX_LISTED = 50
 ANSWERS = ("received", "in_progress", "completed", "refused")
@@ -27,6 +29,7 @@ class Parameter(NamedTuple):
     most: int | None = None
     choices: tuple[str, ...] = ()
     is_required: bool = False
+    is_hidden: bool = False  # an earlier name: taken, and not told
 
     def schema(self) -> dict[str, object]:
         """Return its JSON schema."""
@@ -91,17 +94,21 @@ class Tool(NamedTuple):
         required = [name for name, one in self.parameters.items() if one.is_required]
         found: dict[str, Any] = {
             "type": "object",
-            "properties": {name: one.schema() for name, one in self.parameters.items()},
+            "properties": {name: one.schema() for name, one in self.shown().items()},
             "additionalProperties": False,
         }
         return found | ({"required": required} if required else {})
+
+    def shown(self) -> dict[str, Parameter]:
+        """Return the parameters that an agent is told of."""
+        return {name: one for name, one in self.parameters.items() if not one.is_hidden}
 
     def check(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with defaults. Errors: BadArguments."""
         values = {name: one.default for name, one in self.parameters.items()}
         for name, value in given.items():
             if name not in self.parameters:
-                known = ", ".join(self.parameters)
+                known = ", ".join(self.shown())
                 raise BadArguments(f"{_short(name)} is not a parameter; there are {known}")
             if value is not None:
                 values[name] = self.parameters[name].check(name, value)
@@ -113,7 +120,7 @@ class Tool(NamedTuple):
 
 TOOLS = {
     "send": Tool(
-        "Send a message to an agent. Returns its id and what became of it; with await_s the "
+        "Send a message to an agent. Returns its id and what became of it; with wait=answer the "
         "answer, if it comes in time. Commands and queries are owed an answer.",
         {
             "to": Parameter("string", "agent, #channel, or * for all", is_required=True),
@@ -124,7 +131,8 @@ TOOLS = {
             "priority": Parameter("integer", "0 is most urgent", 2, 0, 4),
             "ttl_s": Parameter("number", "not delivered after; once delivered it stays", least=1),
             "files": Parameter("array", "paths of files to send with it", ()),
-            "await_s": _WAIT,
+            "wait": Parameter("string", f"{', '.join(WAITS)}, or one with a time: read=10s"),
+            "await_s": _WAIT._replace(is_hidden=True),
         },
     ),
     "inbox": Tool(
@@ -175,6 +183,21 @@ def check_call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
     if tool is None:
         raise BadArguments(f"{_short(name)} is not a tool; there are {', '.join(TOOLS)}")
     return tool.check(arguments or {})
+
+
+def wait_of(given: dict[str, Any]) -> Wait | None:
+    """What a call of ``send`` waits for; None: the relay's word. Errors: BadArguments."""
+    if given["await_s"]:
+        return Wait("answer", given["await_s"])
+    if not given["wait"]:
+        return None
+    try:
+        wait = parse_wait(given["wait"])
+    except ValueError as exc:
+        raise BadArguments(f"wait: {exc}") from exc
+    if wait.seconds > MAX_WAIT_S:
+        raise BadArguments(f"wait: expected {MAX_WAIT_S}s or less, got {_short(given['wait'])}")
+    return wait
 
 
 def _short(value: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
-from relay.cli.mcp import id_of, outcome_of, run_command
+from relay.cli.mcp import id_of, progress_of, run_command
 from relay.reach.mcp import ToolServer
 from tests.procs import environment
 from tests.reach.hooks import put
@@ -25,7 +25,7 @@ def server_of(root: Path, name: str = "") -> ToolServer:
         text,
         name,
         lambda *words: run_command(text, *words),
-        lambda one: outcome_of(text, one),
+        lambda one, wait: progress_of(text, one, wait),
         lambda one: id_of(text, one),
     )
 

@@ -43,7 +43,7 @@ async def test_the_tools_cost_few_tokens(bobs_home: Path) -> None:
 async def test_send_waits_for_the_answer(served: Path) -> None:
     async with Client(server_of(served).server) as client:
         asked = asyncio.ensure_future(
-            call(client, "send", to="alice", body="which?", kind="query", await_s=20)
+            call(client, "send", to="alice", body="which?", kind="query", wait="answer=20s")
         )
         while not unread(served, "alice"):
             await asyncio.sleep(0.01)
@@ -52,6 +52,30 @@ async def test_send_waits_for_the_answer(served: Path) -> None:
         text = await asked
         assert text.startswith(number)
         assert text.endswith("| main")
+
+
+async def test_send_waits_in_the_words_of_the_command(served: Path) -> None:
+    async with Client(server_of(served).server) as client:
+        text = await call(client, "send", to="alice", body="hi", wait="delivered")
+        assert text.endswith(": delivered to alice, not read yet")
+        text = await call(client, "send", to="alice", body="hi", wait="read=100ms")
+        assert text.endswith(": delivered to alice, not read yet; not read within 0.1 s")
+        text = await call(client, "send", to="alice", body="hi", wait="taken")
+        assert text.endswith(": delivered to alice, not read yet")
+        assert (await call(client, "send", to="alice", body="hi", wait="none")).endswith(": sent")
+        text = await call(client, "send", to="alice", body="hi", await_s=0.1)  # its earlier name
+        assert "; no answer within 0.1 s" in text
+        reading = asyncio.ensure_future(
+            call(client, "send", to="alice", body="read it", wait="read=20s")
+        )
+        while len(unread(served, "alice")) < 6:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(relay, "inbox", "--as", "alice", "--take", "--all", home=served)
+        assert (await reading).endswith(": read by alice")
+        said = await refusal(client, "send", to="alice", body="hi", wait="seen")
+        assert said.startswith("wait: 'seen' is not one of none, taken, delivered, read, done")
+        said = await refusal(client, "send", to="alice", body="hi", wait="read=5m")
+        assert said == "wait: expected 100s or less, got 'read=5m'"
 
 
 async def test_who_sends_where_an_answer_is_owed_hears_it(
@@ -284,7 +308,7 @@ BAD_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
         "send",
         {"to": "a", "body": "", "from": "x"},
         "'from' is not a parameter; there are to, body, kind, re, thread, priority, ttl_s, "
-        "files, await_s",
+        "files, wait",
     ),
     (
         "send",
