@@ -14,26 +14,27 @@
 #   relay_body [FILE]                           its body
 #
 #   OPTIONS  -k KIND -t THREAD -r RE -p PRIORITY -T TOPIC, any number of -H 'NAME: value', -a FILE
+#            -w none|taken|delivered|read|done|answer[=TIME]: as `relay send --wait`, which it needs
 #   BODY     one argument, or - for standard input, byte for byte
 #
 # The shell that sources this is registered in meta.json with its first call, so that its end can be
 # seen (`relay agents`); one that runs a single command (sh -c) is not, nor is relay.sh when run.
 # A message is written to outbox/.pending, synced, and renamed into the outbox: after the rename
 # it is sent. Taking one renames it into inbox/.read: that is the evidence of reading.
-# Sending waits up to two seconds for the relay, unless RELAY_NO_WAIT is set.
-# Exit status: 0 done, 1 could not be done (recv: nothing came), 2 wrong use, 5 sent, but no relay
-# has taken it yet, 6 refused by the relay. Each says why in one line on stderr. The functions are
+# Sending waits up to two seconds for the relay, unless RELAY_NO_WAIT is set. Exit status: 0 done,
+# 1 could not be done (recv: nothing came), 2 wrong use, 4 not so far in time (-w), 5 sent, but no
+# relay has taken it yet, 6 refused. Each says why in one line on stderr. The functions are
 # subshells: no variable, option or trap of yours changes.
 #
 # shellcheck disable=SC2015,SC2030,SC2031,SC3013,SC3067  # … or misuse, which ends; so do variables
 
 relay_send() (
     _relay_begin
-    header='' kind=message names=''
-    usage="usage: relay_send [-k kind] [-t thread] [-r re] [-p priority] [-T topic] [-H 'NAME: value'] [-a file] TO [BODY|-]"
+    header='' kind=message names='' wait=''
+    usage="usage: relay_send [-k kind] [-t thread] [-r re] [-p priority] [-T topic] [-H 'NAME: value'] [-a file] [-w word] TO [BODY|-]"
     case ${1-} in -h | --help) _relay_misuse "$usage" ;; esac
     OPTIND=1
-    while getopts :k:t:r:p:T:H:a: option; do
+    while getopts :k:t:r:p:T:H:a:w: option; do
         case $option in
         k) _relay_add KIND "$OPTARG" && _relay_check k "$OPTARG" && kind=$OPTARG ;;
         t) _relay_add THREAD "$OPTARG" && _relay_check t "$OPTARG" ;;
@@ -42,6 +43,7 @@ relay_send() (
         T) _relay_add TOPIC "$OPTARG" && _relay_check T "$OPTARG" ;;
         H) _relay_add_line "$OPTARG" ;;
         a) _relay_attach "$OPTARG" ;;
+        w) _relay_check w "${OPTARG%%=*}" && wait=$OPTARG ;;
         :) _relay_misuse "-$OPTARG needs a value" ;;
         *) _relay_misuse "there is no option -$OPTARG; $usage" ;;
         esac
@@ -49,8 +51,7 @@ relay_send() (
     shift $((OPTIND - 1))
     [ $# -eq 1 ] || [ $# -eq 2 ] || _relay_misuse "$usage"
     case $names in *[!/]*) _relay_add ATTACHMENT-NAMES "${names#/}" ;; esac
-    _relay_check to "$1"
-    to=$1
+    _relay_check to "$1" && to=$1
     header="TO: $to$newline$header"
     case ${2-} in
     -) body=$(_relay_escape) ;;
@@ -62,7 +63,7 @@ relay_send() (
         _relay_add CHECKSUM "sha256:${sum%% *}"
     fi
     _relay_place
-    _relay_await
+    _relay_await && case $wait in '' | none) ;; *) relay --home "$home" wait "$id" "$wait" ;; esac
 )
 
 relay_recv() (
@@ -73,10 +74,7 @@ relay_recv() (
     1:-t?*) seconds=${1#-t} ;;
     *) _relay_misuse "usage: relay_recv [-t SECONDS]" ;;
     esac
-    case $seconds in
-    0) ;;
-    '' | 0* | *[!0-9]*) _relay_misuse "-t $seconds is not a whole number of seconds" ;;
-    esac
+    case $seconds in '' | 0?* | *[!0-9]*) _relay_misuse "-t $seconds is not a whole number of seconds" ;; esac
     looks=$((seconds * 10))
     mkdir -p -- "$inbox/.read" || exit 1
     while :; do
@@ -294,6 +292,8 @@ _relay_check() { # OPTION VALUE
     t: | t:*[!A-Za-z0-9._:-]*) _relay_misuse "-t takes letters, digits and . _ : - only" ;;
     T: | T:*[!A-Za-z0-9._*#-]*) _relay_misuse "-T takes a topic like build.front.ok" ;;
     p:[0-4]) ;;
+    w:none | w:taken | w:delivered | w:read | w:done | w:answer) ;;
+    w:*) _relay_misuse "-w takes none, taken, delivered, read, done or answer, or one with =10s" ;;
     p:*) _relay_misuse "-p takes 0 (critical) to 4 (background)" ;;
     to:'*' | to:__orchestrator__ | to:'#'?*) ;;
     to: | to:[!a-zA-Z]* | to:*[!a-zA-Z0-9_-]*)
@@ -390,7 +390,7 @@ _relay_retry() { # FUNCTION, which writes $temp, again while the disk is full
 # wait decides. Its nack is there before the message leaves the outbox; it stays in the inbox if
 # only some of several recipients did not get the message.
 _relay_await() {
-    [ -z "${RELAY_NO_WAIT-}" ] || return 0
+    [ "$wait" != none ] && [ -z "${RELAY_NO_WAIT-}" ] || return 0
     waits="the message waits in the outbox"
     [ -s "$home/.lock" ] || _relay_fail "no relay is running for $home: $waits" 5
     for pause in 0.005 0.01 0.02 0.04 0.08 0.16 0.32 0.64 0.725 end; do # 2 s in all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,21 @@ def test_a_relay_that_hangs_or_was_killed_is_waited_for_two_seconds(
     status, sent, line = send(sh, pauses + "relay_send bob hi")
     assert (status, line) == (EXIT_STATE, says)
     assert waiting(sh.home) == [sent]
+
+
+WAITS = """\
+relay_send -w none bob hi                0
+relay_send -w taken bob hi               0
+relay_send -w delivered bob hi           0  delivered to bob, not read yet
+relay_send -w read=100ms bob hi          4  delivered to bob, not read yet
+relay_send -w answer=100ms bob hi        4  within 0.1 s
+relay_send -w seen bob hi                2  -w takes none, taken, delivered, read, done or answer
+"""
+
+
+def test_it_waits_in_the_words_of_the_command(running: Relay, sh: Shell) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for line in WAITS.splitlines():
+        words, status, said = line[:40], int(line[41]), line[42:].strip()
+        found, sent, told = send(sh, words, PATH=path)
+        assert (found, bool(sent), said in told) == (status, status != 2, True), (line, told)
