@@ -290,7 +290,7 @@ class JournalFailed(JournalError):
 class SegmentAway(JournalError):
     """A segment is in a tier that this reader cannot reach."""
 
-    hint = "`relay journal hydrate` brings it back"
+    hint = "`relay journal move --to 0` brings it back"
 
 
 class JournalPruned(JournalError):
@@ -399,5 +399,5 @@ class ObjectMissing(ObjectError):
 
     hint = (
         "put the object back from a backup or an earlier version of the bucket, then run"
-        " `relay journal hydrate`: the manifest still has its size and checksum"
+        " `relay journal move --to 0`: the manifest still has its size and checksum"
     )

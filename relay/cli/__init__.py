@@ -106,6 +106,10 @@ COMMANDS = {
         "relay.cli.dump",
         "Print the contents of a store, a ledger, a packed day, or a part of a journal.",
     ),
+    "build": (
+        "relay.cli.dump",
+        "Write the store FILE from JSON lines, as `relay dump` prints them.",
+    ),
     "journal": (
         "relay.cli.journal",
         "Show the journal's segments, and move them between the tiers.",
@@ -145,7 +149,21 @@ COMMANDS = {
     "help": ("relay.cli.usage", "Show the help of a command."),
     "version": ("relay.cli.usage", "Show the version."),
 }
-HIDDEN = {"acomm": "relay.cli.dump", "aof": "relay.cli.dump"}  # groups that are one command now
+# Earlier names, in no list -> the words of today.
+ALIASES = {
+    "acomm build": "build",
+    "acomm check": "check",
+    "acomm dump": "dump --json",
+    "aof check": "check",
+    "aof dump": "dump",
+    "journal compress": "journal move --to 1 --copy",
+    "journal evict": "journal move --to 1",
+    "journal evict --warm": "journal move --to 2",
+    "journal hydrate": "journal move --to 0",
+    "journal upload": "journal move --to 2 --copy",
+    "ledger audit": "tail --all --no-follow",
+    "ledger check": "check",
+}
 # options and arguments that are not called like the header or field that they become
 FIELDS = {
     "WORKING_DIR": ("cwd",),
@@ -172,13 +190,21 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command."""
-        module_name = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else HIDDEN.get(cmd_name)
-        if module_name is None:
+        if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(COMMANDS[cmd_name][0])
         command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, also by an earlier name."""
+        for number in (3, 2):
+            if words := ALIASES.get(" ".join(args[:number])):
+                args = [*words.split(), *args[number:]]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list for ``--help`` without importing anything."""

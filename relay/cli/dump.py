@@ -1,4 +1,4 @@
-"""``relay dump`` and ``relay acomm build``: what is in a file, and a store made of its lines."""
+"""``relay dump`` and ``relay build``: what is in a file, and a store made of its lines."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from relay.ledger.file import open_snapshot
 
 BUILD_EXAMPLES = """\b
 Examples:
-  relay dump old.acomm --json | relay acomm build new.acomm
-  relay acomm build new.acomm --from store.jsonl --no-compress"""
+  relay dump old.acomm --json | relay build new.acomm
+  relay build new.acomm --from store.jsonl --no-compress"""
 
 _CHARS = 200  # of a line for people
 _PAYLOAD_CHARS = 100
@@ -56,18 +56,14 @@ Examples:
 @click.option("--section", type=click.Choice(jsonl.SECTIONS), help="Only this section of a store.")
 @key_option
 @click.option("--json", "as_json", is_flag=True, help="JSON lines for programs, never cut short.")
-@click.pass_context
-def dump(
-    ctx: click.Context, path: str, section: str | None, key_file: str | None, as_json: bool
-) -> int:
+def dump(path: str, section: str | None, key_file: str | None, as_json: bool) -> int:
     """Print the contents of a store, a ledger, a packed day, or a part of a journal.
 
     A journal stream prints the records of its segments, its directory `manifest` those of the
     manifest. What is damaged there is skipped and reported on stderr; the exit code is 3 then. An
-    encrypted store stays so without --key-file. `relay acomm build FILE` makes an equal store from
+    encrypted store stays so without --key-file. `relay build FILE` makes an equal store from
     the JSON lines of one.
     """
-    as_json |= ctx.parent is not None and ctx.parent.info_name == "acomm"  # its name before
     faults: list[str] = []
     kind = kind_of(path)
     readers: dict[str, Callable[[], Lines]] = {
@@ -297,10 +293,10 @@ def _id_of(path: str) -> int:
 @click.option("--no-compress", is_flag=True, help="Do not compress the messages.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is a valid .acomm.")
 def build(file: str, source: BinaryIO, no_compress: bool, force: bool) -> None:
-    """Write FILE from JSON lines: the header first, then records of any section.
+    """Write the store FILE from JSON lines, as `relay dump` prints them.
 
-    Indexes, counts and order are computed. An existing FILE is replaced only with --force, and
-    never if it is damaged or not an `.acomm`.
+    The header comes first, then records of any section; indexes, counts and order are computed. An
+    existing FILE is replaced only with --force, and never if it is damaged or not an `.acomm`.
     """
     if os.path.lexists(file):
         if not force:
@@ -317,10 +313,3 @@ def build(file: str, source: BinaryIO, no_compress: bool, force: bool) -> None:
 
 def _warn(line: str) -> None:
     click.echo(sanitize(f"warning: {line}"), err=True)
-
-
-# The names that these commands had while each kind of file had its own.
-acomm = click.Group(
-    "acomm", {"check": kinds.check, "dump": dump, "build": build}, help="Build a store."
-)
-aof = click.Group("aof", {"check": kinds.check, "dump": dump}, help="Check and dump a journal.")

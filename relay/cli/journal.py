@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +33,7 @@ from relay.cli.tables import print_table
 if TYPE_CHECKING:
     from relay.base.config import Config
     from relay.base.home import Home
+    from relay.journal.catalog import Residency
     from relay.journal.journal import Journal
     from relay.journal.plan import JobResult, JournalCommand, TierPolicy
     from relay.journal.tiers import Tiers
@@ -41,11 +42,20 @@ _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
 _MOST_DIGITS = 15
 
 
+_MOVES = {0: ("hydrate",), 1: ("compress", "evict"), 2: ("upload", "evict", "evict-warm")}
+_objects_option = click.option(
+    "--objects",
+    metavar="URL",
+    default="",
+    help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
+)
+
+
 @click.group(
     epilog="""\b
 Examples:
   relay journal status
-  relay journal upload 3 4
+  relay journal move --to 2
   relay journal prune --keep-age 90d --dry-run""",
 )
 def journal() -> None:
@@ -54,22 +64,6 @@ def journal() -> None:
     A running relay executes the commands in the background: `status` shows the result. Without
     one they run here and now.
     """
-
-
-def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments and options of commands that move segments."""
-    for option in (
-        click.argument("segment_ids", metavar="[SEGMENT]...", nargs=-1, type=click.IntRange(0)),
-        click.option(
-            "--objects",
-            metavar="URL",
-            default="",
-            help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
-        ),
-        control_options,
-    ):
-        command = option(command)
-    return command
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal status --json | jq .tiers")
@@ -128,46 +122,91 @@ def seal(ctx: click.Context, /, **caller: Any) -> int:
     return 0
 
 
-@journal.command(epilog="\b\nExample:\n  relay journal compress 3 4")
-@_segments
-def compress(ctx: click.Context, /, **given: Any) -> int:
-    """Compress sealed segments into Tier 1: those given, or all that are only in Tier 0."""
-    return _order(ctx, "compress", **given)
+@journal.command(
+    epilog="""\b
+Examples:
+  relay journal move --to 2
+  relay journal move --to 1 --copy 3 4
+  relay journal move --to 0 3"""
+)
+@click.argument("segment_ids", metavar="[SEGMENT]...", nargs=-1, type=click.IntRange(0))
+@click.option("--to", "tier", type=click.IntRange(0, 2), required=True, help="The tier, by number.")
+@click.option("--copy", "is_copy", is_flag=True, help="Keep the copies in the tiers before it.")
+@_objects_option
+@control_options
+def move(
+    ctx: click.Context,
+    /,
+    segment_ids: tuple[int, ...],
+    tier: int,
+    is_copy: bool,
+    objects: str,
+    **caller: Any,
+) -> int:
+    """Move sealed segments: those given, or all that can be moved.
 
-
-@journal.command(epilog="\b\nExample:\n  relay journal upload --objects s3://bucket/prefix")
-@_segments
-def upload(ctx: click.Context, /, **given: Any) -> int:
-    """Upload sealed segments to Tier 2: those given, or all that are not in it yet."""
-    return _order(ctx, "upload", **given)
-
-
-@journal.command(epilog="\b\nExample:\n  relay journal evict 3\n  relay journal evict --warm")
-@_segments
-@click.option("--warm", is_flag=True, help="Evict compressed copies that are already in Tier 2.")
-def evict(ctx: click.Context, /, warm: bool, **given: Any) -> int:
-    """Remove local copies if another copy is verified: of the segments given, or of all.
-
-    A segment can be evicted from Tier 0 when two checkpoints cover it.
+    To Tier 1 they are compressed, to Tier 2 uploaded; then the copies before are removed, if this
+    one is verified and, in Tier 0, two checkpoints cover the segment. To Tier 0 they are restored
+    from the nearest tier that has them; one with a damaged file there only if it is given.
     """
-    return _order(ctx, "evict-warm" if warm else "evict", **given)
+    from relay.daemon.journal_commands import carry_out
+    from relay.journal.plan import JournalCommand, check_segments
+    from relay.journal.replay import read_manifest
+
+    place = _place(ctx, caller["home"], objects)
+    if tier == 2 and not (objects or place.config.journal.objects):
+        raise click.UsageError(
+            "no object store is configured: set journal.objects in config.json, or use --objects"
+        )
+    verbs = _MOVES[tier][: 1 if is_copy else None]
+
+    def orders(failed: Container[int] = ()) -> Iterator[JournalCommand]:
+        """What remains to be done, by the manifest as it is then."""
+        for verb in verbs:
+            entries = read_manifest(place.stream_dir, _warn).catalog.entries
+            check_segments(entries, segment_ids)
+            wanted = tuple(
+                n for n in segment_ids if n not in failed and _is_wanted(verb, entries[n].residency)
+            )
+            if wanted or not segment_ids:
+                yield JournalCommand(verb, wanted)
+
+    if is_served(place.home):
+        for order in list(orders()):
+            _ask(ctx, order, caller, objects)
+        return 0
+
+    def results(tiers: Tiers) -> Iterator[JobResult]:
+        failed = set[int]()
+        for order in orders(failed):
+            for done in carry_out(place.home, tiers, place.clock, order):
+                if done.error is not None:
+                    failed.add(done.segment_id)
+                yield done
+
+    with _opened(place) as (_, tiers):
+        return _report(results(tiers), caller["as_json"])
 
 
-@journal.command(epilog="\b\nExample:\n  relay journal hydrate 3")
-@_segments
-def hydrate(ctx: click.Context, /, **given: Any) -> int:
-    """Restore segments to Tier 0: those given, or all that are not in it.
+def _is_wanted(verb: str, has: Residency) -> bool:
+    """Whether a segment that was named needs this step, by the tiers that have it."""
+    from relay.journal.catalog import Residency
 
-    A segment with a damaged file is restored from another tier if it is given.
-    """
-    return _order(ctx, "hydrate", **given)
+    return bool(
+        {
+            "compress": has & Residency.TIER0 and not has & Residency.TIER1,
+            "upload": not has & Residency.TIER2,
+            "evict": has & Residency.TIER0,
+            "evict-warm": has & Residency.TIER1 or not has & Residency.TIER2,
+        }.get(verb, True)
+    )
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
 @control_options
 @click.option("--keep-age", type=AGE, help="Keep younger segments: 10m, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep this much, uncompressed: 500MiB, 10GiB.")
-@click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
+@_objects_option
 @click.option(
     "--dry-run", is_flag=True, help="Only show the segments that would be deleted, and why."
 )
@@ -228,30 +267,6 @@ def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     return 0
 
 
-def _order(
-    ctx: click.Context,
-    verb: str,
-    *,
-    segment_ids: tuple[int, ...],
-    objects: str,
-    **caller: Any,
-) -> int:
-    from relay.daemon.journal_commands import carry_out
-    from relay.journal.plan import JournalCommand
-
-    place = _place(ctx, caller["home"], objects)
-    order = JournalCommand(verb, segment_ids)
-    if verb == "upload" and not (objects or place.config.journal.objects):
-        raise click.UsageError(
-            "no object store is configured: set journal.objects in config.json, or use --objects"
-        )
-    if is_served(place.home):
-        _check_segments(place, segment_ids)
-        return _ask(ctx, order, caller, objects)
-    with _opened(place) as (_, tiers):
-        return _report(carry_out(place.home, tiers, place.clock, order), caller["as_json"])
-
-
 def _ask(
     ctx: click.Context, order: JournalCommand, caller: dict[str, Any], objects: str = ""
 ) -> int:
@@ -265,15 +280,6 @@ def _ask(
     }
     send_command(ctx, f"journal.{order.verb}", fields, **caller)
     return 0
-
-
-def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
-    """Check here what the relay would report only in its log. Errors: JournalError for a segment
-    that does not exist or is not sealed."""
-    from relay.journal.plan import check_segments
-    from relay.journal.replay import read_manifest
-
-    check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
 def _report(found: Iterable[JobResult], as_json: bool) -> int:

@@ -19,16 +19,13 @@ import click
 from relay.base.home import LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
-    TIME,
     echo_json,
     home_option,
     json_option,
     open_home,
     print_rows,
-    root_of,
     sanitize,
 )
-from relay.cli.tables import wide_option
 
 if TYPE_CHECKING:
     from relay.ledger.file import LedgerContent
@@ -122,20 +119,6 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     if not as_json:
         for line in done.lost:
             click.echo(sanitize(f"not restored: {line}"))
-
-
-@ledger.command(hidden=True)  # its name until there was `relay check`
-@home_option
-@click.argument("file", type=click.Path(), required=False)
-@json_option
-@click.pass_context
-def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool) -> int:
-    """Check the ledger, or a backup FILE: `relay check`."""
-    from relay.cli.check import check as check_files
-
-    path = file or os.path.join(root_of(ctx, home), LEDGER)
-    done: int = ctx.invoke(check_files, files=(path,), as_json=as_json)
-    return done
 
 
 @ledger.command(
@@ -272,23 +255,6 @@ def schema(ctx: click.Context, home: str | None, table: str | None) -> None:
 
     with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
         click.echo(sanitize(schema_of(db, table), lines=True))
-
-
-@ledger.command(hidden=True)  # its name until `relay tail` had --security
-@home_option
-@click.option("--since", type=TIME)
-@click.option("--agent")
-@click.option("--security", is_flag=True)
-@click.option("--limit", type=click.IntRange(1), default=100)
-@click.option("--follow", is_flag=True)
-@wide_option
-@json_option
-@click.pass_context
-def audit(ctx: click.Context, /, **options: Any) -> None:
-    """Show status changes and security events: `relay tail --all --no-follow`."""
-    from relay.cli.tail import tail
-
-    ctx.invoke(tail, **options, everything=True, has_bodies=False)
 
 
 def _say(facts: dict[str, Any], content: LedgerContent, text: str, as_json: bool) -> None:

@@ -50,11 +50,11 @@ _ASIDE = {  # suffix in the journal -> what happened, what to do
     ),
 }
 _ADVICE = {  # for failures that need the operator
-    Reason.CODEC: "damaged local copy: `relay journal hydrate {n}` replaces it from another tier",
+    Reason.CODEC: "damaged local copy: `relay journal move --to 0 {n}` restores it from another",
     Reason.AUTHENTICATION: "fix the credentials of the object store, then restart the relay or"
-    " `relay journal upload {n}`",
+    " `relay journal move --to 2 --copy {n}`",
     Reason.MISSING: "restore the object from a backup or an earlier version of the bucket, then"
-    " `relay journal hydrate {n}`",
+    " `relay journal move --to 0 {n}`",
 }
 
 

@@ -63,7 +63,7 @@ from relay.journal.segment import (
 
 WHAT = "journal"
 REPAIRED_BY = (
-    "`relay journal hydrate SEGMENT` repairs a segment from another tier; else use a backup"
+    "`relay journal move --to 0 SEGMENT` repairs a segment from another tier; else use a backup"
 )
 SALVAGED = "their events may still be in the store's files and archives"
 TORN = "the next start sets it aside; nothing in it had been accepted"

@@ -277,7 +277,7 @@ class S3Objects:
 _HINTS = {
     Reason.AUTHENTICATION: "correct the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or"
     " the bucket's policy (s3:ListBucket, too), then restart the relay or run"
-    " `relay journal upload`",
+    " `relay journal move --to 2 --copy`",
     Reason.UNAVAILABLE: "check that the bucket exists and AWS_ENDPOINT_URL is right; it is retried",
 }
 

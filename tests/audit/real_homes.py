@@ -132,9 +132,9 @@ def sealed(root: Path) -> Path:
             asked(home, "seal")
             until(functools.partial(has_more_than, home, number + 1))
         until(lambda: list(home.glob("store/archive/**/*.acomm")), "an archive")
-        move(home, 0, "evict", "0", wanted=[1, 2])
-        move(home, 1, "evict", "1", wanted=[1, 2])
-        move(home, 0, "evict", "--warm", "0", wanted=[2])
+        move(home, 0, "1", wanted=[1, 2])
+        move(home, 1, "1", wanted=[1, 2])
+        move(home, 0, "2", wanted=[2])
     return home
 
 
@@ -169,14 +169,14 @@ def tiers(home: Path) -> list[list[int]]:
     return [json.loads(line)["tiers"] for line in done.stdout.splitlines()]
 
 
-def move(home: Path, segment: int, *order: str, wanted: list[int]) -> None:
+def move(home: Path, segment: int, tier: str, wanted: list[int]) -> None:
     """Ask until it is there: not before two checkpoints cover it, and Tier 2 has it."""
 
     def is_there() -> bool:
         with people(home) as (alice, bob, _):
             alice.send("bob", "something more for a checkpoint")
             assert bob.receive(20) is not None
-        asked(home, *order)
+        asked(home, "move", "--to", tier, str(segment))
         return tiers(home)[segment] == wanted
 
     until(is_there, f"segment {segment} in {wanted}")

@@ -1,4 +1,4 @@
-"""`relay acomm build`: a store from the lines of `relay dump`, and what it must not replace."""
+"""`relay build`: a store from the lines of `relay dump`, and what it must not replace."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from relay.base.errors import (
     RelayError,
     SealedStore,
 )
-from relay.cli.dump import acomm
+from relay.cli import cli
 from tests.acomm.support import BAD, FIXTURES, golden, small_store
 
 PLAIN = str(FIXTURES / "plain.acomm")
 
 
 def run(*args: object, stdin: str | bytes = "") -> Result:
-    return CliRunner().invoke(acomm, [str(arg) for arg in args], input=stdin)
+    """By the names that these commands had: `relay acomm dump` is `relay dump --json`."""
+    return CliRunner().invoke(cli, ["acomm", *map(str, args)], input=stdin)
 
 
 def refused(*args: object, stdin: str | bytes = "") -> Exception:

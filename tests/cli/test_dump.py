@@ -1,4 +1,4 @@
-"""`relay dump`: golden files, live streams, damage; `relay acomm build` makes a store again."""
+"""`relay dump`: golden files, live streams, damage; `relay build` makes a store again."""
 
 from __future__ import annotations
 

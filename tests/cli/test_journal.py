@@ -72,6 +72,10 @@ def records(home: Path) -> list[bytes]:
         journal.close()
 
 
+def configure(home: Path, **settings: Any) -> None:
+    (home / "config.json").write_bytes(encode(Config(journal=JournalSettings(**settings))))
+
+
 def test_status_shows_where_each_segment_is(home: Path) -> None:
     rows = lines(run(home, "status", "--json"))
     assert [(row["segment"], row["sealed"], row["tiers"]) for row in rows] == [
@@ -90,34 +94,54 @@ def test_down_to_tier_2_and_back(home: Path, tmp_path: Path) -> None:
     before = records(home)
     store = tmp_path / "tier2"
     store.mkdir()
-    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
-    assert [row["done"] for row in lines(run(home, "compress", "--json"))] == ["compressed"] * 2
-    result = run(home, "upload", "--objects", store)
-    assert result.stdout == "".join(f"uploaded segment {n}\n" for n in range(3))
-    # The third is covered by one checkpoint alone.
-    assert run(home, "evict").stdout == "evicted segment 0\nevicted segment 1\n"
-    assert run(home, "evict", "--warm", "--objects", store).stdout.count("evicted") == 2
+    assert run(home, "move", "--to", 1, "--copy", 1).stdout == "compressed segment 1\n"
+    copied = lines(run(home, "move", "--to", 1, "--copy", "--json"))
+    assert [(row["segment"], row["done"]) for row in copied] == [
+        (0, "compressed"),
+        (2, "compressed"),
+    ]
+    # The third is covered by one checkpoint alone: it stays where it is as well.
+    assert run(home, "move", "--to", 2, "--objects", store).stdout.splitlines() == [
+        *(f"uploaded segment {n}" for n in (0, 1, 2)),
+        *(f"evicted segment {n}" for n in (0, 1, 0, 1)),  # from segments/, then from warm/
+    ]
     rows = lines(run(home, "status", "--json"))
     assert [row["tiers"] for row in rows] == [[2], [2], [0, 1, 2], [0]]
     assert rows[0]["key"] == f"{1:020d}/{0:020d}.seg.zst"
-    assert run(home, "hydrate", "--objects", store).stdout.count("hydrated segment") == 2
+    back = run(home, "move", "--to", 0, "--objects", store)
+    assert back.stdout == "hydrated segment 0\nhydrated segment 1\n"
     assert records(home) == before
+
+
+def test_named_segments_move_as_far_as_they_may(home: Path) -> None:
+    named = run(home, "move", "--to", 1, 1, 2)
+    assert named.stdout == "compressed segment 1\ncompressed segment 2\nevicted segment 1\n"
+    assert "segment 2 cannot be evicted: two checkpoints have to cover it first" in named.stderr
+    again = run(home, "move", "--to", 1, 1)
+    assert (again.stdout, again.stderr) == ("", "nothing to do\n")
+    assert [row["tiers"] for row in lines(run(home, "status", "--json"))] == [[0], [1], [0, 1], [0]]
+
+
+def test_the_names_that_the_moves_had_are_understood(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "tier2").mkdir()
+    configure(home, objects=str(tmp_path / "tier2"))
+    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
+    assert run(home, "upload", 0, 1).stdout == "uploaded segment 0\nuploaded segment 1\n"
+    assert run(home, "evict", 0).stdout == "evicted segment 0\n"
+    assert run(home, "evict", "--warm", 0).stdout == "evicted segment 0\n"
+    assert run(home, "hydrate").stdout == "hydrated segment 0\n"
 
 
 def test_what_fails_is_a_line_and_the_next_is_tried(home: Path) -> None:
     path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
     path.write_bytes(path.read_bytes()[:900] + b"\7" + path.read_bytes()[901:])
-    result = run(home, "compress")
+    result = run(home, "move", "--to", 1, "--copy")
     assert result.stdout == "compressed segment 0\ncompressed segment 2\n"
     assert result.stderr.startswith(f"segment 1: {path} at ") and result.stderr.count("\n") == 1
     assert result.return_value == 1 if result.return_value is not None else True
     (failed,) = [row["failed"] for row in lines(run(home, "status", "--json")) if row["failed"]]
     assert failed == "CompressionFailed (codec, once)"
-
-
-def configure(home: Path, **settings: Any) -> None:
-    (home / "config.json").write_bytes(encode(Config(journal=JournalSettings(**settings))))
 
 
 @pytest.fixture
@@ -164,11 +188,11 @@ def test_what_is_kept_stands_in_the_configuration(with_store: Path) -> None:
 
 
 def test_nothing_to_do_and_no_object_store_are_said(home: Path) -> None:
-    assert run(home, "compress").exit_code == 0
-    again = run(home, "compress")
+    assert run(home, "move", "--to", 1, "--copy").exit_code == 0
+    again = run(home, "move", "--to", 1, "--copy")
     assert (again.exit_code, again.stdout, again.stderr) == (0, "", "nothing to do\n")
-    assert run(home, "compress", "--json").output == ""
-    nowhere = run(home, "upload")
+    assert run(home, "move", "--to", 1, "--copy", "--json").output == ""
+    nowhere = run(home, "move", "--to", 2, "--copy")
     assert nowhere.exit_code == 2 and "no object store is configured" in nowhere.output
     assert all(row["failed"] is None for row in lines(run(home, "status", "--json")))
 
@@ -176,11 +200,14 @@ def test_nothing_to_do_and_no_object_store_are_said(home: Path) -> None:
 def test_the_object_store_is_the_configured_one(home: Path, tmp_path: Path) -> None:
     (home / "tier2").mkdir()
     configure(home, objects="tier2")
-    assert run(home, "upload", 0).stdout == "uploaded segment 0\n"
+    assert run(home, "move", "--to", 2, "--copy", 0).stdout == "uploaded segment 0\n"
     assert (home / "tier2" / f"{1:020d}" / f"{0:020d}.seg.zst").exists()
     other = tmp_path / "other"
     other.mkdir()
-    assert run(home, "upload", 1, "--objects", other).stdout == "uploaded segment 1\n"
+    assert (
+        run(home, "move", "--to", 2, "--copy", 1, "--objects", other).stdout
+        == "uploaded segment 1\n"
+    )
     assert [path.name for path in other.rglob("*.zst")] == [f"{1:020d}.seg.zst"]
 
 
@@ -190,27 +217,26 @@ def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
     configure(home, objects=str(tier2))
-    assert run(home, "upload").stdout.count("uploaded") == 3
+    assert run(home, "move", "--to", 2, "--copy").stdout.count("uploaded") == 3
     warm = folder / "warm" / f"{1:020d}.seg.zst"
     backup, whole = warm.read_bytes(), Path(segment_path(str(folder), 1)).read_bytes()
     # Both local copies and the object are damaged: the backup goes to warm/.
     (object_,) = tier2.rglob(warm.name)
     for path in (Path(segment_path(str(folder), 1)), warm, object_):
         path.write_bytes(path.read_bytes()[:100])
-    result = run(home, "hydrate", 1)
+    result = run(home, "move", "--to", 0, 1)
     assert result.stdout == "" and "segment 1: " in result.stderr
     warm.write_bytes(backup)
-    assert run(home, "hydrate", 1).stdout == "hydrated segment 1\n"
+    assert run(home, "move", "--to", 0, 1).stdout == "hydrated segment 1\n"
     assert Path(segment_path(str(folder), 1)).read_bytes() == whole
     # In Tier 2 alone, and the object is gone: it is put back under its key.
     object_.write_bytes(backup)
-    assert run(home, "evict", 0, 1).stdout.count("evicted") == 2
-    assert run(home, "evict", "--warm", 0, 1).stdout.count("evicted") == 2
+    assert run(home, "move", "--to", 2, 0, 1).stdout.count("evicted") == 4
     object_.unlink()
-    result = run(home, "hydrate", 1)
+    result = run(home, "move", "--to", 0, 1)
     assert "put the object back" in result.stderr
     object_.write_bytes(backup)
-    assert run(home, "hydrate").stdout == "hydrated segment 0\nhydrated segment 1\n"
+    assert run(home, "move", "--to", 0).stdout == "hydrated segment 0\nhydrated segment 1\n"
     assert records(home) == before
     # A copy of the segment file itself.
     Path(segment_path(str(folder), 1)).unlink()
@@ -246,10 +272,8 @@ def test_while_another_process_has_the_journal_only_status_works(home: Path) -> 
         assert len(lines(run(home, "status", "--json"))) == 4
         for verb in (
             ["seal"],
-            ["compress"],
-            ["upload", "--objects", home],
-            ["evict"],
-            ["hydrate"],
+            ["move", "--to", 0],
+            ["move", "--to", 2, "--objects", home],
             ["prune", "--keep-age=1d"],
         ):
             error = refused(run(home, *verb))
@@ -258,12 +282,14 @@ def test_while_another_process_has_the_journal_only_status_works(home: Path) -> 
 
 
 def test_a_segment_that_is_not_there_is_named(home: Path) -> None:
-    assert "segment 9 is not in the stream" in str(refused(run(home, "compress", 9)))
-    assert "segment 3 is not sealed" in str(refused(run(home, "compress", 3)))
+    assert "segment 9 is not in the stream" in str(
+        refused(run(home, "move", "--to", 1, "--copy", 9))
+    )
+    assert "segment 3 is not sealed" in str(refused(run(home, "move", "--to", 1, 3)))
 
 
 def test_without_a_journal_it_says_so(tmp_path: Path) -> None:
     assert CliRunner().invoke(init, ["--home", str(tmp_path / "h")]).exit_code == 0
-    for verb in ("status", "compress"):
-        error = refused(run(tmp_path / "h", verb))
+    for words in (["status"], ["move", "--to", 1]):
+        error = refused(run(tmp_path / "h", *words))
         assert isinstance(error, NotFound) and "no journal" in str(error)

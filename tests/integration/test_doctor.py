@@ -139,7 +139,7 @@ def test_a_damaged_segment(box: Box) -> None:
     segment(box, 1).write_bytes(data)
     lines = doctor(box)
     assert lines and all(line.startswith(f"journal: {segment(box, 1)}") for line in lines)
-    assert all(f"`relay --home {box.root} journal hydrate SEGMENT`" in line for line in lines)
+    assert all(f"`relay --home {box.root} journal move --to 0 SEGMENT`" in line for line in lines)
 
 
 def test_damage_in_the_active_segment_is_not_called_files_that_are_gone(box: Box) -> None:
@@ -191,7 +191,7 @@ def test_a_write_that_a_crash_cut_short_is_a_note(box: Box) -> None:
     [
         (Reason.AUTHENTICATION, "fix the credentials"),
         (Reason.MISSING, "restore the object"),
-        (Reason.CODEC, "`relay --home HOME journal hydrate 1`"),
+        (Reason.CODEC, "`relay --home HOME journal move --to 0 1`"),
         (Reason.UNAVAILABLE, ""),  # it is tried again
     ],
 )

@@ -177,16 +177,16 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         shown = f"`relay --home {home} journal status` shows the result"
         assert asked.stdout == f"journal.seal started; {shown}\n"
         until(lambda: rows_of("journal", "status", home=home)[0]["sealed"])
-        done = relay("journal", "upload", "0", "--json", home=home)
+        done = relay("journal", "move", "--to", "2", "--copy", "0", "--json", home=home)
         assert json.loads(done.stdout)["answer"].startswith("journal.upload started")
         until(lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2])
         assert list(tier2.rglob("*.seg.zst"))
 
-        missing = relay("journal", "compress", "9", home=home)
+        missing = relay("journal", "move", "--to", "1", "9", home=home)
         assert missing.returncode == 1 and "segment 9 is not in the stream" in missing.stderr
-        other = relay("journal", "compress", "--as", "bob", home=home)
+        other = relay("journal", "move", "--to", "1", "--as", "bob", home=home)
         assert other.returncode == 6 and "is for operator and the lead alone" in other.stderr
-        named = relay("journal", "upload", "--objects", "/elsewhere", home=home)
+        named = relay("journal", "move", "--to", "2", "--objects", "/elsewhere", home=home)
         assert named.returncode == 2 and "journal.objects of config.json" in named.stderr
 
         before = rows_of("journal", "status", home=home)

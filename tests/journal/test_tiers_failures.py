@@ -176,7 +176,7 @@ def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
     with pytest.raises(ObjectError) as caught:
         stream.read()
     assert caught.value.reason == Reason.MISSING
-    assert stream.entry(0).key in str(caught.value) and "relay journal hydrate" in caught.value.hint
+    assert stream.entry(0).key in str(caught.value) and "journal move --to 0" in caught.value.hint
     assert stream.noted(0)[-2:] == ["HydrationStarted", "HydrationFailed"]
     assert stream.residency(0) == [T2]
     assert stream.files("segments") == [] == stream.files("warm")
