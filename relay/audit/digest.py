@@ -18,7 +18,7 @@ import msgspec
 
 from relay.base.names import ORCHESTRATOR
 from relay.ledger import NOT_CANCELLED
-from relay.ledger.file import open_readonly
+from relay.ledger.file import first_id_since, open_readonly
 
 REFUSED = "refused"  # outcome
 MOST_NAMED = 3  # answers and slow deliveries in a digest
@@ -199,25 +199,11 @@ def _only_read(agent: sqlite3.Row, sent: dict[str, int], since_ns: int) -> bool:
 
 def _period(db: sqlite3.Connection, since_ns: int, until_ns: int) -> _Period:
     edges = [
-        _first_since(db, table, column, at_ns)
+        first_id_since(db, table, column, at_ns)
         for table, column in (("messages", "discovered_at"), ("audit_log", "at"))
         for at_ns in (since_ns, until_ns)
     ]
     return _Period(since_ns, until_ns, *edges)
-
-
-def _first_since(db: sqlite3.Connection, table: str, column: str, at_ns: int) -> int:
-    """Return the id of the first row of that time or later, or one behind the last row."""
-    query = f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id LIMIT 1"
-    low, high = 0, (db.execute(f"SELECT max(id) FROM {table}").fetchone()[0] or 0) + 1
-    while low < high:
-        middle = (low + high) // 2
-        row = db.execute(query, (middle,)).fetchone()
-        if row is not None and row[1] < at_ns:
-            low = row[0] + 1
-        else:
-            high = middle
-    return low
 
 
 def _counts(db: sqlite3.Connection, period: _Period, ended: int) -> Counts:

@@ -8,7 +8,7 @@
     failed       reported by the recipient; why      refused      by the relay; why
     bounced      the recipient no longer exists      expired      its TTL passed
     cancelled    taken back unread
-    dead         given up without an answer
+    dead         given up without an answer     unanswered   no answer is waited for any more
 
 Rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relay.base.clock import duration_ms, elapsed
+from relay.base.clock import duration_ms, elapsed, iso_time
 from relay.base.errors import LedgerMissing
 from relay.base.names import ORCHESTRATOR
 from relay.base.text import times
@@ -56,6 +56,7 @@ class Outcome(StrEnum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     DEAD = "dead"
+    UNANSWERED = "unanswered"
     SHOWN = "shown"
     DELIVERED = "delivered"
     WAITING = "waiting"
@@ -268,6 +269,55 @@ def summary(row: Row, deliveries: Sequence[Fields]) -> str:
     return ", ".join(counted)
 
 
+def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]:
+    """What became of a message, for lists: outcome, status in words, reason, due time, reminders.
+
+    Reason, due time and reminders are those of a single delivery.
+    """
+    outcome = summary(row, deliveries)
+    if outcome == Outcome.REFUSED:
+        return refused(row["last_error"])
+    if len(deliveries) != 1:
+        return {"outcome": outcome, "status": outcome}
+    (one,) = deliveries
+    reason = None
+    if outcome in _REASONED:
+        reason = one["last_error"]
+    elif outcome in (Outcome.FAILED, Outcome.IN_PROGRESS):
+        reason = one["answer_text"]
+    said = "not read" if outcome == Outcome.DELIVERED else str(outcome)
+    if outcome == Outcome.IN_PROGRESS:
+        said += f" {elapsed(now_ns - (one['acked_at'] or now_ns))}"
+    elif one["obligation"] == "given_up" and reason is None:
+        reason, outcome = said + _times(one["reminders"]), Outcome.UNANSWERED
+        said = str(outcome)
+    due_at = one["due_at"] if one["obligation"] == "open" else None
+    if due_at is None and outcome == Outcome.DELIVERED:
+        said = str(outcome)
+    return {
+        "outcome": str(outcome),
+        "status": _due(one, _with_reason(said, reason), due_at, now_ns),
+        "reason": reason,
+        "due_at": iso_time(due_at) if due_at else None,
+        "reminders": one["reminders"] or 0,
+    }
+
+
+def _due(delivery: Fields, status: str, due_at: int | None, now_ns: int) -> str:
+    """A status with the time when the answer is due; what is overdue comes first."""
+    if due_at is None:
+        return status + reminders_text(delivery)
+    if due_at > now_ns:
+        return f"{status}, due in {elapsed(due_at - now_ns)}{reminders_text(delivery)}"
+    return f"overdue {elapsed(now_ns - due_at)}{reminders_text(delivery)}, {status}"
+
+
+def refused(reason: str | None) -> dict[str, Any]:
+    """The same of what the relay refused."""
+    status = _with_reason(Outcome.REFUSED, reason)
+    return {"outcome": str(Outcome.REFUSED), "status": status, "reason": reason}
+
+
 def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
     """The outcome for the first line of ``relay trace``, with reason and time."""
     outcome = summary(row, deliveries)
@@ -328,9 +378,11 @@ def reminders_text(delivery: Fields) -> str:
     """The reminders sent for an overdue answer; empty if there were none."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
-    if delivery["obligation"] == "open" and delivery["reminders"]:
-        return f", reminded {times(delivery['reminders'])}"
-    return ""
+    return _times(delivery["reminders"]) if delivery["obligation"] == "open" else ""
+
+
+def _times(reminders: int | None) -> str:
+    return f", reminded {times(reminders)}" if reminders else ""
 
 
 def _with_reason(said: str, reason: str | None) -> str:

@@ -90,14 +90,30 @@ COMMANDS = {
     "trace": ("relay.cli.trace", "Show every step of a message with its time."),
     "tail": ("relay.cli.tail", "Show events as they happen, one line each."),
     "top": ("relay.cli.top", "Show agents, queue, rates and pending answers, refreshed in place."),
-    "history": ("relay.cli.history", "Show the messages in the store, newest first."),
-    "thread": ("relay.cli.history", "Show the messages of one thread, oldest first."),
-    "search": ("relay.cli.search", "Find messages by words, phrases, and keys such as from:alice."),
+    "list": ("relay.cli.listing", "List messages by words, phrases, and keys such as from:alice."),
+    "history": (
+        "relay.cli.listing",
+        "List all messages: `relay list` with options in the place of keys.",
+    ),
+    "thread": ("relay.cli.listing", "Show the messages of one thread, oldest first."),
+    "search": (
+        "relay.cli.listing",
+        "Find messages as `relay list` does, and show the lines that match.",
+    ),
     "channel": ("relay.cli.channel", "Show, create and change channels."),
-    "open": ("relay.cli.open", "Show who owes an answer, to whom, and until when."),
-    "unread": ("relay.cli.inbox", "Show the unread messages of all agents, oldest first."),
-    "failed": ("relay.cli.failed", "Show messages that were refused, bounced, given up or failed."),
-    "dead": ("relay.cli.failed", "Show dead letters, replay or discard them."),
+    "open": (
+        "relay.cli.listing",
+        "List who owes an answer, oldest first: `relay list is:open sort:oldest`.",
+    ),
+    "unread": (
+        "relay.cli.listing",
+        "List messages that nobody has read, oldest first: `relay list is:unread sort:oldest`.",
+    ),
+    "failed": (
+        "relay.cli.listing",
+        "List messages that failed, newest first, and why: `relay list is:failed`.",
+    ),
+    "dead": ("relay.cli.dead", "Show dead letters, replay or discard them."),
     "check": (
         "relay.cli.check",
         "Check that files are whole: stores, journals, ledgers, packs, attachments, homes.",

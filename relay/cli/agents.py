@@ -274,7 +274,7 @@ def _latest(db: sqlite3.Connection, name: str) -> Iterator[dict[str, Any]]:
 
 def _channels(home: Home, name: str) -> list[str] | None:
     """List the channels in which an agent takes part; None if the store cannot be read."""
-    from relay.cli.history import read_store
+    from relay.cli.store import read_store
 
     try:
         store = read_store(home)

@@ -22,8 +22,8 @@ from relay.cli.common import (
     print_rows,
     sanitize,
 )
-from relay.cli.history import read_store, wait_for_flush
 from relay.cli.request import control_options, send_command
+from relay.cli.store import read_store, wait_for_flush
 
 if TYPE_CHECKING:
     from relay.engine import Channel, Engine

@@ -22,7 +22,6 @@ from relay.cli.common import (
     echo_received,
     home_option,
     json_option,
-    open_home,
     print_rows,
     printing_taken,
     root_of,
@@ -211,45 +210,3 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
             for one in message.attachments:
                 click.echo(f"   {attachment_line(one.name, one, size_of(home, one))}")
         echo_body(message.body)
-
-
-@click.command(epilog="\b\nExamples:\n  relay unread\n  relay unread --agent bob")
-@home_option
-@click.option(
-    "--agent", metavar="NAME", shell_complete=complete_agents, help="Only this agent's inbox."
-)
-@limit_option
-@wide_option
-@json_option
-@click.pass_context
-def unread(
-    ctx: click.Context, home: str | None, agent: str | None, limit: int, wide: bool, as_json: bool
-) -> None:
-    """Show the unread messages of all agents, oldest first.
-
-    AGE: since the message was written into the inbox. `relay inbox` takes one agent's messages.
-    """
-    with open_home(ctx, home) as opened:
-        if agent is not None:
-            require_mailbox(opened.root, agent)
-        names = opened.agent_names() if agent is None else [agent]
-        found = sorted(
-            (one for name in names for one in waiting(opened, name)),
-            key=lambda one: (one.since_ns, one.id),
-        )
-    now_ns, shown = time.time_ns(), found[:limit]
-    short = short_ids(one.id for one in shown)
-    ages = {(one.agent, one.id): elapsed(now_ns - one.since_ns) for one in shown}
-    print_rows(
-        [one.facts() for one in shown],
-        ("ID", "AGENT", "FROM", "KIND", "AGE", "CONTENT"),
-        lambda row: (
-            *(short[row["id"]], row["agent"], row["from"], row["kind"]),
-            *(ages[row["agent"], row["id"]], row["first_line"]),
-        ),
-        as_json=as_json,
-        nothing="nothing is unread",
-        wide=wide,
-    )
-    if len(found) > limit and not as_json:
-        click.echo(f"{limit} of {len(found)}; --limit {len(found)} shows all", err=True)

@@ -192,7 +192,7 @@ def _facts(home: Home, one: StoredMessage) -> dict[str, Any]:
 
 def _messages_about(home: Home, message_id: str) -> list[Entry]:
     """Messages of agents that name this one in RE, acks left out; empty if they are not known."""
-    from relay.cli.search import messages_about
+    from relay.cli.lookup import messages_about
 
     with contextlib.suppress(RelayError, OSError):
         found = messages_about(home, message_id)

@@ -128,7 +128,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
 
 def _hops_about(home: Home, message_id: str) -> Iterator[Hop]:
     """Yield reminders, notices and other messages about a message; acks are steps of their own."""
-    from relay.cli.search import messages_about
+    from relay.cli.lookup import messages_about
 
     try:
         entries = messages_about(home, message_id)

@@ -157,8 +157,8 @@ def _no_agent(name: str, directory: Directory) -> str:
         return f"{name} is a reserved name, not an agent"
     meant = did_you_mean(name, directory.agents, MOST_COMPARED)
     return (
-        f"there is no agent {name}: {meant + ' ' if meant else ''}`relay agents` lists them, "
-        f"`relay register {name}` creates one" + (f" in {directory.home}" if directory.home else "")
+        f"there is no agent {name}: {meant + ' ' if meant else ''}`relay register {name}` "
+        "creates it" + (f" in {directory.home}" if directory.home else "")
     )
 
 

@@ -421,3 +421,17 @@ def remove(path: str, *suffixes: str) -> None:
     for suffix in suffixes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
+
+
+def first_id_since(db: sqlite3.Connection, table: str, column: str, at_ns: int) -> int:
+    """Return the id of the first row of that time or later, or one behind the last row."""
+    query = f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id LIMIT 1"
+    low, high = 0, (db.execute(f"SELECT max(id) FROM {table}").fetchone()[0] or 0) + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = db.execute(query, (middle,)).fetchone()
+        if row is not None and row[1] < at_ns:
+            low = row[0] + 1
+        else:
+            high = middle
+    return low

@@ -13,9 +13,17 @@ from typing import Any, NamedTuple
 
 import re2
 
+from relay.base.clock import NS_PER_S
 from relay.engine.query import compile_pattern
+from relay.ledger.file import first_id_since
 from relay.search.index import DISORDER, Entry, Index, translated_errors
-from relay.search.query import Query, required_literals
+from relay.search.query import (
+    STATES,
+    Query,
+    any_topic_matches,
+    is_reversed,
+    required_literals,
+)
 
 FEW = 1_000  # rows that are read faster than a list of trigrams is
 ALL_TRIGRAMS = 12  # characters up to which each trigram of a phrase is looked up
@@ -23,11 +31,7 @@ MOST_TRIGRAMS = 40
 SHORTEST = 3  # characters of a trigram
 _AT_ONCE = 64  # rows fetched
 
-_STATE_CONDITIONS = {
-    "unread": "state = 'written'",
-    "dead": "state = 'dead'",
-    "owed": "obligation = 'open'",
-}
+_FIRST = {"priority": ("m.priority", -1), "sender": ("m.sender", 1), "kind": ("m.kind", 1)}
 
 
 class Found(NamedTuple):
@@ -47,15 +51,19 @@ class _Condition(NamedTuple):
 
 
 def find(index: Index, query: Query, limit: int, ledger: str = "") -> Found:
-    """The newest messages that a query asks for.
+    """The messages that a query asks for, up to ``limit``, in its order.
 
-    ``ledger``: path of the ledger, for ``is:``. Errors: SearchIndexError; ValidationFailed for an
-    invalid regular expression.
+    ``ledger``: path of the ledger, for ``is:`` and ``since:``. Errors: SearchIndexError;
+    ValidationFailed for an invalid regular expression.
     """
     pattern = None if query.regex is None else compile_pattern(query.regex)
     with translated_errors(index.path):
-        if query.states:
+        if query.states or query.since is not None:
             _attach(index.db, ledger)
+        if query.topics:
+            index.db.create_function(
+                "is_of_topics", 1, lambda one: any_topic_matches(one, query.topics)
+            )
         if query.beside:
             marks = _marks(query.beside)
             sql = f"SELECT correlation FROM messages WHERE relay_id IN ({marks})"
@@ -76,10 +84,18 @@ def find(index: Index, query: Query, limit: int, ledger: str = "") -> Found:
 
 
 def ledger_ids(db: sqlite3.Connection, query: Query) -> frozenset[str]:
-    """The relay ids of all messages that are in one of a query's states; for the scan."""
-    condition, values = _in_state(query)
-    rows = db.execute(f"SELECT message_id FROM deliveries AS d WHERE {condition}", values)
-    return frozenset(row[0] for row in rows)
+    """The relay ids of all messages that are in one of a query's states, and changed since then;
+    for the scan."""
+    found: list[frozenset[str]] = []
+    if query.states:
+        condition, values = in_state(query)
+        rows = db.execute(f"SELECT message_id FROM deliveries AS d WHERE {condition}", values)
+        found.append(frozenset(row[0] for row in rows))
+    if query.since is not None:
+        first = first_id_since(db, "audit_log", "at", query.since * NS_PER_S)
+        rows = db.execute("SELECT message_id FROM audit_log WHERE id >= ?", (first,))
+        found.append(frozenset(row[0] for row in rows))
+    return frozenset.intersection(*found)
 
 
 def _matches(pattern: re2._Regexp[bytes], body: str) -> bool:
@@ -107,13 +123,16 @@ def _statement(index: Index, query: Query) -> tuple[str, tuple[object, ...]]:
     counted = [(_count(db, one), one) for one in conditions if one.ids]
     few = min(counted, key=lambda pair: pair[0], default=None)
     match = _match(query)
-    order = "m.id DESC" if in_order else "m.at DESC, m.id DESC"
+    order = _order(query, "m.id", in_order)
     source = "messages AS m NOT INDEXED"
+    if query.sort in _FIRST:
+        source = f"messages AS m INDEXED BY messages_{query.sort}"
     values: tuple[object, ...] = ()
     if few is not None and (few[0] <= FEW or (match is None and len(counted) == 1)):
-        source = f"({few[1].ids} ORDER BY id DESC) AS f CROSS JOIN messages AS m ON m.id = f.id"
+        ids = f"{few[1].ids} ORDER BY {_order(Query(), 'id', in_order=True)}"
+        source = f"({ids}) AS f CROSS JOIN messages AS m ON m.id = f.id"
         values = few[1].values
-        order = "f.id DESC" if in_order else order
+        order = _order(query, "f.id", in_order)
     elif match is not None:
         source = "trigrams AS t CROSS JOIN messages AS m ON m.id = t.rowid"
         conditions.insert(0, _Condition("trigrams MATCH ?", (match,)))
@@ -121,7 +140,7 @@ def _statement(index: Index, query: Query) -> tuple[str, tuple[object, ...]]:
             _Condition(f"t.rowid {one.sql[5:]}", one.values) for one in _bounds(conditions)
         ]
         conditions = [one._replace(sql=one.probe or one.sql) for one in conditions]
-        order = "t.rowid DESC" if in_order else order
+        order = _order(query, "t.rowid", in_order)
     conditions += [_Condition("instr(m.body, ?) > 0", (text,)) for text in query.texts]
     where = " AND ".join(one.sql for one in conditions) or "1"
     values += tuple(value for one in conditions for value in one.values)
@@ -130,6 +149,15 @@ def _statement(index: Index, query: Query) -> tuple[str, tuple[object, ...]]:
         f" WHERE {where} ORDER BY {order}"
     )
     return sql, values
+
+
+def _order(query: Query, number: str, in_order: bool) -> str:
+    """The order of the rows; ``number``: the column that has that of the message."""
+    terms = [(number, -1)] if in_order else [("m.at", -1), ("m.id", -1)]
+    if query.sort in _FIRST:
+        terms.insert(0, _FIRST[query.sort])
+    way = -1 if is_reversed(query) else 1
+    return ", ".join(f"{term} {'ASC' if sign * way > 0 else 'DESC'}" for term, sign in terms)
 
 
 def _bounds(conditions: Iterable[_Condition]) -> list[_Condition]:
@@ -149,25 +177,54 @@ def _conditions(db: sqlite3.Connection, query: Query, in_order: bool) -> Iterato
         if values:
             yield _indexed(column, _marks(values), values)
     if query.channels:
-        numbers = f"SELECT id FROM channels WHERE name IN ({_marks(query.channels)})"
-        yield _indexed("channel", numbers, query.channels)
+        named = f"SELECT id FROM channels WHERE name IN ({_marks(query.channels)})"
+        yield _indexed("channel", named, query.channels)
     if query.recipients:
         marks = _marks(query.recipients)
         sql = f"EXISTS (SELECT 1 FROM recipients AS r WHERE r.name IN ({marks}) AND r.id = {{}})"
         ids = f"SELECT DISTINCT id FROM recipients WHERE name IN ({marks})"
         yield _Condition(sql.format("m.id"), query.recipients, ids, sql.format("t.rowid"))
+    if query.parties:
+        marks = _marks(query.parties)
+        named = f"SELECT id FROM recipients WHERE name IN ({marks})"
+        sent = f"SELECT id FROM messages INDEXED BY messages_sender WHERE sender IN ({marks})"
+        values = (*query.parties, *query.parties)
+        sql = f"(m.sender IN ({marks}) OR m.id IN ({named}))"
+        yield _Condition(sql, values, f"{sent} UNION {named}")
     if query.with_attachment:
         ids = "SELECT id FROM messages INDEXED BY messages_attachments WHERE attachments"
         yield _Condition("m.attachments", (), ids)
+    yield from _plain(query)
+    yield from _of_ledger(db, query)
+
+
+def _plain(query: Query) -> Iterator[_Condition]:
+    """Conditions without an index."""
+    for column, numbers in (("type", query.types), ("priority", query.priorities)):
+        if numbers:
+            yield _Condition(f"+m.{column} IN ({_marks(numbers)})", numbers)
+    if query.topics:
+        named = "FROM messages INDEXED BY messages_topic WHERE topic IS NOT NULL"
+        such = f"SELECT topic FROM (SELECT DISTINCT topic {named}) WHERE is_of_topics(topic)"
+        ids = f"SELECT id {named} AND topic IN ({such})"
+        yield _Condition(f"+m.topic IN ({such})", (), ids)
+    if query.live_only:
+        yield _Condition("NOT m.archived", ())
+
+
+def _of_ledger(db: sqlite3.Connection, query: Query) -> Iterator[_Condition]:
+    """Conditions on what became of a message."""
+    by_id = "SELECT id FROM messages INDEXED BY messages_relay_id WHERE relay_id IN ({})"
+    if query.since is not None:
+        first = first_id_since(db, "ledger.audit_log", "at", query.since * NS_PER_S)
+        changed = "SELECT message_id FROM ledger.audit_log AS a WHERE a.id >= ?"
+        sql = f"EXISTS ({changed} AND a.message_id = m.relay_id)"
+        yield _Condition(sql, (first,), by_id.format(changed))
     if query.states:
-        condition, state_values = _in_state(query)
-        listed = f"SELECT d.message_id FROM ledger.deliveries AS d WHERE {condition}"
-        yield _Condition(
-            "EXISTS (SELECT 1 FROM ledger.deliveries AS d"
-            f" WHERE d.message_id = m.relay_id AND ({condition}))",
-            state_values,
-            f"SELECT id FROM messages INDEXED BY messages_relay_id WHERE relay_id IN ({listed})",
-        )
+        condition, values = in_state(query)
+        such = f"SELECT d.message_id FROM ledger.deliveries AS d WHERE ({condition})"
+        sql = f"EXISTS ({such} AND d.message_id = m.relay_id)"
+        yield _Condition(sql, values, by_id.format(such))
 
 
 def _indexed(column: str, wanted: str, values: tuple[object, ...]) -> _Condition:
@@ -199,12 +256,14 @@ def _times(db: sqlite3.Connection, query: Query, in_order: bool) -> Iterator[_Co
             yield _Condition("m.id < ?", (row[0],))
 
 
-def _in_state(query: Query) -> tuple[str, tuple[str, ...]]:
+def in_state(query: Query) -> tuple[str, tuple[str, ...]]:
     """The condition on deliveries, and its values; of the recipients given, if any are."""
-    condition = " OR ".join(_STATE_CONDITIONS[state] for state in query.states)
+    condition = " OR ".join(STATES[state] for state in query.states)
+    if len(query.states) > 1:
+        condition = f"({condition})"
     if not query.recipients:
-        return f"({condition})", ()
-    return f"({condition}) AND d.recipient IN ({_marks(query.recipients)})", query.recipients
+        return condition, ()
+    return f"{condition} AND d.recipient IN ({_marks(query.recipients)})", query.recipients
 
 
 def _marks(values: Sequence[object]) -> str:

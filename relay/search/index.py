@@ -27,7 +27,7 @@ from relay.acomm.model import Message
 from relay.base import fsio
 from relay.base.errors import RelayError
 
-VERSION = 2
+VERSION = 3
 APPLICATION_ID = 0x52534958  # tells it from any other SQLite file
 PAD = "\n\n"  # after each indexed text: its last characters begin a trigram, too
 BUSY_MS = 200  # another process commits a batch
@@ -65,6 +65,8 @@ CREATE INDEX messages_relay_id ON messages (relay_id);
 CREATE INDEX messages_sender ON messages (sender);
 CREATE INDEX messages_channel ON messages (channel);
 CREATE INDEX messages_kind ON messages (kind);
+CREATE INDEX messages_priority ON messages (priority);
+CREATE INDEX messages_topic ON messages (topic) WHERE topic IS NOT NULL;
 CREATE INDEX messages_correlation ON messages (correlation) WHERE correlation IS NOT NULL;
 CREATE INDEX messages_re ON messages (re) WHERE re IS NOT NULL;
 CREATE INDEX messages_attachments ON messages (attachments) WHERE attachments;

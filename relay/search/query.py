@@ -1,7 +1,7 @@
-"""The query language of ``relay search``.
+"""The query language of ``relay list``.
 
-    deploy "disk full" from:alice to:bob thread:release-42 kind:command channel:ci
-    is:unread is:dead is:owed has:attachment after:2h before:2026-11-20T18:30
+    deploy "disk full" from:alice to:bob with:carol thread:release-42 kind:command channel:ci
+    topic:build.# is:unread has:attachment after:2h before:2026-11-20T18:30 since:1h sort:oldest
 
 Every word and every phrase must be in the text, as it is written: with its case, also inside of
 a longer word. A key that is given repeatedly matches any of its values; different keys must all
@@ -17,12 +17,36 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, parse_time
-from relay.base.errors import InvalidQuery
+from relay.base.errors import InvalidQuery, ValidationFailed
 from relay.base.names import uuid4_of
+from relay.engine.rules import match_mode, topic_matches
+from relay.ledger import NOT_CANCELLED
 from relay.search.index import Entry
 
-KEYS = ("from", "to", "thread", "re", "kind", "channel", "is", "has", "after", "before")
-STATES = ("unread", "dead", "owed")  # the ledger knows them
+KEYS = (
+    *("from", "to", "with", "thread", "re", "kind", "channel", "topic", "is", "has"),
+    *("after", "before", "since", "sort"),
+)
+REFUSED = "refused"  # by the relay: the ledger alone has it
+# The ledger knows them: state -> its condition on deliveries. That of "failed" is word for word
+# the one of an index in schema.sql, and so are those of "unread" and "open".
+_FAILED = (
+    "ack_status = 'failed' OR obligation = 'given_up' OR state IN ('expired', 'bounced', 'dead')"
+)
+_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000"
+STATES = {
+    "unread": "state = 'written'",
+    "open": "obligation = 'open'",
+    "overdue": f"obligation = 'open' AND due_at <= {_NOW}",
+    "failed": f"({_FAILED}) AND {NOT_CANCELLED}",
+    REFUSED: "0",
+    "dead": f"({_FAILED}) AND state = 'dead'",
+    "expired": f"({_FAILED}) AND state = 'expired' AND {NOT_CANCELLED}",
+    "bounced": f"({_FAILED}) AND state = 'bounced'",
+    "late": "obligation = 'answered' AND reminders > 0",
+}
+_FORMER = {"owed": "open"}  # states
+SORTS = ("newest", "oldest", "priority", "sender", "kind")
 _TOKEN = re.compile(
     r'\s*(?:(?P<key>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"(?=\s|$)|(?P<word>\S+)|(?=\s|$))'
 )
@@ -37,16 +61,24 @@ class Query(NamedTuple):
     regex: str | None = None  # RE2: matches in the text
     senders: tuple[str, ...] = ()
     recipients: tuple[str, ...] = ()
+    parties: tuple[str, ...] = ()  # sender or recipient
     threads: tuple[str, ...] = ()  # their ids in the store
     named_threads: tuple[str, ...] = ()  # as they were given
     beside: tuple[str, ...] = ()  # relay ids of messages whose threads are meant as well
     answered: tuple[str, ...] = ()  # relay ids that RE names
     kinds: tuple[str, ...] = ()
+    types: tuple[int, ...] = ()
     channels: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()  # patterns
+    priorities: tuple[int, ...] = ()
     states: tuple[str, ...] = ()  # of STATES
     with_attachment: bool = False
-    after: int | None = None  # Unix seconds
+    live_only: bool = False  # without those that are archived
+    after: int | None = None  # sent; Unix seconds
     before: int | None = None
+    since: int | None = None  # it, or a delivery of it, changed
+    sort: str = SORTS[0]
+    is_reversed: bool = False
     like_keys: tuple[str, ...] = ()  # words before a colon that were taken as text
 
 
@@ -79,15 +111,19 @@ def parse(text: str, kinds: tuple[str, ...]) -> Query:
         texts=tuple(filter(None, texts)),
         senders=tuple(values["from"]),
         recipients=tuple(values["to"]),
+        parties=tuple(values["with"]),
         threads=tuple(map(uuid4_of, values["thread"])),
         named_threads=tuple(values["thread"]),
         answered=tuple(values["re"]),
         kinds=tuple(values["kind"]),
         channels=tuple(name.removeprefix("#") for name in values["channel"]),
+        topics=tuple(values["topic"]),
         states=tuple(values["is"]),
         with_attachment=bool(values["has"]),
         after=max(map(_seconds, values["after"]), default=None),
         before=min(map(_seconds, values["before"]), default=None),
+        since=max(map(_seconds, values["since"]), default=None),
+        sort=values["sort"][-1] if values["sort"] else SORTS[0],
         like_keys=tuple(like_keys),
     )
 
@@ -106,22 +142,29 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     """A key's value. Errors: InvalidQuery."""
     if not value:
         raise InvalidQuery(f"{key}: has no value", hint=_HINT.format(f"{key}:"))
-    if key in ("after", "before"):
+    if key in ("after", "before", "since"):
         try:
             parse_time(value)
         except ValueError as exc:
             raise InvalidQuery(f"{key}: {exc}") from exc
-    known = {"is": STATES, "has": ("attachment",), "kind": kinds}.get(key)
+    if key == "topic":
+        try:
+            match_mode(value)
+        except ValidationFailed as exc:
+            raise InvalidQuery(f"topic:{str(exc).partition(': ')[2]}") from exc
+    allowed = {"is": (*STATES, *_FORMER), "has": ("attachment",), "kind": kinds, "sort": SORTS}
+    known = allowed.get(key)
     if known is None:
         return value
     word = value.lower()
     if word not in known:
         close = difflib.get_close_matches(word, known, 1)
-        meant = f"perhaps {key}:{close[0]}" if close else f"expected {', '.join(known)}"
+        expected = ", ".join(one for one in known if one not in _FORMER)
+        meant = f"perhaps {key}:{close[0]}" if close else f"expected {expected}"
         raise InvalidQuery(
             f"{key}:{value} is unknown ({meant})", hint=_HINT.format(f"{key}:{value}")
         )
-    return word
+    return _FORMER.get(word, word)
 
 
 def _seconds(time: str) -> int:
@@ -138,22 +181,45 @@ def matches(
 ) -> bool:
     """True if a message is what a query asks for; the meaning of a query, for the scan.
 
-    ``in_state``: the relay ids of all that are in one of its states. ``regex``: its pattern.
+    ``in_state``: the relay ids of all that are in one of its states, or changed since then.
+    ``regex``: its pattern.
     """
     return (
         all(text in entry.body for text in query.texts)
         and (regex is None or regex(entry.body))
         and (not query.senders or entry.sender in query.senders)
         and (not query.recipients or not {*recipients}.isdisjoint(query.recipients))
+        and (not query.parties or not {entry.sender, *recipients}.isdisjoint(query.parties))
         and (not query.threads or entry.correlation in query.threads)
         and (not query.answered or entry.re in query.answered)
         and (not query.kinds or entry.kind in query.kinds)
+        and (not query.types or entry.type in query.types)
+        and (not query.priorities or entry.priority in query.priorities)
         and (not query.channels or channel in query.channels)
+        and (not query.topics or any_topic_matches(entry.topic, query.topics))
+        and not (query.live_only and entry.archived)
         and (in_state is None or entry.relay_id in in_state)
         and (not query.with_attachment or entry.attachments > 0)
         and (query.after is None or entry.at > query.after)
         and (query.before is None or entry.at < query.before)
     )
+
+
+def any_topic_matches(topic: str | None, patterns: tuple[str, ...]) -> bool:
+    """True if a topic, which a message may lack, matches one of these patterns."""
+    return topic is not None and any(topic_matches(topic, one) for one in patterns)
+
+
+def sort_key(query: Query, entry: Entry) -> tuple[object, ...]:
+    """What messages are sorted by, unless the order is reversed: see ``is_reversed``."""
+    age = (-entry.at, -entry.id)
+    first = {"priority": (-entry.priority,), "sender": (entry.sender,), "kind": (entry.kind,)}
+    return (*first.get(query.sort, ()), *age)
+
+
+def is_reversed(query: Query) -> bool:
+    """True if the smallest key comes last."""
+    return query.is_reversed != (query.sort == "oldest")
 
 
 _PIECE = re.compile(

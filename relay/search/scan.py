@@ -9,7 +9,7 @@ from relay.engine.engine import Engine
 from relay.engine.query import compile_pattern
 from relay.search.find import Found
 from relay.search.index import Entry, entry_of
-from relay.search.query import Query, matches
+from relay.search.query import SORTS, Query, is_reversed, matches, sort_key
 
 MOST = 10**9
 _NOT_PLAIN = frozenset("\\^$.|?*+()[]{}\ufffd")
@@ -22,9 +22,10 @@ def scan(
     kinds: Mapping[MessageType, str],
     in_state: frozenset[str] | None = None,
 ) -> Found:
-    """The newest messages of a store that a query asks for.
+    """The messages of a store that a query asks for, up to ``limit``, in its order.
 
-    ``in_state``: the relay ids of those in the query's states. Errors: those of the engine's query.
+    ``in_state``: the relay ids of those in the query's states, or changed since then.
+    Errors: those of the engine's query.
     """
     for relay_id in query.beside:
         beside = store.messages.find_by_relay_id(relay_id, include_archived=True)
@@ -37,22 +38,24 @@ def scan(
         after=query.after,
         before=query.before,
         limit=MOST,
-        include_archived=True,
+        include_archived=not query.live_only,
     )
-    regex = None if query.regex is None else _searcher(query.regex)
+    regex = None if query.regex is None else searcher(query.regex)
     found: list[tuple[Entry, str]] = []
     for message in store.messages.query(wanted, grouped=False).messages:
-        recipients = store.messages.recipients(message.id) if query.recipients else ()
+        has_names = query.recipients or query.parties
+        recipients = store.messages.recipients(message.id) if has_names else ()
         entry = entry_of(message, recipients, kinds[message.message_type])
         channel = store.channels.get(message.channel_id).name
         if matches(query, entry, recipients, channel, in_state, regex):
             names = store.messages.recipients(message.id)
             found.append((entry_of(message, names, kinds[message.message_type]), channel))
-            if len(found) > limit:
+            if len(found) > limit and query.sort == SORTS[0] and not query.is_reversed:
                 break
+    found.sort(key=lambda one: sort_key(query, one[0]), reverse=is_reversed(query))
     return Found(found[:limit], len(found) > limit)
 
 
-def _searcher(pattern: str) -> Callable[[str], bool]:
+def searcher(pattern: str) -> Callable[[str], bool]:
     search = compile_pattern(pattern).search
     return lambda body: search(body.encode()) is not None

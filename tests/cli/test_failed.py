@@ -90,10 +90,10 @@ def test_the_newest_is_first_and_options_choose(box: Box) -> None:
     assert rows(box, "--since", found[1]["at"][:19] + "Z") == found[:2]
     shown = run(box, "--limit", "2")
     assert shown.stdout.splitlines()[0].split() == [
-        *("ID", "AT", "FROM", "TO", "KIND", "STATUS", "REASON")
+        *("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
     ]
     assert found[0]["id"].partition("-")[2] in shown.stdout.splitlines()[1]
-    assert shown.stderr == "2 of 4; --limit shows more\n"
+    assert shown.stderr == "there are more; --limit or --offset 2 shows them\n"
 
 
 @pytest.mark.parametrize("command", ["failed --agent", "open --agent", "open --from"])

@@ -66,7 +66,7 @@ def test_nobody_writes_to_itself(store: Engine) -> None:
 
 def test_where_a_name_is_not_found_the_home_is_named(store: Engine) -> None:
     text = bounce(route(to("dave"), "alice", EVERYBODY._replace(home="/h/relay"), StoreView(store)))
-    assert text.endswith("`relay register dave` creates one in /h/relay")
+    assert text.endswith("`relay register dave` creates it in /h/relay")
 
 
 # -- Lead ----------------------------------------------------------------------------------

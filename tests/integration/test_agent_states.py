@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_S, local_time
 from relay.reach.session import BLOCKED, IDLE, WORKING, Session, load_session, save_session
 from tests.box import Box
 from tests.procs import relay, rows_of
@@ -45,9 +45,7 @@ def seen(box: Box, agent: str) -> str:
     """When the session of an agent was seen, as it is shown."""
     session = load_session(str(box.root), "claude", f"of-{agent}")
     assert session is not None
-    at = time.localtime(session.seen_at / NS_PER_S)
-    is_today = at[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M" if is_today else "%b %d %H:%M", at)
+    return local_time(session.seen_at)
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.clock import iso_time
 from relay.base.home import STORE
 from relay.engine import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
 from tests.fakes import FakeClock
@@ -95,43 +94,6 @@ def test_a_store_without_any(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "no open answers\n")
     done = relay("open", "--overdue", home=home)
     assert (done.returncode, done.stderr) == (0, "nothing is overdue\n")
-
-
-def test_what_is_owed_and_since_when(home: Path) -> None:
-    owed = rows_of("open", home=home)
-    assert [(row["from"], row["to"], row["overdue"]) for row in owed] == [
-        ("alice", "bob", True),
-        ("alice", "carol", True),
-        ("bob", "alice", False),
-        ("bob", "carol", False),
-    ]
-    assert [row["id"] for row in owed] == [FRESH, FRESH, None, None]
-    assert {row["kind"] for row in owed} == {"query", "message"}
-    assert all(row["delivered_at"] < row["due_at"] and row["attempt"] == 1 for row in owed)
-    assert rows_of("open", "--overdue", home=home) == owed[:2]
-    assert rows_of("open", "--agent", "carol", home=home) == [owed[1], owed[3]]
-    assert rows_of("open", "--agent", "carol", "--overdue", home=home) == [owed[1]]
-    assert rows_of("open", "--from", "alice", home=home) == owed[:2]
-    table = relay("open", home=home).stdout.splitlines()
-    assert table[0].split() == [*("ID", "AGENT", "OWES", "KIND", "AGE", "STATUS", "DUE", "CONTENT")]
-    assert "not read  overdue 59 min" in table[1] and table[1].endswith("  who?")
-    assert "in 59 min" in table[3] or "in 60 min" in table[3]
-
-
-def test_what_waits_for_its_next_attempt_is_overdue(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home")
-    clock = FakeClock()
-    with CommStore.open(str(home / STORE), clock=clock) as store:
-        asked = DeliveryMode.AT_LEAST_ONCE
-        patient = ChannelConfig(asked, ack_timeout=10, retry_backoff_ms=3_600_000)
-        channel = store.create_channel("c", ChannelType.GROUP, "alice", patient)
-        store.join_channel(channel.id, "bob")
-        store.send_message(channel.id, "alice", MessageType.COMMAND, "go")
-        clock.advance(11)
-        store.tick()
-    (row,) = rows_of("open", home=home)
-    assert (row["to"], row["overdue"]) == ("bob", True)
-    assert row["due_at"] > iso_time(clock.now_ns())  # when it is delivered again
 
 
 def test_discard_and_purge(home: Path) -> None:

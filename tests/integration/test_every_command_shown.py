@@ -73,6 +73,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "trace": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
     "tail": tuple(["--no-follow", "--since", "1h", *more] for more in ([], ["--json"], ["--body"])),
     "top": ([],),
+    "list": ([], ["--json"], ["is:failed"], ["from:" + EVIL]),
     "history": ([], ["--json"]),
     "thread": (["a-thread"], ["a-thread", "--json"], [EVIL]),
     "search": (["pwned"], ["pwned", "--json"], ["(" + EVIL]),

@@ -38,7 +38,7 @@ def test_history_by_its_options(told: Box) -> None:
         "deploy to staging",
     ]
     (command,) = lines(told, "history", "--type", "Command", "--sender", "alice", "--match", "dep")
-    assert (command["status"], command["recipients"]) == ("Acknowledged", ["bob"])
+    assert (command["status"], command["recipients"]) == ("completed", ["bob"])
     assert lines(told, "history", "--limit", "1")[0]["channel"] == "team"
     assert lines(told, "history", "--oldest-first", "--limit", "1")[0]["type"] == "Command"
     for since in ("1h", "1d", "99999999d"):
@@ -46,7 +46,7 @@ def test_history_by_its_options(told: Box) -> None:
 
     shown = relay("history", "--limit", "1", home=told.root)
     assert "release is out\\x9b[31m" in shown.stdout  # no control character reaches a terminal
-    assert "--offset 1 shows more" in shown.stderr
+    assert "--offset 1 shows them" in shown.stderr
 
 
 def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:

@@ -131,7 +131,7 @@ def test_a_refusal_names_the_home_that_has_the_agent(person: Person) -> None:
     done = person.run("send", "bob", "hi")
     assert done.returncode == EXIT_REFUSED
     usual = f"{person.me}/.agent-relay"
-    assert f"creates one in {root}" in done.stderr
+    assert f"creates it in {root}" in done.stderr
     assert done.stderr.endswith(f"; bob is in {usual}\n")
     assert f"there is no agent 'bob' in {root}; bob is in {usual}\n" in (
         person.run("inbox", "--as", "bob").stderr

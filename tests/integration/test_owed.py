@@ -140,19 +140,18 @@ def test_M03_open_lists_what_is_begun_and_since_when(box: Box) -> None:
     answer(box, done, "completed")
     box.flush()
     rows = rows_of("open", home=box.root)
-    assert [(row["id"], row["said"], row["read"], row["reminders"]) for row in rows] == [
-        (sent, "in_progress", True, 0),
-        (other, None, True, 0),
+    assert [(row["id"], row["outcome"], row["reminders"]) for row in rows] == [
+        (sent, "in progress", 0),
+        (other, "read", 0),
     ]
-    assert all(row["overdue"] is False for row in rows)
     table = relay("open", home=box.root).stdout
-    assert re.search(r"in progress \d+ s", table.splitlines()[1])
+    assert re.search(r"in progress \d+ s, due in \d+ min  deploy …$", table.splitlines()[1])
     assert relay("open", "--overdue", home=box.root).stderr == "nothing is overdue\n"
     box.after(HALF_AN_HOUR + 1)
     box.flush()
     begun, read = relay("open", home=box.root).stdout.splitlines()[1:]
-    assert re.search(r"in progress \d+ s, reminded once  in \d+ min  deploy$", begun)
-    assert "  read, reminded once  " in read
+    assert re.search(r"in progress \d+ s, due in \d+ min, reminded once +deploy …$", begun)
+    assert re.search(r"read, due in \d+ min, reminded once +deploy …$", read)
 
 
 def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:

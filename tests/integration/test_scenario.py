@@ -15,10 +15,10 @@ from tests.procs import PROJECT
 ANSWERS = {
     "Did the worker get this message?": "completed by worker: deployed, health check passed",
     "Did it get the one about the branch, whose id I do not have?": (
-        r"failed +delete the branch release-41"
+        r"failed: no such branch +delete the branch release-41"
     ),
     "Who has not read something?": r"filer +active .* 6 +1 ",
-    "Which messages, and since when?": r"filer .* \d+ s .*are you still there\?",
+    "Which messages, and since when?": r"\d\d:\d\d:\d\d +operator +filer .*are you still there\?",
     "Who has not read the broadcast?": "delivered to filer, not read yet",
     "Who owes an answer?": r"filer .*please hand in|filer +command",
     "What was begun and never finished?": r"worker .*in.progress",

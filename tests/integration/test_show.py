@@ -243,12 +243,12 @@ def test_unread_lists_all_inboxes_the_oldest_first(running: Relay, home: Path) -
     sent = [send(home, "bob", "one"), send(home, "alice", "two", sender="bob")]
     rows = rows_of("unread", home=home)
     assert [row["id"] for row in rows] == sent
-    assert [(row["agent"], row["from"], row["first_line"]) for row in rows] == [
+    assert [(row["to"], row["from"], row["content"]) for row in rows] == [
         ("bob", "alice", "one"),
         ("alice", "bob", "two"),
     ]
     table = relay("unread", "--limit", "1", home=home)
-    assert table.stdout.splitlines()[1].split()[:4] == [sent[0][20:28], "bob", "alice", "message"]
-    assert table.stderr == "1 of 2; --limit 2 shows all\n"
+    assert table.stdout.splitlines()[1].split()[2:5] == ["alice", "bob", "message"]
+    assert table.stderr == "there are more; --limit or --offset 1 shows them\n"
     assert rows_of("unread", "--agent", "bob", home=home) == rows[:1]
     assert relay("unread", "--agent", "operator", home=home).stderr == "nothing is unread\n"

@@ -4,6 +4,7 @@ same words, whatever the ledger calls it; what stands in an inbox is unread in a
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from typing import Any
 
@@ -46,7 +47,7 @@ def lines(box: Box, message_id: str) -> list[str]:
 def rows(box: Box, *args: str) -> list[list[str]]:
     """A table's cells, without the time of each row."""
     table = shown(box, *args).splitlines()
-    return [line.split(maxsplit=6)[2:] for line in table[1:]]
+    return [re.split(r"  +", line)[2:] for line in table[1:]]
 
 
 def agent(box: Box, name: str) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
     assert facts["deliveries"][0]["answer"] == nack
     assert facts["deliveries"][0]["answer_text"] == "no such branch"
     expected = [
-        ["alice", "bob", "command", "failed", "deploy"],
+        ["alice", "bob", "command", "failed: no such branch", "deploy"],
         ["bob", "alice", "nack", "delivered", "no such branch"],
         ["alice", "bob", "command", "completed", "deploy"],
         ["bob", "alice", "ack", "delivered", "completed"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -9,9 +11,18 @@ import re2
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relay.search.find import find
+from relay.ledger.schema import schema_sql
+from relay.search.find import find, ledger_ids
 from relay.search.index import Entry
-from relay.search.query import Query, matches, required_literals
+from relay.search.query import (
+    SORTS,
+    STATES,
+    Query,
+    is_reversed,
+    matches,
+    required_literals,
+    sort_key,
+)
 from tests.search.support import entry, filled
 
 # Few characters, so that texts have much in common.
@@ -46,8 +57,16 @@ QUERIES = st.builds(
     regex=st.none() | PATTERNS,
     senders=st.lists(NAMES, max_size=1).map(tuple),
     recipients=st.lists(NAMES, max_size=2).map(tuple),
+    parties=st.lists(NAMES, max_size=2).map(tuple),
+    types=st.sampled_from([(), (), (0,), (1, 2)]),
+    priorities=st.sampled_from([(), (), (2,), (0, 3)]),
+    topics=st.sampled_from([(), (), ("build.#",), ("build.*", "x")]),
+    live_only=st.booleans(),
+    sort=st.sampled_from(SORTS),
+    is_reversed=st.booleans(),
     after=st.none() | st.integers(0, 9),
     before=st.none() | st.integers(0, 10),
+    since=st.none(),
     **{
         name: st.just(())
         for name in ("threads", "named_threads", "beside", "channels", "states", "like_keys")
@@ -75,7 +94,9 @@ def test_the_index_finds_what_a_look_at_each_message_finds(
     if in_order:
         messages.sort(key=lambda one: one[3])
     entries = [
-        entry(number, body, *names, sender=sender, at=at)
+        entry(number, body, *names, sender=sender, at=at)._replace(
+            priority=number % 4, topic=[None, "build.x", "build.x.y"][number % 3]
+        )
         for number, (body, sender, names, at) in enumerate(messages, 1)
     ]
     left = [one for one in entries if one.id not in removed]
@@ -85,9 +106,57 @@ def test_the_index_finds_what_a_look_at_each_message_finds(
         for query in queries:
             found = find(index, query, limit)
             expected = [one for one in left if is_match(query, one)]
-            expected.sort(key=lambda one: (one.at, one.id), reverse=True)
+            expected.sort(key=lambda one: sort_key(query, one), reverse=is_reversed(query))
             assert [one for one, _ in found.entries] == expected[:limit]
             assert found.has_more == (len(expected) > limit)
+
+
+DELIVERED = st.tuples(
+    st.sampled_from(["written", "read", "acked", "expired", "bounced", "dead"]),
+    st.sampled_from([None, "open", "answered", "given_up"]),
+    st.sampled_from([None, "failed", "completed"]),
+    st.sampled_from([None, "cancelled by alice"]),
+    st.integers(0, 1),  # reminders
+    st.sampled_from([1, 2**62]),  # due: long ago, in a long time
+)
+
+
+@given(
+    st.lists(st.tuples(DELIVERED, DELIVERED, st.integers(0, 3)), max_size=8),
+    st.lists(st.sampled_from(sorted(STATES)), max_size=2, unique=True).map(tuple),
+    st.lists(st.sampled_from(["bob", "carol"]), max_size=1).map(tuple),
+    st.none() | st.integers(0, 4),
+)
+@settings(max_examples=80)
+def test_what_became_of_a_message_is_asked_of_the_ledger(
+    messages: list[tuple[tuple[object, ...], tuple[object, ...], int]],
+    states: tuple[str, ...],
+    recipients: tuple[str, ...],
+    since: int | None,
+) -> None:
+    query = Query(states=states, recipients=recipients, since=since)
+    names = ("bob", "carol")
+    entries = [entry(number, "", *names) for number in range(1, len(messages) + 1)]
+    with tempfile.TemporaryDirectory() as folder, filled(Path(folder), *entries) as index:
+        path = str(Path(folder, "ledger.db"))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as ledger:
+            ledger.executescript(schema_sql() + "DROP TRIGGER deliveries_asked;")
+            for one, (bob, carol, changed) in zip(entries, messages, strict=True):
+                for name, values in zip(names, (bob, carol), strict=True):
+                    ledger.execute(
+                        "INSERT INTO deliveries (message_id, recipient, state, obligation, "
+                        "ack_status, last_error, reminders, due_at) "
+                        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                        (one.relay_id, name, *values),
+                    )
+                ledger.execute(
+                    "INSERT INTO audit_log (id, at, message_id, new_status) VALUES (?, ?, ?, 'x')",
+                    (10 * changed + one.id, changed * 10**9, one.relay_id),
+                )
+            ids = ledger_ids(ledger, query) if states or since is not None else None
+        found = find(index, query, 100, path).entries
+        expected = [one for one in entries if matches(query, one, names, "c", ids)]
+        assert [one for one, _ in found] == expected[::-1]
 
 
 def is_match(query: Query, one: Entry) -> bool:

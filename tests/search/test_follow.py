@@ -108,7 +108,7 @@ def test_one_of_another_version_is_filled_again(box: Box) -> None:
         db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(
-        SearchIndexDamaged, match="expected a search index of version 2, got version"
+        SearchIndexDamaged, match="expected a search index of version 3, got version"
     ):
         Index(box.home.path(SEARCH))
     assert by_index(box, "number") == by_scan(box, "number")

@@ -19,20 +19,25 @@ def test_words_and_phrases() -> None:
 def test_every_key() -> None:
     query = asked(
         "from:alice FROM:carol to:bob thread:release-42 kind:Command channel:#ci is:unread"
-        " is:dead has:attachment after:1970-01-02 before:1970-01-03T00:00 word"
+        " is:dead is:owed has:attachment after:1970-01-02 before:1970-01-03T00:00 word with:dora"
+        " topic:build.# since:1970-01-02 sort:Oldest"
     )
     assert query == Query(
         texts=("word",),
         senders=("alice", "carol"),
         recipients=("bob",),
+        parties=("dora",),
         threads=(uuid4_of("release-42"),),
         named_threads=("release-42",),
         kinds=("command",),
         channels=("ci",),
-        states=("unread", "dead"),
+        topics=("build.#",),
+        states=("unread", "dead", "open"),
         with_attachment=True,
         after=86_400,
         before=2 * 86_400,
+        since=86_400,
+        sort="oldest",
     )
     assert asked('thread:"release 42"').named_threads == ("release 42",)
 
@@ -48,14 +53,16 @@ def test_a_text_with_a_colon_is_a_text(text: str) -> None:
         ("form:alice", "unknown key form: (perhaps from:)"),
         ("x:y chanel:ci", "unknown key chanel: (perhaps channel:)"),
         ("is:unreed", "is:unreed is unknown (perhaps is:unread)"),
-        ("is:blue", "is:blue is unknown (expected unread, dead, owed)"),
+        ("is:blue", "is:blue is unknown (expected unread, open, overdue, failed, refused, dead,"),
+        ("sort:size", "sort:size is unknown (expected newest, oldest, priority, sender, kind)"),
+        ("topic:a.#.b", "topic:'a.#.b': segments between dots are letters"),
         ("has:wheels", "has:wheels is unknown (expected attachment)"),
         ("kind:comand", "kind:comand is unknown (perhaps kind:command)"),
         ("from: alice", "from: has no value"),
         ('"disk full', '"disk: the closing " is missing, or text follows it'),
         ('"disk"full', '"disk"full: the closing " is missing, or text follows it'),
         ('from:"a b', '"a: the closing " is missing, or text follows it'),
-        ('what:"a b"', "unknown key what: (expected from, to, thread, re, kind, channel, is,"),
+        ('what:"a b"', "unknown key what: (expected from, to, with, thread, re, kind,"),
     ],
 )
 def test_mistakes(text: str, line: str) -> None:

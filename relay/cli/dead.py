@@ -1,8 +1,4 @@
-"""``relay failed`` and ``relay dead``: what was not delivered or not done, and dead letters.
-
-Failures are read from the ledger, dead letters from the store file; replay, discard and purge are
-commands to the relay.
-"""
+"""``relay dead``: dead letters, from the store file; replay, discard and purge are commands."""
 
 from __future__ import annotations
 
@@ -15,12 +11,8 @@ import click
 
 from relay.base.clock import NS_PER_S, iso_time
 from relay.base.errors import InvalidName, NotFound
-from relay.base.home import LEDGER
 from relay.cli.common import (
     AGE,
-    TIME,
-    check_agents,
-    complete_agents,
     echo_json,
     home_option,
     json_option,
@@ -28,106 +20,13 @@ from relay.cli.common import (
     print_rows,
     sanitize,
 )
-from relay.cli.history import message_facts, read_store, wait_for_flush
 from relay.cli.ids import begins, resolve_id, short_ids
 from relay.cli.request import control_options, send_command
-from relay.cli.tables import limit_option, local_iso, wide_option
-from relay.ledger import NOT_CANCELLED
+from relay.cli.store import message_facts, read_store, wait_for_flush
+from relay.cli.tables import local_iso, wide_option
 
 if TYPE_CHECKING:
     from relay.engine import DeadLetter, Engine
-
-
-FAILED = f"""
-SELECT *, count(*) OVER () AS total FROM (
-    SELECT message_id AS id, coalesce(processed_at, discovered_at) AS at, agent_name AS "from",
-           target AS "to", message_type AS kind, 'refused' AS outcome, last_error AS reason
-    FROM messages WHERE status = 'failed'
-    UNION ALL
-    SELECT CASE WHEN file_name LIKE '%.msg' THEN substr(file_name, 1, length(file_name) - 4)
-                ELSE file_name END,
-           at, agent, NULL, NULL, 'refused', reason
-    FROM rejections
-    UNION ALL
-    SELECT m.message_id,
-           max(coalesce(d.acked_at, 0), coalesce(d.read_at, 0), coalesce(d.staged_at, 0),
-               m.discovered_at),
-           m.agent_name, d.recipient, m.message_type,
-           CASE WHEN d.ack_status = 'failed' THEN 'failed'
-                WHEN d.state IN ('bounced', 'dead', 'expired') THEN d.state
-                ELSE 'unanswered' END,
-           CASE WHEN d.ack_status = 'failed' THEN d.answer_text
-                WHEN d.state IN ('bounced', 'dead', 'expired') THEN d.last_error
-                ELSE iif(d.state = 'written', 'not read', 'read')
-                     || CASE d.reminders WHEN 0 THEN '' WHEN 1 THEN ', reminded once'
-                          WHEN 2 THEN ', reminded twice'
-                          ELSE ', reminded ' || d.reminders || ' times' END END
-    FROM deliveries AS d JOIN messages AS m USING (message_id)
-    WHERE (d.state IN ('bounced', 'dead', 'expired') OR d.ack_status = 'failed'
-       OR d.obligation = 'given_up') AND {NOT_CANCELLED}
-)
-WHERE at >= :since AND (:agent IS NULL OR :agent IN ("from", "to"))
-ORDER BY at DESC LIMIT :limit
-"""
-
-
-@click.command(
-    epilog="""\b
-Examples:
-  relay failed --since 1d
-  relay failed --agent bob""",
-)
-@home_option
-@click.option(
-    "--agent",
-    metavar="NAME",
-    shell_complete=complete_agents,
-    help="Only messages from or to this agent.",
-)
-@click.option("--since", type=TIME, default=0, help="10m ago, 14:05, '2026-11-20 18:30'.")
-@limit_option
-@wide_option
-@json_option
-@click.pass_context
-def failed(
-    ctx: click.Context,
-    home: str | None,
-    agent: str | None,
-    since: int,
-    limit: int,
-    wide: bool,
-    as_json: bool,
-) -> None:
-    """Show messages that were refused, bounced, given up or failed, newest first, and why.
-
-    refused: by the relay; failed: the recipient sent a nack; dead: no acknowledgment after the last
-    attempt; unanswered: the relay no longer waits for the answer.
-    """
-    from relay.ledger.file import open_readonly
-
-    wanted = {"since": since, "agent": agent, "limit": limit}
-    with open_home(ctx, home) as opened:
-        with contextlib.closing(open_readonly(opened.path(LEDGER))) as db:
-            rows = list(map(dict, db.execute(FAILED, wanted)))
-        if not rows:
-            check_agents(opened, agent)
-    total = max((row.pop("total") for row in rows), default=0)
-    for row in rows:
-        row["at"] = iso_time(row["at"])
-    short = short_ids(row["id"] for row in rows)
-    print_rows(
-        rows,
-        ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "REASON"),
-        lambda row: (
-            *(short[row["id"]], local_iso(row["at"]), row["from"], row["to"], row["kind"]),
-            *(row["outcome"], row["reason"]),
-        ),
-        as_json=as_json,
-        nothing="nothing failed",
-        wide=wide,
-    )
-    if len(rows) < total and not as_json:
-        click.echo(f"{len(rows)} of {total}; --limit shows more", err=True)
 
 
 @click.group(

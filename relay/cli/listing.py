@@ -1,0 +1,462 @@
+"""``relay list`` and its saved queries: which messages are so, by the search index and the ledger.
+
+A saved query is a name for a query: it has the same columns, the same JSON rows, and no other
+source. What the relay refused is in the ledger alone and is listed beside what it accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.base.clock import NS_PER_S
+from relay.base.errors import NotFound
+from relay.base.message import Kind
+from relay.cli.common import (
+    TIME,
+    complete_agents,
+    complete_channels,
+    complete_threads,
+    echo_json,
+    home_option,
+    json_option,
+    name_home,
+    open_home,
+    sanitize,
+)
+from relay.cli.ids import short_ids
+from relay.cli.lookup import find_rows
+from relay.cli.tables import (
+    colour,
+    colour_by_word,
+    cut,
+    highlight,
+    limit_option,
+    local_iso,
+    print_table,
+    screen_columns,
+    wide_option,
+)
+
+if TYPE_CHECKING:
+    from relay.search.query import Query
+
+TYPES = (
+    *("Text", "Command", "Query", "Response", "Broadcast", "Notification"),
+    *("Acknowledgment", "Error"),
+)
+FORMER_SORTS = {"created": "newest", "priority": "priority", "sender": "sender", "type": "kind"}
+HEADER = ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
+FLEXIBLE = ("STATUS", "CONTENT")  # columns that are cut to the terminal
+MOST_STATUS = 60  # columns; --wide, --json and `relay trace` have all of a long reason
+LEAST = 5  # columns of a status that is cut
+MOST_LINES = 5  # that match, of one message
+INDENT = " " * 4
+MOST = 10**9
+
+agent_option = click.option(
+    "--agent", metavar="NAME", shell_complete=complete_agents, help="Only this agent."
+)
+
+
+@click.command(
+    "list",
+    epilog="""\b
+Examples:
+  relay list is:open                       who owes an answer, since when
+  relay list from:alice kind:command after:2h
+  relay list deploy "disk full" is:unread
+  relay list is:failed since:1d with:bob
+
+\b
+Keys; one that is repeated matches any of its values:
+  from: to: with:                 sender, recipient, one of both
+  is:unread                       in the inbox, not read
+  is:open  is:overdue             the recipient owes an answer; it is overdue
+  is:late                         the answer came after a reminder
+  is:failed                       a nack, no answer at all, or one of the next four
+  is:refused is:dead is:expired is:bounced
+  kind: thread: re: channel: topic: has:attachment
+  after: before:                  when it was sent: 2h ago, 14:05, 2026-11-20, yesterday
+  since:                          when something last happened to it
+  sort:                           newest, oldest, priority, sender, kind""",
+)
+@home_option
+@click.argument("query", nargs=-1)
+@limit_option
+@wide_option
+@json_option
+@click.pass_context
+def list_(
+    ctx: click.Context,
+    home: str | None,
+    query: tuple[str, ...],
+    limit: int,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    """List messages by words, phrases, and keys such as from:alice.
+
+    Every word and every "phrase" of QUERY must be in the text as it is written; different keys must
+    all match. With is:, there is a row for each recipient for whom it is so. --wide adds the thread
+    and the message that each one answers (RE).
+    """
+    _list(ctx, home, _parsed(query), limit=limit, wide=wide, as_json=as_json)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay search deploy failed from:alice after:2h
+  relay search '"disk full" is:unread'
+  relay search --regex 'deploy(ed)? to (staging|production)'"""
+)
+@home_option
+@click.argument("query", nargs=-1)
+@click.option("--regex", is_flag=True, help="QUERY is one regular expression (RE2).")
+@limit_option
+@wide_option
+@json_option
+@click.pass_context
+def search(
+    ctx: click.Context,
+    home: str | None,
+    query: tuple[str, ...],
+    regex: bool,
+    limit: int,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    """Find messages as `relay list` does, and show the lines that match."""
+    from relay.search.query import Query
+
+    parsed = Query(regex=" ".join(query)) if regex else _parsed(query)
+    with open_home(ctx, home) as opened:
+        rows, has_more = find_rows(opened, parsed, limit)
+    if as_json or not rows:
+        _print(rows, as_json=as_json, wide=wide)
+        if not rows and parsed.like_keys:
+            _say_not_a_key(parsed)
+        return
+    ids, columns = _short_ids(rows), screen_columns(wide=wide)
+    for row in rows:
+        _echo_message(row, ids, _matching_lines(parsed, row["content"], columns), columns)
+    if has_more:
+        click.echo(f"{limit} shown, there are more; --limit shows more", err=True)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay history --sender alice --limit 10
+  relay history --channel ci --topic 'build.#' --since 2h
+  relay history --after 2026-11-20 --before 2026-11-20T18:30 --sort priority""",
+)
+@home_option
+@click.option(
+    "--channel",
+    "channels",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_channels,
+    help="Channel; dm/alice/bob is the one between two agents.",
+)
+@click.option("--sender", metavar="NAME", shell_complete=complete_agents)
+@click.option("--type", "types", multiple=True, type=click.Choice(TYPES, case_sensitive=False))
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(Kind), case_sensitive=False))
+@click.option("--topic", metavar="PATTERN")
+@click.option("--priority", "priorities", multiple=True, type=click.IntRange(0, 4))
+@click.option("--thread", metavar="THREAD", shell_complete=complete_threads)
+@click.option("--match", metavar="REGEX", help="Regular expression to find in the content.")
+@click.option("--after", "--since", "after", type=TIME, help="Sent after this.")
+@click.option("--before", "--until", "before", type=TIME, help="Sent before this.")
+@click.option("--sort", type=click.Choice(list(FORMER_SORTS)), default="created", show_default=True)
+@click.option("--oldest-first", is_flag=True, help="Reverse the sort order.")
+@limit_option
+@click.option("--offset", type=click.IntRange(0), default=0, help="Skip this many messages.")
+@click.option("--no-archived", is_flag=True, help="Leave out archived messages.")
+@wide_option
+@json_option
+@click.pass_context
+def history(
+    ctx: click.Context, /, home: str | None, wide: bool, as_json: bool, **options: Any
+) -> None:
+    """List all messages: `relay list` with options in the place of keys."""
+    from relay.acomm.model import MessageType
+    from relay.base.names import uuid4_of
+    from relay.engine.rules import match_mode
+    from relay.search.query import Query
+
+    names, given = options["channels"], options["thread"]
+    if options["topic"]:
+        match_mode(options["topic"])
+    query = Query(
+        regex=options["match"],
+        senders=(options["sender"],) if options["sender"] else (),
+        threads=(uuid4_of(given),) if given else (),
+        named_threads=(given,) if given else (),
+        kinds=options["kinds"],
+        types=tuple(int(one) for one in MessageType if one.label in options["types"]),
+        channels=tuple(name.removeprefix("#") for name in names),
+        topics=(options["topic"],) if options["topic"] else (),
+        priorities=options["priorities"],
+        live_only=options["no_archived"],
+        after=None if options["after"] is None else options["after"] // NS_PER_S,
+        before=None if options["before"] is None else options["before"] // NS_PER_S,
+        sort=FORMER_SORTS[options["sort"]],
+        is_reversed=options["oldest_first"] != (options["sort"] in ("sender", "type")),
+    )
+    offset, limit = options["offset"], options["limit"]
+    _list(ctx, home, query, limit=limit, offset=offset, wide=wide, as_json=as_json)
+
+
+@click.command(epilog="\b\nExamples:\n  relay thread release-42\n  relay thread --short release-42")
+@home_option
+@click.argument("thread_id", metavar="THREAD", shell_complete=complete_threads)
+@click.option("--short", is_flag=True, help="A table with the first lines.")
+@wide_option
+@json_option
+@click.pass_context
+def thread(
+    ctx: click.Context, home: str | None, thread_id: str, short: bool, wide: bool, as_json: bool
+) -> None:
+    """Show the messages of one thread, oldest first, with their bodies.
+
+    THREAD is the value of the header, or the id of any message in the thread.
+    """
+    from relay.base.names import uuid4_of
+    from relay.search.query import Query
+
+    query = Query(threads=(uuid4_of(thread_id),), named_threads=(thread_id,), sort="oldest")
+    with open_home(ctx, home) as opened:
+        rows, _ = find_rows(opened, query, MOST)
+    if not rows:
+        raise NotFound(
+            f"thread {thread_id} does not exist, and no message in a thread has this id",
+            hint="`relay list --wide` lists messages with their threads",
+        )
+    if short or as_json:
+        _print(rows, as_json=as_json, wide=wide)
+        return
+    ids = _short_ids(rows)
+    for row in rows:
+        _echo_message(row, ids, [sanitize(line) or "" for line in row["content"].splitlines()])
+
+
+@click.command(epilog="\b\nExamples:\n  relay unread\n  relay unread --agent bob")
+@home_option
+@agent_option
+@limit_option
+@wide_option
+@json_option
+@click.pass_context
+def unread(
+    ctx: click.Context, home: str | None, agent: str | None, limit: int, wide: bool, as_json: bool
+) -> None:
+    """List messages that nobody has read, oldest first: `relay list is:unread sort:oldest`.
+
+    `relay inbox` takes one agent's messages.
+    """
+    from relay.search.query import Query
+
+    query = Query(states=("unread",), recipients=(agent,) if agent else (), sort="oldest")
+    _list(ctx, home, query, "nothing is unread", limit=limit, wide=wide, as_json=as_json)
+
+
+@click.command("open", epilog="\b\nExamples:\n  relay open\n  relay open --overdue --agent bob")
+@home_option
+@click.option(
+    "--agent", metavar="NAME", shell_complete=complete_agents, help="Only what this agent owes."
+)
+@click.option(
+    "--from",
+    "sender",
+    metavar="NAME",
+    shell_complete=complete_agents,
+    help="Only what this agent waits for.",
+)
+@click.option("--overdue", is_flag=True, help="Only what is overdue.")
+@wide_option
+@json_option
+@click.pass_context
+def open_(
+    ctx: click.Context,
+    home: str | None,
+    agent: str | None,
+    sender: str | None,
+    overdue: bool,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    """List who owes an answer, oldest first: `relay list is:open sort:oldest`.
+
+    A command or query is listed until it is completed, failed or given up.
+    """
+    from relay.search.query import Query
+
+    query = Query(
+        states=("overdue" if overdue else "open",),
+        recipients=(agent,) if agent else (),
+        senders=(sender,) if sender else (),
+        sort="oldest",
+    )
+    nothing = "nothing is overdue" if overdue else "no open answers"
+    _list(ctx, home, query, nothing, limit=MOST, wide=wide, as_json=as_json)
+
+
+@click.command(epilog="\b\nExamples:\n  relay failed --since 1d\n  relay failed --agent bob")
+@home_option
+@click.option(
+    "--agent",
+    metavar="NAME",
+    shell_complete=complete_agents,
+    help="Only messages from or to this agent.",
+)
+@click.option("--since", type=TIME, help="It failed after this: 10m ago, 14:05, yesterday.")
+@limit_option
+@wide_option
+@json_option
+@click.pass_context
+def failed(
+    ctx: click.Context,
+    home: str | None,
+    agent: str | None,
+    since: int | None,
+    limit: int,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    """List messages that failed, newest first, and why: `relay list is:failed`.
+
+    refused: by the relay; failed: the recipient sent a nack; dead: no acknowledgment after the last
+    attempt; unanswered: the relay no longer waits for the answer.
+    """
+    from relay.search.query import Query
+
+    query = Query(
+        states=("failed",),
+        parties=(agent,) if agent else (),
+        since=None if since is None else since // NS_PER_S,
+    )
+    _list(ctx, home, query, "nothing failed", limit=limit, wide=wide, as_json=as_json)
+
+
+def _parsed(words: tuple[str, ...]) -> Query:
+    from relay.search.query import parse
+
+    return parse(" ".join(words), tuple(map(str, Kind)))
+
+
+def _list(
+    ctx: click.Context,
+    home: str | None,
+    query: Query,
+    nothing: str = "nothing found",
+    *,
+    limit: int,
+    offset: int = 0,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    with open_home(ctx, home) as opened:
+        rows, has_more = find_rows(opened, query, limit, offset)
+    _print(rows, as_json=as_json, wide=wide, nothing=nothing)
+    if not rows and query.like_keys:
+        _say_not_a_key(query)
+    if has_more and not as_json:
+        click.echo(f"there are more; --limit or --offset {offset + limit} shows them", err=True)
+
+
+def _say_not_a_key(query: Query) -> None:
+    text = f"relay: `{query.like_keys[0]}:` is not a key: it is searched as text"
+    click.echo(text, err=True)
+
+
+def _print(
+    rows: list[dict[str, Any]], *, as_json: bool, wide: bool, nothing: str = "nothing found"
+) -> None:
+    """Print messages as JSON lines or as a table; ``wide`` adds thread and RE."""
+    if as_json:
+        for row in rows:
+            echo_json(row)
+        return
+    if not rows:
+        click.echo(name_home(nothing), err=True)
+        return
+    from relay.base.names import uuid4_of
+
+    short = _short_ids(rows)
+    threads = {uuid4_of(whole): digits for whole, digits in short.items()}
+    named = {row["thread"] for row in rows if row["thread"]}
+    threads |= {uuid4_of(name): name for name in named if uuid4_of(name) != name}
+
+    def cells(row: dict[str, Any]) -> tuple[object, ...]:
+        name = threads.get(uuid4_of(row["thread"]), row["thread"]) if row["thread"] else None
+        more = (name, short.get(row["re"])) if wide else ()
+        first, *others = row["content"].split("\n", 1)
+        return (
+            *(short.get(row["id"], row["number"]), local_iso(row["at"])),
+            *(row["from"], row["to"], row["kind"], *more),
+            row["status"] if wide else cut(row["status"], MOST_STATUS),
+            f"{first} …" if any(map(str.strip, others)) else first,
+        )
+
+    header = (*HEADER[:5], "THREAD", "RE", *HEADER[5:]) if wide else HEADER
+    print_table(header, [cells(row) for row in rows], wide=wide, flexible=FLEXIBLE)
+
+
+def _short_ids(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Shorten the ids of messages and of those that they answer."""
+    return short_ids(one for row in rows for one in (row["id"], row["re"]) if one)
+
+
+def _echo_message(
+    row: dict[str, Any], short: dict[str, str], lines: Iterable[str], columns: int | None = None
+) -> None:
+    """Print a line about a message, then lines of its content, indented, and an empty line."""
+    number = short.get(row["id"], str(row["number"]))
+    kind = f"{row['kind']} re {short.get(row['re'], row['re'])}" if row["re"] else row["kind"]
+    about = sanitize(f"{local_iso(row['at'])}  {row['from']} -> {row['to']}  {kind}")
+    status = sanitize(row["status"]) or ""
+    if columns is not None:
+        status = cut(status, max(LEAST, columns - len(f"{number}  {about}  ")))
+    click.echo(f"{colour(number, bold=True)}  {about}  {colour_by_word(status)}")
+    for line in lines:
+        click.echo(f"{INDENT}{line}".rstrip())
+    click.echo()
+
+
+def _matching_lines(query: Query, content: str, columns: int | None) -> list[str]:
+    """Return the lines in which a match begins, with all matches marked.
+
+    On ``columns`` of the terminal a line begins shortly before its first match. A query without
+    words shows the first line.
+    """
+    found: dict[int, tuple[str, list[tuple[int, int]]]] = {}
+    for start, end in _spans(query, content):
+        begin = content.rfind("\n", 0, start) + 1
+        if begin not in found and len(found) == MOST_LINES:
+            break
+        line, parts = found.setdefault(begin, (content[begin:].split("\n", 1)[0], []))
+        parts.append((start - begin, min(end - begin, len(line))))
+    most = None if columns is None else columns - len(INDENT)
+    return [highlight(line, parts, most) for line, parts in found.values()]
+
+
+def _spans(query: Query, content: str) -> Iterable[tuple[int, int]]:
+    """Where the matches are, in order, without overlaps."""
+    import re
+
+    import re2
+
+    if query.regex is not None:
+        yield from (one.span() for one in re2.finditer(query.regex, content))
+        return
+    if not query.texts:
+        yield (0, 0)
+        return
+    longest_first = sorted(query.texts, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first))
+    yield from (one.span() for one in re.finditer(pattern, content))

@@ -1,0 +1,360 @@
+"""Looks messages up for commands: in the search index, or in the store where there is none.
+
+find_rows        a query -> rows, with their outcomes by the ledger, and what was refused
+messages_about   the messages whose RE names another one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.base import outcomes
+from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time
+from relay.base.errors import RelayError
+from relay.base.home import LEDGER, SEARCH, STORE, lock_holder
+from relay.base.names import DIRECT_PREFIX, EVERYONE, EVERYONE_CHANNEL, MSG_SUFFIX
+from relay.base.text import plural
+from relay.cli.common import channel_not_found, check_agents
+from relay.cli.ids import read_file
+from relay.cli.store import read_store
+from relay.cli.tables import local_iso
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from relay.base.home import Home
+    from relay.search.find import Found
+    from relay.search.follow import Behind, Source
+    from relay.search.index import Entry, Index
+    from relay.search.query import Query
+
+MOST_ABOUT = 100  # messages about another one
+CATCH_UP_S = 1.0  # where no relay runs
+SMALL_STORE_BYTES = 2 << 20  # a larger one is indexed by the relay alone
+WAIT_S = 1.0  # for a relay that is about to index the newest messages
+POLL_S = 0.02
+
+
+def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
+    """The messages found, and a note about what was searched."""
+    from relay.base.clock import Clock
+    from relay.base.config import load
+    from relay.base.errors import RelayError
+    from relay.daemon.opening import store_key
+    from relay.daemon.search_filler import KINDS, source_of, why_no_index
+    from relay.doctor.report import describe_error
+    from relay.engine.query import compile_pattern
+    from relay.search.find import find, ledger_ids
+    from relay.search.index import SearchIndexDamaged, remove_index
+    from relay.search.scan import scan
+
+    if query.regex is not None:
+        compile_pattern(query.regex)
+    query = query._replace(
+        beside=tuple(_message_ids(home, query.named_threads)),
+        answered=tuple(_message_ids(home, query.answered)) or query.answered,
+    )
+    config = load(home)
+    why = why_no_index(config)
+    if not why:
+        try:
+            source = source_of(home, config, Clock(), store_key(home, config, make=False))
+            with _open_index(home, source) as index:
+                state = _wait(home, index, source)
+                if state is not None:
+                    return find(index, query, limit, home.path(LEDGER)), _lag(state)
+            why = "the search index is not complete yet"
+        except SearchIndexDamaged as exc:
+            with contextlib.suppress(RelayError, OSError):
+                remove_index(home.path(SEARCH))  # refused while a relay has it open
+            why = f"the search index is damaged: {exc}"
+        except (RelayError, OSError) as exc:
+            why = f"no search index: {describe_error(exc)}"
+    in_state = None
+    if query.states or query.since is not None:
+        from relay.ledger.file import open_readonly
+
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            in_state = ledger_ids(db, query)
+    found = scan(read_store(home), query, limit, KINDS, in_state)
+    is_told = query.texts or query.regex is not None or not why_no_index(config)
+    return found, f"searched the store itself: {why}" if is_told else ""
+
+
+def messages_about(home: Home, message_id: str) -> list[Entry]:
+    """The messages whose RE names this one, oldest first. Errors: RelayError, OSError."""
+    from relay.search.query import Query
+
+    found, _ = look_up(home, Query(answered=(message_id,)), MOST_ABOUT)
+    return [entry for entry, _ in reversed(found.entries)]
+
+
+def _message_ids(home: Home, given: Iterable[str]) -> Iterable[str]:
+    """The ids of these messages, which may be short; others are left out."""
+    from relay.base.errors import RelayError
+    from relay.cli.ids import resolve_id
+
+    for value in given:
+        with contextlib.suppress(RelayError):
+            yield resolve_id(home, value)
+
+
+def _open_index(home: Home, source: Source) -> Index:
+    """Open the index; where no relay runs, also continue it for a moment. Errors: RelayError."""
+    from relay.base.errors import RelayError
+    from relay.search.follow import Follower
+    from relay.search.index import (
+        Index,
+        SearchIndexBusy,
+        SearchIndexDamaged,
+        SearchIndexError,
+    )
+
+    path = home.path(SEARCH)
+    if lock_holder(home) is not None:
+        deadline = _deadline(home)
+        while True:
+            try:
+                return Index(path)
+            except SearchIndexDamaged:
+                raise
+            except SearchIndexError:  # it does not exist yet, or is being created
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_S)
+    try:
+        index = Index(path, writable=True)
+    except (RelayError, OSError):
+        return Index(path)
+    try:
+        if index.position() is not None or _is_small(home):
+            Follower(index, source).run(CATCH_UP_S)
+    except SearchIndexBusy:
+        pass  # another search does it
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def _is_small(home: Home) -> bool:
+    try:
+        return os.path.getsize(home.path(STORE)) <= SMALL_STORE_BYTES
+    except FileNotFoundError:
+        return True
+
+
+def _deadline(home: Home) -> float:
+    """Until when to wait for a relay that begins an index: for that of a large store not at all."""
+    return time.monotonic() + WAIT_S * _is_small(home)
+
+
+def _wait(home: Home, index: Index, source: Source) -> Behind | None:
+    """The backlog of the index, after a moment for a relay that runs; None: it is not complete."""
+    from relay.search.follow import behind
+
+    is_running = lock_holder(home) is not None
+    deadline = time.monotonic() + WAIT_S * is_running
+    begun_by = _deadline(home) if is_running else 0
+    while True:
+        state = behind(index, source)
+        now = time.monotonic()
+        if now > (begun_by if state is None else deadline) or (state and not state.messages):
+            return state
+        time.sleep(POLL_S)
+
+
+def _lag(state: Behind) -> str:
+    """The backlog of the index, in words."""
+    if not state.messages:
+        return ""
+    more = " or more" if state.is_more else ""
+    since = local_iso(iso_time((state.since_ms or 0) * NS_PER_MS)[:19] + "Z")
+    return f"{plural(state.messages, 'message')}{more} since {since} not indexed yet"
+
+
+def find_rows(
+    home: Home, query: Query, limit: int, offset: int = 0
+) -> tuple[list[dict[str, Any]], bool]:
+    """The rows that a query asks for, in its order, and whether there are more.
+
+    Says on stderr where the index could not be used. Errors: NotFound for the name of an agent or a
+    channel that is nobody's, where nothing is found; RelayError, OSError.
+    """
+    from relay.ledger.file import open_readonly
+    from relay.search.query import is_reversed, sort_key
+
+    found, note = look_up(home, query, limit + offset)
+    entries, rows = [*found.entries], []
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        entries += [(one, "") for one in _refused(db, home, query)]
+        entries.sort(key=lambda one: sort_key(query, one[0]), reverse=is_reversed(query))
+        for row in _rows(db, query, entries[offset : offset + limit]):
+            if row["kind"] and row["number"] is None:  # it was refused, with a row of its own
+                row["content"] = _body(home, _path_of(db, row["id"]))
+            if "unread" not in query.states or _is_in_inbox(home, row):
+                rows.append(row)
+    if note:
+        click.echo(f"relay: {note}", err=True)
+    if not rows:
+        _check_names(home, query)
+    return rows, found.has_more or len(entries) > offset + limit
+
+
+def _check_names(home: Home, query: Query) -> None:
+    """Errors: NotFound for a name in a query that is nobody's, and the one probably meant."""
+    check_agents(home, *query.senders, *query.recipients, *query.parties)
+    if query.channels:
+        known = [one.name for one in read_store(home).channels.list_all()]
+        for name in query.channels:
+            if name not in known:
+                raise channel_not_found(name, known)
+
+
+_REFUSED = """
+SELECT 0, message_id, discovered_at, coalesce(processed_at, discovered_at), agent_name, target,
+       message_type, file_path
+FROM messages WHERE status = 'failed'
+UNION ALL
+SELECT -1, file_name, at, at, agent, NULL, NULL, NULL FROM rejections"""
+
+
+def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry]:
+    """Yield what the relay refused, as far as a query asks for it.
+
+    It has no channel, topic, thread or priority, its number is 0, or -1 without a row of its own
+    (another message may have its id), and its text is looked into only where
+    failures alone are asked for.
+    """
+    from relay.search.index import Entry
+    from relay.search.query import REFUSED, matches
+    from relay.search.scan import searcher
+
+    of_accepted = (query.threads, query.named_threads, query.answered, query.types, query.channels)
+    if any(of_accepted) or query.topics or query.priorities or query.with_attachment:
+        return
+    has_text = bool(query.texts) or query.regex is not None
+    if not {REFUSED, "failed"} & {*query.states} if query.states else has_text:
+        return
+    regex = None if query.regex is None else searcher(query.regex)
+    for number, message_id, at, changed, sender, target, kind, path in db.execute(_REFUSED):
+        if query.since is not None and changed < query.since * NS_PER_S:
+            continue
+        names = [target] if target else []
+        body = _body(home, path) if has_text else ""
+        name = message_id.removesuffix(MSG_SUFFIX)
+        entry = Entry(
+            *(number, at // NS_PER_S, at, name, sender, 0, 0, kind or "", 0),
+            *(None, None, None, None, 0, 0, json.dumps(names), body),
+        )
+        if matches(query, entry, tuple(names), "", None, regex):
+            yield entry
+
+
+def _path_of(db: sqlite3.Connection, message_id: str) -> str | None:
+    sql = "SELECT file_path FROM messages WHERE message_id = ?"
+    row = db.execute(sql, (message_id,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _is_in_inbox(home: Home, row: dict[str, Any]) -> bool:
+    """False once it was taken, which a relay that does not run has not recorded."""
+    path = home.path("agents", row["recipients"][0], "inbox", row["id"] + MSG_SUFFIX)
+    return os.path.lexists(path)
+
+
+def _body(home: Home, path: str | None) -> str:
+    """The text of a file of the ledger; empty if it is gone, or none."""
+    from relay.base.message import split
+
+    if path is None:
+        return ""
+    with contextlib.suppress(OSError, RelayError):
+        data = read_file(home, path)
+        return "" if data is None else split(data)[1].decode(errors="replace")
+    return ""
+
+
+def _rows(
+    db: sqlite3.Connection, query: Query, page: list[tuple[Entry, str]]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each message, or for each recipient for whom it is in the query's states."""
+    which = "message_id IN (SELECT value FROM json_each(?))"
+    ids = json.dumps([entry.relay_id for entry, _ in page if entry.relay_id])
+    found = db.execute(f"SELECT * FROM messages WHERE {which}", (ids,))
+    messages = {row["message_id"]: row for row in found}
+    deliveries: dict[str, list[outcomes.Fields]] = {}
+    for one in outcomes.read_deliveries(db, which, ids):
+        deliveries.setdefault(one["message_id"], []).append(one)
+    wanted = _wanted(db, query, which, ids) if query.states else None
+    now_ns = time.time_ns()
+    for entry, channel in page:
+        facts, number = _facts(entry, channel), entry.relay_id or ""
+        row, all_of_it = messages.get(number), deliveries.get(number, [])
+        if entry.id < 0:
+            yield facts | outcomes.refused(_reason_of_rejection(db, number))
+        elif row is None:
+            yield facts
+        elif wanted is None or row["status"] == "failed":
+            yield facts | outcomes.facts(row, all_of_it, now_ns)
+        else:
+            for one in all_of_it:
+                if (number, one["recipient"]) in wanted:
+                    names = {"to": one["recipient"], "recipients": [one["recipient"]]}
+                    yield facts | names | outcomes.facts(row, [one], now_ns)
+
+
+def _wanted(
+    db: sqlite3.Connection, query: Query, which: str, ids: str
+) -> frozenset[tuple[str, str]]:
+    """The deliveries of these messages that are in the query's states."""
+    from relay.search.find import in_state
+
+    condition, values = in_state(query)
+    sql = f"SELECT message_id, recipient FROM deliveries AS d WHERE {which} AND ({condition})"
+    return frozenset((row[0], row[1]) for row in db.execute(sql, (ids, *values)))
+
+
+def _reason_of_rejection(db: sqlite3.Connection, name: str) -> str | None:
+    sql = "SELECT reason FROM rejections WHERE file_name IN (?, ?) ORDER BY at DESC"
+    row = db.execute(sql, (name, name + MSG_SUFFIX)).fetchone()
+    return None if row is None else row[0]
+
+
+def _facts(entry: Entry, channel: str) -> dict[str, Any]:
+    """The facts of a message, without what became of it."""
+    from relay.acomm.model import MessageType
+
+    names = json.loads(entry.recipients)
+    to: str | None = f"#{channel}"
+    if channel == EVERYONE_CHANNEL:
+        to = EVERYONE
+    elif not channel or channel.startswith(DIRECT_PREFIX):
+        to = ", ".join(names) or None
+    at_ns = entry.at_ns or entry.at * NS_PER_S
+    return {
+        "at": iso_time(at_ns)[:19] + "Z",
+        "id": entry.relay_id,
+        "number": entry.id if entry.id > 0 else None,
+        "from": entry.sender,
+        "to": to,
+        "recipients": names,
+        "channel": channel or None,
+        "type": MessageType(entry.type).label if entry.id > 0 else None,
+        "kind": entry.kind or None,
+        "priority": entry.priority if entry.id > 0 else None,
+        "topic": entry.topic,
+        "thread": entry.thread or entry.correlation,
+        "re": entry.re,
+        "status": "archived" if entry.archived else "unknown",  # where the ledger lacks it
+        **dict.fromkeys(("outcome", "reason", "due_at")),
+        "reminders": 0,
+        "content": entry.body,
+    }

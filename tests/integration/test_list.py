@@ -1,0 +1,75 @@
+"""``relay list``: one list for every question about messages, whatever the source of the answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from relay.base.clock import iso_time
+from relay.base.config import Config, StoreSettings
+from tests.box import Box
+from tests.procs import relay, rows_of
+
+QUERY = "TO: *\nKIND: query\n\nwhich branch?"
+
+
+def asked(box: Box, *words: str) -> list[tuple[object, ...]]:
+    """The rows: who it is from and to, and how it stands."""
+    rows = rows_of("list", *words, home=box.root)
+    return [(row["from"], row["to"], row["outcome"]) for row in rows]
+
+
+def test_a_message_is_one_row_and_with_is_one_for_each_recipient_for_whom_it_is_so(
+    box: Box,
+) -> None:
+    sent = box.send("alice", QUERY)
+    box.take("bob", sent)
+    box.tick()
+    assert asked(box, "kind:query") == [("alice", "*", "1 of 3 read")]
+    unread = [("alice", name, "delivered") for name in ("carol", "operator")]
+    assert asked(box, "is:open") == [("alice", "bob", "read"), *unread]
+    assert asked(box, "is:unread") == unread
+    assert asked(box, "is:open", "to:bob") == [("alice", "bob", "read")]
+    (row,) = rows_of("list", "is:unread", "to:carol", home=box.root)
+    assert row["recipients"] == ["carol"] and row["status"].startswith("not read, due in ")
+
+
+def test_what_was_refused_stands_beside_what_was_accepted(box: Box) -> None:
+    box.send("alice", "TO: bbo\n\nlost")
+    box.send("alice", "TO: bob\n\nkept")
+    assert asked(box, "from:alice", "sort:oldest") == [
+        ("alice", "bbo", "refused"),
+        ("alice", "bob", "delivered"),
+    ]
+    assert asked(box, "with:bbo") == asked(box, "is:refused") == [("alice", "bbo", "refused")]
+    (row,) = rows_of("list", "is:refused", "lost", home=box.root)
+    assert row["content"] == "lost" and row["reason"].startswith("there is no agent bbo")
+    assert asked(box, "is:refused", "kept") == []
+
+
+def test_since_is_when_something_last_happened_to_it_not_when_it_was_sent(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    time.sleep(1.1)  # the log of changes has the machine's clock
+    now = iso_time(time.time_ns())[:19] + "Z"
+    box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such branch")
+    (row,) = rows_of("failed", "--since", now, home=box.root)
+    assert (row["id"], row["status"]) == (sent, "failed: no such branch")
+    assert asked(box, "is:failed", f"after:{now}") == []
+
+
+def test_a_file_that_was_taken_while_no_relay_ran_is_not_unread(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    assert asked(box, "is:unread") == [("alice", "bob", "delivered")]
+    box.take("bob", sent)
+    assert asked(box, "is:unread") == []
+
+
+@pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(encrypt=True)))
+def test_an_encrypted_home_answers_the_same(box: Box) -> None:
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.send("alice", "TO: bbo\n\nlost")
+    assert asked(box, "is:open") == [("alice", "bob", "delivered")]
+    assert asked(box, "is:failed") == [("alice", "bbo", "refused")]
+    done = relay("list", "is:open", home=box.root)
+    assert done.stderr == "" and "not read, due in " in done.stdout
