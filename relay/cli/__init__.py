@@ -69,7 +69,7 @@ COMMANDS = {
     ),
     "attachment": (
         "relay.cli.show",
-        "Get the files sent with messages, and add files to be sent.",
+        "Get the files sent with messages.",
     ),
     "ack": (
         "relay.cli.messages",
@@ -146,7 +146,6 @@ COMMANDS = {
         "Replace the home with the backup DIR; the relay must be stopped.",
     ),
     "prune": ("relay.cli.prune", "Remove data that has expired by the `retention` settings."),
-    "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.key", "Create and confirm the keys that agents sign with."),
     "hooks": (
         "relay.cli.hooks",
@@ -163,7 +162,6 @@ COMMANDS = {
     "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
     "completion": ("relay.cli.usage", "Print the script that completes commands and names."),
     "help": ("relay.cli.usage", "Show the help of a command."),
-    "version": ("relay.cli.usage", "Show the version."),
 }
 # Earlier names, in no list -> the words of today.
 ALIASES = {

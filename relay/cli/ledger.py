@@ -23,7 +23,6 @@ from relay.cli.common import (
     home_option,
     json_option,
     open_home,
-    print_rows,
     sanitize,
 )
 
@@ -126,7 +125,7 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
 Examples:
   relay ledger query "select status, count(*) from messages group by 1"
   relay ledger query "select * from deliveries where state = 'dead'" --csv > dead.csv
-  relay ledger query "select * from agents" --json""",
+  relay ledger query "select sql from sqlite_master"        # the tables and their columns""",
 )
 @home_option
 @click.argument("sql")
@@ -224,37 +223,6 @@ def json_value(value: object) -> object:
 
 
 _STYLES = {"json": _as_json, "csv": _as_csv, "table": _as_table}
-
-
-@ledger.command(epilog="\b\nExample:\n  relay ledger tables")
-@home_option
-@json_option
-@click.pass_context
-def tables(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """List the tables and views with their numbers of rows and their columns."""
-    from relay.ledger.inspect import list_tables, open_for_queries
-
-    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
-        found = list_tables(db)
-    print_rows(
-        [one._asdict() for one in found],
-        ("NAME", "KIND", "ROWS", "COLUMNS"),
-        lambda one: (one["name"], one["kind"], one["rows"], ", ".join(one["columns"])),
-        as_json=as_json,
-        nothing="nothing found",
-    )
-
-
-@ledger.command(epilog="\b\nExamples:\n  relay ledger schema\n  relay ledger schema deliveries")
-@home_option
-@click.argument("table", required=False)
-@click.pass_context
-def schema(ctx: click.Context, home: str | None, table: str | None) -> None:
-    """Print the SQL of all tables, views, indexes and triggers, or of those of one TABLE."""
-    from relay.ledger.inspect import open_for_queries, schema_of
-
-    with open_home(ctx, home) as opened, open_for_queries(opened.path(LEDGER)) as db:
-        click.echo(sanitize(schema_of(db, table), lines=True))
 
 
 def _say(facts: dict[str, Any], content: LedgerContent, text: str, as_json: bool) -> None:

@@ -1,11 +1,10 @@
-"""``relay prune`` and ``relay archive pack``: free disk space by hand.
+"""``relay prune``: free disk space by hand.
 
 A running relay does it in the background; without one this process does, holding the home's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +29,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     gone, attachments that nothing names or that were never finished, old rows of audit_log. A
     running relay does this every hour. NEXT says what goes next by its age, and when.
     """
+    from agent_sdk import Timeout
     from relay.base.config import load
     from relay.daemon.housekeeper import run_retention
 
@@ -42,55 +42,8 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
             with hold_lock(home):
                 _show(run_retention(home, config, Clock()), caller["as_json"])
             return
-    _have_it_run(ctx, "prune", {}, caller)
-
-
-@click.group(epilog="\b\nExamples:\n  relay archive pack\n  relay archive pack --before 2026-01-31")
-def archive() -> None:
-    """Pack days of the archive into one file each."""
-
-
-@archive.command(epilog="\b\nExample:\n  relay archive pack --before 2026-01-31")
-@control_options
-@click.option("--before", metavar="DATE", default="", help="Days before this one [yesterday].")
-def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
-    """Pack each day into archive/DATE.tar.zst, read it back and compare it, then remove the files.
-
-    Today and yesterday are never packed. `relay trace` says where a file is, and `tar --zstd -x`
-    extracts it. A running relay does this by itself when the disk is low.
-    """
-    from relay.daemon.housekeeper import describe_pack, packable
-    from relay.ledger import archive_pack
-
-    if before and not archive_pack.is_day(before):
-        raise click.BadParameter(
-            f"invalid date {before!r}: expected one like 2026-01-31", param_hint="--before"
-        )
-    with open_home(ctx, caller["home"]) as home:
-        if not is_served(home):
-            with hold_lock(home):
-                days = list(packable(home, Clock(), before))
-                if not days and not caller["as_json"]:
-                    click.echo("nothing to pack", err=True)
-                for day in days:
-                    *_, packed = archive_pack.pack(home, day)
-                    assert packed is not None
-                    if caller["as_json"]:
-                        echo_json(packed._asdict())
-                    else:
-                        click.echo(describe_pack(packed))
-            return
-    _have_it_run(ctx, "archive.pack", {"BEFORE": before or None}, caller)
-
-
-def _have_it_run(
-    ctx: click.Context, action: str, fields: Mapping[str, object], caller: dict[str, Any]
-) -> None:
-    """Have the running relay do it and print the result. Errors: Timeout; it goes on then."""
-    from agent_sdk import Timeout
-
     try:
-        send_command(ctx, action, fields, **caller)
+        send_command(ctx, "prune", {}, **caller)
     except Timeout as exc:
         hint = "the result comes as a message, `relay inbox` shows it"
         raise Timeout(str(exc), message_id=exc.message_id, hint=hint) from exc

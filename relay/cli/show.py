@@ -263,21 +263,7 @@ def _echo_text(text: str) -> None:
 
 @click.group(epilog="\b\nExample:\n  relay attachment get 3f6777fc -o report.txt")
 def attachment() -> None:
-    """Get the files sent with messages, and add files to be sent.
-
-    `relay send --attach FILE` adds and sends in one step.
-    """
-
-
-@attachment.command(epilog="\b\nExample:\n  relay attachment put build.log")
-@home_option
-@as_option
-@click.argument("path", type=click.Path(exists=True, dir_okay=False))
-@click.pass_context
-def put(ctx: click.Context, home: str | None, agent: str, path: str) -> None:
-    """Add a file, and print its reference, for a header ATTACHMENT."""
-    with open_agent(agent, root_of(ctx, home)) as me:
-        click.echo(me.attach(path))
+    """Get the files sent with messages; `relay send --attach FILE` sends them."""
 
 
 @attachment.command(

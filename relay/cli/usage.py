@@ -1,4 +1,4 @@
-"""``relay help``, ``version`` and ``completion``: about the command line itself."""
+"""``relay help`` and ``relay completion``: about the command line itself."""
 
 from __future__ import annotations
 
@@ -50,14 +50,6 @@ def _with_all_below(context: click.Context) -> Iterator[click.Context]:
             assert command is not None
             if not command.hidden:
                 yield from _with_all_below(click.Context(command, info_name=name, parent=context))
-
-
-@click.command(epilog="\b\nExample:\n  relay version")
-def version() -> None:
-    """Show the version."""
-    from importlib import metadata
-
-    click.echo(f"relay, version {metadata.version('agent-relay')}")
 
 
 @click.command(

@@ -212,7 +212,7 @@ def _disk(target: Target) -> Iterator[Finding]:
     size, used, free = disk.measure_disk(target.home.root)
     percent = used * 100 // max(used + free, 1)
     settings = target.config.disk
-    advice = "free some space; see `relay prune --dry-run` and `relay archive pack`"
+    advice = "free some space; see `relay prune --dry-run`"
     floor = disk.floor_bytes(settings, size)
     if free < floor:
         found = f"only {free // _MIB} MiB are free on the disk; below {floor // _MIB} MiB"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from relay.base.errors import InvalidQuery, LedgerError, NotFound
+from relay.base.errors import InvalidQuery, LedgerError
 from relay.ledger.file import Connection, open_readonly
 
 _READS = frozenset(
@@ -36,21 +36,12 @@ _OF_THE_STATEMENT = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
 _WRITES = (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY)
 _SHOWN = 60  # characters of a statement in an error
 _SEVERAL = "expected one statement, got several"
-_NAMES_HINT = "`relay ledger tables` lists the tables and columns"
-
-
-class TableInfo(NamedTuple):
-    """A table or view: its name, columns and number of rows."""
-
-    name: str
-    kind: str
-    rows: int
-    columns: list[str]
+_NAMES_HINT = '`relay ledger query "select sql from sqlite_master"` lists the tables and columns'
 
 
 @contextlib.contextmanager
 def open_for_queries(path: str) -> Iterator[Connection]:
-    """Open the ledger for ``run_query``, ``list_tables`` and ``schema_of``. Errors: LedgerError."""
+    """Open the ledger for ``run_query``. Errors: LedgerError."""
     with contextlib.closing(open_readonly(path)) as db:
         db.row_factory = None
         db.text_factory = lambda data: data.decode(errors="replace")
@@ -68,37 +59,6 @@ def run_query(db: Connection, sql: str) -> tuple[list[str], Iterator[tuple[Any, 
     if cursor.description is None:
         raise InvalidQuery("expected a statement that reads, got an empty one")
     return [column[0] for column in cursor.description], _fetch(cursor, sql)
-
-
-def list_tables(db: Connection) -> list[TableInfo]:
-    """List the tables, then the views, by name. Errors: LedgerError."""
-    from sqlite_utils import Database  # takes 0.15 s
-
-    tools = Database(db, recursive_triggers=False, execute_plugins=False)
-    names = [(one, "table") for one in sorted(tools.table_names())]
-    names += [(one, "view") for one in sorted(tools.view_names())]
-    return [
-        TableInfo(name, kind, tools[name].count, list(tools[name].columns_dict))
-        for name, kind in names
-        if not name.startswith("sqlite_")
-    ]
-
-
-def schema_of(db: Connection, table: str | None = None) -> str:
-    """Return the SQL of the schema, or of one table with its indexes and triggers, or of a view.
-
-    Errors: NotFound, LedgerError.
-    """
-    rows = db.execute(
-        "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%' "
-        "ESCAPE '\\' AND coalesce(?1, tbl_name) = tbl_name ORDER BY rowid",
-        (table,),
-    ).fetchall()
-    if not rows and table is not None:
-        raise NotFound(
-            f"table {table} does not exist", hint="`relay ledger tables` lists tables and views"
-        )
-    return "\n".join(f"{sql};" for (sql,) in rows)
 
 
 def _fetch(cursor: sqlite3.Cursor, sql: str) -> Iterator[tuple[Any, ...]]:

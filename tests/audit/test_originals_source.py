@@ -29,7 +29,7 @@ def put(home: Path, path: str, data: bytes = TEXT) -> Path:
 
 
 def pack(home: Path, day: str = DAY) -> None:
-    """Pack a day as `relay archive pack` does."""
+    """Pack a day as the relay does."""
     with Home(str(home)) as opened:
         assert list(archive_pack.pack(opened, day))[-1] is not None
 

@@ -176,7 +176,7 @@ def test_M10_hints_name_the_home(
 
 
 def test_a_reader_that_closes_the_pipe_ends_a_command_with_141() -> None:
-    words = [sys.executable, "-m", "relay.cli", "version"]
+    words = [sys.executable, "-m", "relay.cli", "--version"]
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     with os.fdopen(write_fd, "wb") as closed:
@@ -188,7 +188,7 @@ def test_m3_a_full_disk_behind_the_output_asks_for_no_second_try(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    done = in_shell(home, "version > /dev/full")
+    done = in_shell(home, "--version > /dev/full")
     assert done.returncode == EXIT_FAILED
     line = f"relay: the output could not be written: {os.strerror(errno.ENOSPC)}\n"
     assert done.stderr == line

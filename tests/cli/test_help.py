@@ -76,10 +76,9 @@ def test_help_is_the_same_in_every_way(path: str, capsys: pytest.CaptureFixture[
     assert len(shown) == 1 and f"Usage: {path} " in shown.pop()
 
 
-def test_the_version_is_shown_in_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["version"]) == run(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second and re.fullmatch(r"relay, version [0-9.]+", first)
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert re.fullmatch(r"relay, version [0-9.]+\n", capsys.readouterr().out)
 
 
 def test_the_whole_reference_has_every_command_in_plain_text(

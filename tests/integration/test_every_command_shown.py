@@ -61,7 +61,6 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "reply": (["--as", "bob", "{id}", EVIL], ["--as", "bob", EVIL, "x"]),
     "resend": (["{id}", "--to", "bob"], ["{id}", "--to", EVIL], [EVIL]),
     "wait": (["{id}", "read=1s"], ["{id}", "answer=1s"], [EVIL]),
-    "attachment put": (["{store}"],),
     "attachment get": (["{id}"], ["sha256:" + EVIL], [EVIL]),
     "guide": (["--as", "bob"], ["--as", EVIL]),
     "mcp": (["--as", EVIL],),
@@ -114,12 +113,9 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "ledger query": tuple(
         ["select * from messages", how] for how in ("--json", "--csv", "--table")
     ),
-    "ledger tables": ([], ["--json"]),
-    "ledger schema": ([],),
     "ledger backup": (["{home}/copy.db"],),
     "backup": (["{home}.copy"],),
     "prune": (["--dry-run"],),
-    "archive pack": (["--before", "2020-01-01"],),
     "hooks install": (["claude", "--dry-run"], ["--as", EVIL], [EVIL]),
     "hooks remove": (["--dry-run"], [EVIL]),
     "hooks status": ([], ["--json"], [EVIL]),
@@ -136,7 +132,6 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "sh": ([],),
     "completion": (["bash"], ["zsh"], [EVIL]),
     "help": ([], ["send"], [EVIL]),
-    "version": ([],),
     "down": ([],),
     "ledger restore": (["{home}/copy.db"],),
     "ledger rebuild": ([],),

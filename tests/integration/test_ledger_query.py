@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_PIPE_CLOSED, EXIT_STATE, EXIT_USAGE
+from relay.base.errors import EXIT_OK, EXIT_PIPE_CLOSED, EXIT_STATE, EXIT_USAGE
 from relay.base.home import LEDGER, Home
 from tests.box import Box
 from tests.procs import environment, relay, until
@@ -116,7 +116,7 @@ def test_a_statement_that_writes_is_refused(box: Box, tmp_path: Path, sql: str) 
         ("SELECT zeroblob(2000000000)", "string or blob too big"),
         (
             "SELECT * FROM letters",
-            "no such table: letters; `relay --home HOME ledger tables` lists the tables and",
+            'no such table: letters; `relay --home HOME ledger query "select sql from sqlite_ma',
         ),
     ],
 )
@@ -181,35 +181,20 @@ def test_a_result_in_a_pager_holds_no_transaction(box: Box) -> None:
         assert process.wait(10) == EXIT_OK
 
 
-def test_the_tables(box: Box) -> None:
-    box.send("alice", "TO: bob\n\nhi")
-    rows = {row["name"]: row for row in map(json.loads, ask(box, "tables", "--json").splitlines())}
-    assert [rows[name]["kind"] for name in ("messages", "all_messages")] == ["table", "view"]
-    assert rows["messages"]["rows"] == 1 and rows["all_messages"]["rows"] == 2
-    columns = [name for _, name, *_ in box.sql("PRAGMA table_info(deliveries)")]
-    assert rows["deliveries"]["columns"] == columns
-    header, *lines = ask(box, "tables").splitlines()
-    assert header.split() == ["NAME", "KIND", "ROWS", "COLUMNS"] and len(lines) == len(rows)
-
-
-def test_the_schema(box: Box) -> None:
+def test_the_schema_is_a_query_too(box: Box) -> None:
     made = sqlite3.connect(":memory:")
-    made.executescript(ask(box, "schema"))
+    printed = ask(box, "query", "select sql from sqlite_master", "--json").splitlines()
+    rows = map(json.loads, printed)
+    own = [row["sql"] for row in rows if row["sql"] and "TABLE sqlite_" not in row["sql"]]
+    made.executescript(";".join(own))
     names = "SELECT type, name FROM sqlite_master ORDER BY type, name"
     assert made.execute(names).fetchall() == box.sql(names)
     made.close()
-    text = ask(box, "schema", "audit_log")
-    assert text.startswith("CREATE TABLE audit_log (")
-    assert "CREATE TRIGGER audit_log_keeps_rows " in text
-    assert ask(box, "schema", "all_messages").startswith("CREATE VIEW all_messages ")
-    done = relay("ledger", "schema", "letters", home=box.root)
-    assert done.returncode == EXIT_FAILED and "table letters does not exist; " in done.stderr
 
 
 def test_without_a_home_or_a_ledger(tmp_path: Path) -> None:
     Home.create(str(tmp_path / "home"), b"{}").close()
-    for words in (["query", "SELECT 1"], ["tables"], ["schema"]):
-        done = relay("ledger", *words, home=tmp_path / "nowhere")
-        assert done.returncode == EXIT_STATE
-        done = relay("ledger", *words, home=tmp_path / "home")
-        assert done.returncode == EXIT_STATE and "there is no ledger at" in done.stderr
+    done = relay("ledger", "query", "SELECT 1", home=tmp_path / "nowhere")
+    assert done.returncode == EXIT_STATE
+    done = relay("ledger", "query", "SELECT 1", home=tmp_path / "home")
+    assert done.returncode == EXIT_STATE and "there is no ledger at" in done.stderr

@@ -463,8 +463,9 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
     assert done.stdout.startswith("Removed 1 file of archive"), done.stderr
     assert not folder.parent.exists()
     plant()
-    done = relay("archive", "pack", home=home)
-    assert done.stdout.startswith("packed 1 file of 2020-01-01: "), done.stderr
+    ask = ["send", "--wait", "answer=20s", "--kind", "command", "__orchestrator__"]
+    done = relay(*ask, "ACTION: archive.pack", home=home)
+    assert "packed 1 file of 2020-01-01: " in done.stdout, done.stderr
     assert (home / "archive/2020-01-01.tar.zst").exists() and not folder.parent.exists()
     os.kill(running.pid, signal.SIGSTOP)
     done = relay("prune", "--timeout", "0.2", home=home)

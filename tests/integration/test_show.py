@@ -135,11 +135,12 @@ def test_resend_of_a_message_of_the_relay(running: Relay, home: Path) -> None:
     assert (done.returncode, "was sent by the relay itself" in done.stderr) == (1, True)
 
 
-def test_attachments_are_put_and_got(running: Relay, home: Path, tmp_path: Path) -> None:
+def test_attachments_are_got(running: Relay, home: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "got"
     source.write_bytes(b"\x00\xff data")
-    put = relay("attachment", "put", str(source), home=home).stdout.strip()
-    relay("attachment", "get", put, "-o", str(target), home=home)
+    with Agent("alice", home) as alice:
+        reference = alice.attach(source)
+    relay("attachment", "get", reference, "-o", str(target), home=home)
     assert target.read_bytes() == source.read_bytes()
     source.write_text("text")
     one = send(home, "bob", "see", "--attach", str(source))
