@@ -145,9 +145,9 @@ def original_of(message: Received | str, to: str | None) -> tuple[str, str]:
     return to or ORCHESTRATOR, message
 
 
-def ends_request(answer: Received) -> bool:
+def ends_request(kind: str, body: str) -> bool:
     """Return True unless it is an ack before the last one."""
-    return answer.kind is not Kind.ACK or _COMPLETED.match(answer.body) is not None
+    return kind != Kind.ACK or _COMPLETED.match(body) is not None
 
 
 def refused(answer: Received) -> Refused:
@@ -236,7 +236,7 @@ def is_last(answer: Received, kinds: Sequence[Kind]) -> bool:
     """True for the last answer to a message. Errors: Refused for a nack."""
     if answer.kind in REFUSALS:
         raise refused(answer)
-    return len(kinds) == 1 or ends_request(answer)
+    return len(kinds) == 1 or ends_request(answer.kind, answer.body)
 
 
 def no_answer(sent: str, kinds: Sequence[Kind], timeout_s: float) -> Timeout:

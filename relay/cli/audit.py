@@ -22,7 +22,7 @@ from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
 from relay.cli.audit_digest import digest
-from relay.cli.common import Duration, home_option, json_option, root_of, sanitize
+from relay.cli.common import duration, home_option, json_option, root_of, sanitize
 
 # Packages of the extra, by import name.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
@@ -82,14 +82,14 @@ def list_jobs(context: click.Context, home: str | None) -> None:
 @click.option(
     "--grace",
     "grace_s",
-    type=Duration(0, MAX_GRACE_S),
+    type=duration(0, MAX_GRACE_S),
     help="A message is an orphan only if it is this much older than the snapshot; 30s by default.",
 )
 @click.option(
     "--recent",
     "recent_days",
     metavar="DAYS",
-    type=Duration(0, MAX_DAYS * DAY_S, bare="d"),
+    type=duration(0, MAX_DAYS * DAY_S, bare="d"),
     callback=lambda _ctx, _param, seconds: seconds and seconds / DAY_S,
     help="Older incidents are counted, but are not findings; 7 by default.",
 )
@@ -178,7 +178,7 @@ def _never_exit_3() -> Iterator[None]:
 @click.option(
     "--interval",
     "interval_s",
-    type=Duration(0.1, 86_400),
+    type=duration(0.1, 86_400),
     default="5s",
     help="Polling interval; 5s by default.",
 )

@@ -124,45 +124,31 @@ attach_option = click.option(
 )
 
 
-class Duration(click.ParamType[float]):
-    """A duration, ``30``, ``500ms``, ``10m``; its value is seconds."""
+class Read(click.ParamType[Any]):
+    """A value that ``read`` makes of a text; its ValueError says what was expected."""
 
-    name = "duration"
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        """Name it as the help shows it."""
+        self.name, self.read = name, read
 
-    def __init__(self, least_s: float = 0, most_s: float = 10**9, bare: str = "s") -> None:
-        """Set limits, and the unit of a bare number; empty: a number needs its unit."""
-        self.least_s, self.most_s, self.bare = least_s, most_s, bare
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Convert and check the value."""
-        least_ms, most_ms = int(self.least_s * 1000), int(self.most_s * 1000)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert a text; a default may be a value."""
         try:
-            return duration_ms(str(value), self.bare, least_ms, most_ms) / 1000
+            return self.read(value) if isinstance(value, str) else value
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
 
 
-class Time(click.ParamType[int]):
-    """A time, as ``parse_time`` reads it; its value is Unix nanoseconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert the value."""
-        if isinstance(value, int):  # a default
-            return value
-        try:
-            return parse_time(str(value))
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
+def duration(least_s: float = 0, most_s: float = 10**9, bare: str = "s") -> Read:
+    """Seconds of a duration; ``bare``: the unit of a bare number, empty if it must have one."""
+    least_ms, most_ms = int(least_s * 1000), int(most_s * 1000)
+    return Read("duration", lambda text: duration_ms(text, bare, least_ms, most_ms) / 1000)
 
 
-DURATION = Duration()
-WAIT = Duration(0.001)  # longer than nothing
-AGE = Duration(bare="")  # of what is deleted permanently: days meant must not be seconds
-TIME = Time()
+DURATION = duration()
+WAIT = duration(0.001)  # longer than nothing
+AGE = duration(bare="")  # of what is deleted permanently: days meant must not be seconds
+TIME = Read("time", parse_time)  # Unix nanoseconds
 
 
 def home_option(command: F) -> F:

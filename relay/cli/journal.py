@@ -20,6 +20,7 @@ from relay.base.home import is_served
 from relay.base.text import times
 from relay.cli.common import (
     AGE,
+    Read,
     echo_json,
     hold_lock,
     home_option,
@@ -49,6 +50,16 @@ _objects_option = click.option(
     default="",
     help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
 )
+
+
+def _size(text: str) -> int:
+    """Parse a size with its unit, which is required because pruning is permanent."""
+    for unit, size in _SIZES.items():
+        digits = text.removesuffix(unit)
+        if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
+            return int(digits) * size
+    examples = ", ".join(f"10{unit}" for unit in _SIZES)
+    raise ValueError(f"expected {examples}, got {text!r}")
 
 
 @click.group(
@@ -205,7 +216,9 @@ def _is_wanted(verb: str, has: Residency) -> bool:
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
 @control_options
 @click.option("--keep-age", type=AGE, help="Keep younger segments: 10m, 2h, 90d.")
-@click.option("--keep-bytes", metavar="SIZE", help="Keep this much, uncompressed: 500MiB, 10GiB.")
+@click.option(
+    "--keep-bytes", type=Read("size", _size), help="Keep this much, uncompressed: 500MiB, 10GiB."
+)
 @_objects_option
 @click.option(
     "--dry-run", is_flag=True, help="Only show the segments that would be deleted, and why."
@@ -214,7 +227,7 @@ def prune(
     ctx: click.Context,
     /,
     keep_age: float | None,
-    keep_bytes: str | None,
+    keep_bytes: int | None,
     objects: str,
     dry_run: bool,
     **caller: Any,
@@ -231,7 +244,7 @@ def prune(
     order = JournalCommand(
         PRUNE,
         keep_age_s=None if keep_age is None else math.ceil(keep_age),
-        keep_bytes=None if keep_bytes is None else _size(keep_bytes),
+        keep_bytes=keep_bytes,
     )
     policy = place.policy()
     if {keep_age, keep_bytes, policy.keep_age_s, policy.keep_bytes} == {None}:
@@ -385,13 +398,3 @@ def _facts(entry: Any, failures: Any) -> dict[str, Any]:
         "etag": entry.etag or None,
         "failed": failed,
     }
-
-
-def _size(text: str) -> int:
-    """Parse a size with its unit, which is required because pruning is permanent."""
-    for unit, size in _SIZES.items():
-        digits = text.removesuffix(unit)
-        if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
-            return int(digits) * size
-    examples = ", ".join(f"10{unit}" for unit in _SIZES)
-    raise click.BadParameter(f"expected {examples}, got {text!r}", param_hint="--keep-bytes")

@@ -21,11 +21,11 @@ from relay.base.names import ORCHESTRATOR
 from relay.base.outcomes import WAIT_S, Progress, Wait
 from relay.cli.common import (
     WAIT,
-    Duration,
     as_option,
     attach_option,
     complete_recipients,
     complete_threads,
+    duration,
     echo_body,
     echo_json,
     elsewhere,
@@ -89,7 +89,7 @@ Examples:
 @click.option(
     "--ttl",
     "ttl_s",
-    type=Duration(1),
+    type=duration(1),
     callback=lambda _c, _p, s: s and int(s),
     help="It expires if it is not delivered in this time.",
 )
@@ -146,10 +146,6 @@ def send(
     with open_agent(agent, root) as me:
         with attaching(files):
             headers["attachments"] = [me.attach(path) for path in files]
-        if wait.word == "answer" and relay_runs(root):
-            answer = request(me, to, content, wait.seconds, progress=show_progress, **headers)
-            show_answer(answer, as_json)
-            return EXIT_OK
         return _send(me, to, content, as_json, wait, notify_idle, **headers)
 
 
@@ -167,6 +163,10 @@ def _send(
     from relay.base.errors import Refused, RelayWarning
     from relay.base.home import Home, lock_holder
 
+    if wait.word == "answer" and relay_runs(me.home):
+        answer = request(me, to, body, wait.seconds, progress=show_progress, **options)
+        show_answer(answer, as_json)
+        return EXIT_OK
     unprinted: list[OSError] = []
 
     def print_id(message_id: str) -> None:

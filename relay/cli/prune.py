@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base.clock import Clock
+from relay.base.clock import Clock, local_time
 from relay.base.home import is_served
 from relay.cli.common import echo_json, hold_lock, open_home, when
 from relay.cli.request import control_options, send_command
-from relay.cli.tables import local_iso, print_table
+from relay.cli.tables import print_table
 
 if TYPE_CHECKING:
     from relay.daemon.prune import Pruned
@@ -71,8 +71,7 @@ def _show(found: list[Pruned], as_json: bool) -> None:
 
 
 def _cells(gone: Pruned) -> tuple[object, ...]:
-    oldest, newest, due = (
-        local_iso(when(at)) for at in (gone.oldest_ns, gone.newest_ns, gone.next_ns)
-    )
+    times = (gone.oldest_ns, gone.newest_ns, gone.next_ns)
+    oldest, newest, due = (None if at is None else local_time(at) for at in times)
     coming = f"{gone.next_number} on {due}" if due else None
     return (gone.kind, gone.number, gone.n_bytes, oldest, newest, coming)

@@ -14,6 +14,7 @@ from relay.base.outcomes import Progress, Wait, parse_wait
 from relay.cli.common import (
     WAIT,
     F,
+    Read,
     agent_not_found,
     as_option,
     echo_body,
@@ -38,34 +39,20 @@ if TYPE_CHECKING:
     from relay.base.home import Home
 
 
-class WaitFor(click.ParamType[Wait]):
-    """What to wait for, as ``parse_wait`` reads it."""
-
-    name = "word[=time]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Wait:
-        """Convert the value."""
-        try:
-            return parse_wait(str(value))
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
-
-
-WAIT_FOR = WaitFor()
+WAIT_FOR = Read("word[=time]", parse_wait)
 
 
 def wait_options(command: F) -> F:
     """Add --wait, and the options that it has replaced."""
-    words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s"
-    for name, hidden in (("--wait", False), ("--await", True), ("--until", True)):
-        text = f"{words}." if name == "--wait" else None
-        command = click.option(
-            name, "waits", multiple=True, type=WAIT_FOR, hidden=hidden, help=text
-        )(command)
-    for name, word in (("--committed", "taken"), ("--no-wait", "none")):
-        command = click.option(
-            name, "waits", multiple=True, type=WAIT_FOR, flag_value=word, is_flag=True, hidden=True
-        )(command)
+    words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s."
+    for name, more in (
+        ("--committed", {"flag_value": "taken", "hidden": True}),
+        ("--no-wait", {"flag_value": "none", "hidden": True}),
+        ("--until", {"hidden": True}),
+        ("--await", {"hidden": True}),
+        ("--wait", {"help": words}),
+    ):
+        command = click.option(name, "waits", multiple=True, type=WAIT_FOR, **more)(command)
     return click.option("--timeout", "timeout_s", type=WAIT, hidden=True)(command)
 
 

@@ -24,8 +24,8 @@ from relay.base.status_client import ask, silence
 from relay.base.text import format_size
 from relay.cli.agents import AgentAlert, find_alerts
 from relay.cli.common import (
-    Duration,
     ago,
+    duration,
     home_option,
     not_running_text,
     open_home,
@@ -94,7 +94,7 @@ class Snapshot(NamedTuple):
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
 @home_option
 @click.option(
-    "--every", "every_s", type=Duration(0.1), default=f"{REFRESH_S:g}s", show_default=True
+    "--every", "every_s", type=duration(0.1), default=f"{REFRESH_S:g}s", show_default=True
 )
 @click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:

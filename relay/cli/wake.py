@@ -15,10 +15,10 @@ from relay.base.errors import NotRunning, RelayError
 from relay.base.home import LEDGER, READ, Home, is_served
 from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.cli.common import (
-    Duration,
     agent_not_found,
     ago,
     complete_agents,
+    duration,
     echo_json,
     home_option,
     json_option,
@@ -90,7 +90,7 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Duration(0.1, 3600),
+    type=duration(0.1, 3600),
     default="30s",
     show_default=True,
     help="How long to wait for evidence of each rung.",

@@ -25,6 +25,7 @@ from mcp.server.stdio import stdio_server
 
 from agent_sdk import Agent, Kind
 from agent_sdk.inbox import POLL_S, RELIST_S, open_waiter
+from agent_sdk.requests import ends_request
 from relay.base.config import load
 from relay.base.errors import Refused, RelayError, RelayWarning
 from relay.base.home import READ, Home, lock_holder
@@ -469,11 +470,7 @@ def _doing(one: Fields) -> str:
 
 def _ends(one: Waiting, sent: str) -> bool:
     """True for the last answer to a message, or its refusal."""
-    if one.headers.get("RE") != sent:
-        return False
-    if one.body is None or one.kind != Kind.ACK:
-        return True
-    return one.body.lstrip().startswith("completed")
+    return one.headers.get("RE") == sent and (one.body is None or ends_request(one.kind, one.body))
 
 
 def serve(

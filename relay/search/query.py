@@ -120,9 +120,9 @@ def parse(text: str, kinds: tuple[str, ...]) -> Query:
         topics=tuple(values["topic"]),
         states=tuple(values["is"]),
         with_attachment=bool(values["has"]),
-        after=max(map(_seconds, values["after"]), default=None),
-        before=min(map(_seconds, values["before"]), default=None),
-        since=max(map(_seconds, values["since"]), default=None),
+        after=max(_seconds("after", values), default=None),
+        before=min(_seconds("before", values), default=None),
+        since=max(_seconds("since", values), default=None),
         sort=values["sort"][-1] if values["sort"] else SORTS[0],
         like_keys=tuple(like_keys),
     )
@@ -142,11 +142,6 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     """A key's value. Errors: InvalidQuery."""
     if not value:
         raise InvalidQuery(f"{key}: has no value", hint=_HINT.format(f"{key}:"))
-    if key in ("after", "before", "since"):
-        try:
-            parse_time(value)
-        except ValueError as exc:
-            raise InvalidQuery(f"{key}: {exc}") from exc
     if key == "topic":
         try:
             match_mode(value)
@@ -167,8 +162,11 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     return _FORMER.get(word, word)
 
 
-def _seconds(time: str) -> int:
-    return parse_time(time) // NS_PER_S
+def _seconds(key: str, values: dict[str, list[str]]) -> list[int]:
+    try:
+        return [parse_time(value) // NS_PER_S for value in values[key]]
+    except ValueError as exc:
+        raise InvalidQuery(f"{key}: {exc}") from exc
 
 
 def matches(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,13 @@ def test_an_answer_is_waited_for_after_the_message_was_sent(running: Relay, home
     helper.start()
     assert relay("wait", note, "answer", home=home).stdout == "ok\n"
     helper.join()
+    with ThreadPoolExecutor() as threads:
+        words = ("reply", "--as", "bob", note, "sure?", "--wait", "answer")
+        asked_again = threads.submit(relay, *words, home=home)
+        until(lambda: inbox_of(home, "alice"))
+        (path,) = inbox_of(home, "alice")
+        relay("reply", "--as", "alice", path.stem, "yes", home=home)
+        assert asked_again.result().stdout == "yes\n"
 
 
 OLD = """\
