@@ -5,11 +5,13 @@ Channels are read from the store file; a change is a command to the relay, whose
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.clock import whole
 from relay.cli.common import (
     agent_not_found,
     channel_not_found,
@@ -41,7 +43,7 @@ agent_option = click.option(
 @click.group(
     epilog="""\b
 Examples:
-  relay channel create ci --type pubsub ack_timeout=30
+  relay channel create ci --type pubsub ack_timeout=30s
   relay channel show ci
   relay channel pause ci && relay channel resume ci""",
 )
@@ -166,7 +168,7 @@ def _said(value: object) -> str:
     epilog="""\b
 Examples:
   relay channel create team
-  relay channel create ci --type pubsub --owner builder ack_timeout=30
+  relay channel create ci --type pubsub --owner builder ack_timeout=30s
   relay channel create news --type broadcast retention='count 1000'""",
 )
 @control_options
@@ -265,9 +267,9 @@ def unsubscribe(
     epilog="""\b
 Settings:
   delivery=at-most-once|at-least-once|exactly-once
-  ack_timeout=SECONDS    max_retries=N          retry_backoff_ms=MS
+  ack_timeout=DURATION   max_retries=N          retry_backoff_ms=MS
   max_message_size=BYTES max_participants=N     max_pending=N
-  retention=forever | 'duration SECONDS' | 'count MESSAGES' | 'size BYTES'
+  retention=forever | 'duration 1h' | 'count MESSAGES' | 'size BYTES'
   echo, sticky_messages, priority_ordering = true | false
   flush=immediate|batch|manual
   description=TEXT       tags=ci,build
@@ -275,8 +277,8 @@ Settings:
 
 \b
 Examples:
-  relay channel config ci delivery=at-least-once ack_timeout=30
-  relay channel config ci retention='duration 3600' max_participants=none""",
+  relay channel config ci delivery=at-least-once ack_timeout=30s
+  relay channel config ci retention='duration 1h' max_participants=none""",
 )
 @control_options
 @click.argument("name", shell_complete=complete_channels)
@@ -293,8 +295,17 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
         if not equals or not name.isidentifier() or name != name.lower() or name in pairs:
             why = "given twice" if name in pairs else "not SETTING=VALUE"
             raise click.BadParameter(f"{one!r} is {why}", param_hint="SETTING=VALUE")
-        pairs[name] = value
+        pairs[name] = _in_its_unit(name, value)
     return pairs
+
+
+def _in_its_unit(name: str, value: str) -> str:
+    """A duration as the number that the relay takes; what is none is refused by it."""
+    unit = {"ack_timeout": "s", "retry_backoff_ms": "ms", "retention": "s"}.get(name)
+    word, gap, amount = value.partition(" ") if name == "retention" else ("", "", value)
+    with contextlib.suppress(ValueError):
+        return f"{word}{gap}{whole(amount, unit)}" if unit and word in ("", "duration") else value
+    return value
 
 
 def _state_command(verb: str, says: str) -> click.Command:

@@ -42,6 +42,21 @@ def test_every_command_has_an_example() -> None:
         assert path == "relay sh" or f"\n  {path}" in command.epilog, path
 
 
+def test_durations_and_times_have_one_type() -> None:
+    """Whatever an option is called: 10m is read by all of them."""
+    ends = ("_s", "_ms", "_days", "_age", "_than", "since", "after", "before")
+    for path, command in ALL.items():
+        for option in command.params:
+            if isinstance(option, click.Option) and (option.name or "").endswith(ends):
+                is_day = path == "relay archive pack"
+                assert option.type.name in ("duration", "time") or is_day, path
+
+
+def test_send_shows_no_more_options_than_fit_on_a_screen() -> None:
+    shown = [one for one in ALL["relay send"].params if isinstance(one, click.Option)]
+    assert len([one for one in shown if not one.hidden]) + len(["--help"]) <= 14
+
+
 def test_words_that_the_commands_repeat_are_the_engines() -> None:
     """They are written out so that help need not import the engine."""
     assert list(MESSAGE_TYPES) == [kind.label for kind in MessageType]

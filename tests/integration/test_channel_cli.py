@@ -50,7 +50,7 @@ def shown(home: Path, name: str) -> dict[str, Any]:
 
 
 def test_create_is_seen_by_the_next_command(home: Path) -> None:
-    said = done(home, "create", "ci", "--type", "pubsub", "--owner", "alice", "ack_timeout=30")
+    said = done(home, "create", "ci", "--type", "pubsub", "--owner", "alice", "ack_timeout=30s")
     assert said == "created the PubSub channel ci, its owner is alice"
     facts = shown(home, "#ci")
     assert (facts["type"], facts["owner"], facts["participants"]) == (
@@ -132,7 +132,7 @@ def test_a_subscription_with_a_filter(home: Path) -> None:
 
 def test_config_and_what_show_says_of_it(home: Path) -> None:
     done(home, "create", "jobs")
-    said = done(home, "config", "jobs", "delivery=at-least-once", "retention=duration 3600")
+    said = done(home, "config", "jobs", "delivery=at-least-once", "retention=duration 1h")
     assert said == "channel jobs has delivery at-least-once, retention duration 3600"
     settings = shown(home, "jobs")["settings"]
     assert (settings["delivery"], settings["retention"]) == ("at-least-once", "duration 3600")
