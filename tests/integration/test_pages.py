@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +82,9 @@ def person() -> Iterator[dict[str, str]]:
     for ledger in Path(root).rglob("ledger.db"):
         down = ["relay", "--home", ledger.parent, "down"]
         subprocess.run(down, env=variables, check=False, capture_output=True)
-    shutil.rmtree(root)
+    while os.path.exists(root):  # a bell writes its log until it sees that its session has ended
+        shutil.rmtree(root, ignore_errors=True)
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
