@@ -229,7 +229,7 @@ def _preload() -> None:
     """Import the daemon, and what commands import but for the audits."""
     from relay.cli import COMMANDS
 
-    modules = {module for module, _ in COMMANDS.values()} - {"relay.cli.audit"}
+    modules = {*COMMANDS.values()} - {"relay.cli.audit"}
     for module in (*sorted(modules), DAEMON, "rich.table", "relay.doctor"):
         importlib.import_module(module)
     gc.collect()

@@ -1,9 +1,9 @@
 """The command line, ``relay``: one module per noun; a command opens, calls one function, prints.
 
-A command's module is imported when the command is called, so that ``relay --help`` imports neither
-the daemon nor Spark. An error is one line on stderr with a hint; its exit code is that of its
-class (``relay.base.errors.EXIT_CODES``). ^C ends a command with 130, a reader that closes the
-pipe with 141; neither is an error. After ^C one line names what the command leaves behind.
+A command's module is imported when the command is called, or the list is printed. An error is one
+line on stderr with a hint; its exit code is that of its class (``relay.base.errors.EXIT_CODES``).
+^C ends a command with 130, a reader that closes the pipe with 141; neither is an error. After ^C
+one line names what the command leaves behind.
 """
 
 from __future__ import annotations
@@ -30,138 +30,46 @@ from relay.base.errors import (
     RelayWarning,
 )
 
-# command -> (module, one line of help). The line is the command's own; a test compares them.
+# Module, and the commands in it, in the order in which a new user needs them.
+_MODULES = """
+daemon     init up down status
+agents     agents register
+processes  spawn release ps logs
+messages   send
+inbox      inbox
+show       show
+messages   reply wait resend cancel
+show       attachment
+messages   ack nack
+usage      guide
+continuity continuity
+trace      trace
+tail       tail
+top        top
+listing    list history thread search
+channel    channel
+listing    open unread failed
+dead       dead
+check      check
+dump       dump build
+journal    journal
+config     config where
+service    service
+ledger     ledger
+upkeep     backup restore prune
+key        key
+hooks      hooks
+wake       wake bell
+mcp        mcp
+check      doctor
+audit      audit
+daemon     sh
+usage      completion help
+"""
 COMMANDS = {
-    "init": ("relay.cli.daemon", "Create a relay home, or complete one."),
-    "up": ("relay.cli.daemon", "Start the relay and return when it is ready."),
-    "down": ("relay.cli.daemon", "Stop the relay after it has finished its current batch."),
-    "status": ("relay.cli.daemon", "Show whether the relay is running and what it is working on."),
-    "agents": ("relay.cli.agents", "List the agents and their status."),
-    "register": ("relay.cli.agents", "Create an agent's mailbox, or change its role."),
-    "spawn": ("relay.cli.processes", "Start an agent's process and print its pid."),
-    "release": (
-        "relay.cli.processes",
-        "Stop an agent's process: SIGTERM, then SIGKILL after spawn.grace_s.",
-    ),
-    "ps": ("relay.cli.processes", "List the processes started by the relay and their state."),
-    "logs": (
-        "relay.cli.processes",
-        "Show the output of an agent's process, or without NAME the relay's own log.",
-    ),
-    "send": ("relay.cli.messages", "Send a message."),
-    "inbox": ("relay.cli.inbox", "Show or take the messages in an inbox."),
-    "show": (
-        "relay.cli.show",
-        "Show a whole message: body, attachments, what became of it, and the answers.",
-    ),
-    "reply": ("relay.cli.messages", "Answer a message: to its sender, in its thread."),
-    "wait": (
-        "relay.cli.messages",
-        "Wait until a message is delivered, read, done or answered, for every recipient.",
-    ),
-    "resend": (
-        "relay.cli.messages",
-        "Send a refused, failed or lost message again, as a new one of the same sender.",
-    ),
-    "cancel": (
-        "relay.cli.messages",
-        "Take a message back from every recipient that has not read it.",
-    ),
-    "attachment": (
-        "relay.cli.show",
-        "Get the files sent with messages.",
-    ),
-    "ack": (
-        "relay.cli.messages",
-        "Acknowledge a message; it counts as read, and leaves the inbox.",
-    ),
-    "nack": (
-        "relay.cli.messages",
-        "Report that a message could not be handled, and why; it leaves the inbox.",
-    ),
-    "guide": (
-        "relay.cli.guide",
-        "Print a page for an agent: how to send, read and answer messages, and what it owes.",
-    ),
-    "continuity": (
-        "relay.cli.continuity",
-        "Save an agent's state for its next run, load it, list saved versions.",
-    ),
-    "trace": ("relay.cli.trace", "Show every step of a message with its time."),
-    "tail": ("relay.cli.tail", "Show events as they happen, one line each."),
-    "top": ("relay.cli.top", "Show agents, queue, rates and pending answers, refreshed in place."),
-    "list": ("relay.cli.listing", "List messages by words, phrases, and keys such as from:alice."),
-    "history": (
-        "relay.cli.listing",
-        "List all messages: `relay list` with options in the place of keys.",
-    ),
-    "thread": ("relay.cli.listing", "Show the messages of one thread, oldest first."),
-    "search": (
-        "relay.cli.listing",
-        "Find messages as `relay list` does, and show the lines that match.",
-    ),
-    "channel": ("relay.cli.channel", "Show, create and change channels."),
-    "open": (
-        "relay.cli.listing",
-        "List who owes an answer, oldest first: `relay list is:open sort:oldest`.",
-    ),
-    "unread": (
-        "relay.cli.listing",
-        "List messages that nobody has read, oldest first: `relay list is:unread sort:oldest`.",
-    ),
-    "failed": (
-        "relay.cli.listing",
-        "List messages that failed, newest first, and why: `relay list is:failed`.",
-    ),
-    "dead": ("relay.cli.dead", "Show dead letters, replay or discard them."),
-    "check": (
-        "relay.cli.check",
-        "Check that files are whole: stores, journals, ledgers, packs, attachments, homes.",
-    ),
-    "dump": (
-        "relay.cli.dump",
-        "Print the contents of a store, a ledger, a packed day, or a part of a journal.",
-    ),
-    "build": (
-        "relay.cli.dump",
-        "Write the store FILE from JSON lines, as `relay dump` prints them.",
-    ),
-    "journal": (
-        "relay.cli.journal",
-        "Show the journal's segments, and move them between the tiers.",
-    ),
-    "config": ("relay.cli.config", "Show, check and change the settings in config.json."),
-    "where": ("relay.cli.config", "Show the home, the rule that chose it, and other homes."),
-    "service": ("relay.cli.service", "Install the relay as a service: systemd or launchd."),
-    "ledger": (
-        "relay.cli.ledger",
-        "Back up, restore, rebuild and query the ledger.",
-    ),
-    "backup": (
-        "relay.cli.backup",
-        "Copy the whole home to the new directory DIR; the relay may be running.",
-    ),
-    "restore": (
-        "relay.cli.backup",
-        "Replace the home with the backup DIR; the relay must be stopped.",
-    ),
-    "prune": ("relay.cli.prune", "Remove data that has expired by the `retention` settings."),
-    "key": ("relay.cli.key", "Create and confirm the keys that agents sign with."),
-    "hooks": (
-        "relay.cli.hooks",
-        "Install the hooks that bring messages into the context of agent CLIs.",
-    ),
-    "wake": ("relay.cli.wake", "Show how an agent is woken when messages wait, and try it."),
-    "bell": ("relay.cli.wake", "Ring an agent when messages wait, until this command is ended."),
-    "mcp": (
-        "relay.cli.mcp",
-        "Serve an agent's tools over stdio: send, inbox, answer, channel, trace, agents, search.",
-    ),
-    "doctor": ("relay.cli.check", "Check the home for problems."),
-    "audit": ("relay.cli.audit", "Account for every message, on Spark."),
-    "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
-    "completion": ("relay.cli.usage", "Print the script that completes commands and names."),
-    "help": ("relay.cli.usage", "Show the help of a command."),
+    name: "relay.cli." + module
+    for module, *names in map(str.split, _MODULES.strip().splitlines())
+    for name in names
 }
 # Earlier names, in no list -> the words of today.
 ALIASES = {
@@ -195,6 +103,9 @@ _EXTRA = re.compile(r"unexpected extra arguments? \((\S+).*\)")
 COMPLETE_VARIABLE = "_RELAY_COMPLETE"  # set by the script of `relay completion`
 
 
+_WHOLE = 200  # characters of a sentence in the list
+
+
 class LazyGroup(click.Group):
     """A group that imports each command when it is called."""
 
@@ -206,7 +117,7 @@ class LazyGroup(click.Group):
         """Import and return the command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
+        module = importlib.import_module(COMMANDS[cmd_name])
         command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command
@@ -221,9 +132,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list for ``--help`` without importing anything."""
+        """Write the list for ``--help``: of each command its first sentence, whole."""
+        found = ((name, self.get_command(ctx, name)) for name in COMMANDS)
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(n, one.get_short_help_str(_WHOLE)) for n, one in found if one])
 
 
 EPILOG = """\b
