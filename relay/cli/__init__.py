@@ -21,7 +21,6 @@ from typing import Any
 import click
 
 from relay.base.errors import (
-    EXIT_CODES,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_PIPE_CLOSED,
@@ -71,6 +70,44 @@ COMMANDS = {
     for module, *names in map(str.split, _MODULES.strip().splitlines())
     for name in names
 }
+# The lines of `relay --help`, by what a reader wants to do.
+SECTIONS = {
+    "Send and answer": {
+        "send": "Send a message.",
+        "inbox": "Show or take the messages in an inbox.",
+        "show": "Show a whole message, what became of it, and the answers.",
+        "reply": "Answer a message: to its sender, in its thread.",
+        "ack nack": "Say that a message is done, or could not be done, and why.",
+        "wait": "Wait until a message is delivered, read, done or answered.",
+        "resend cancel": "Send a message again; take one back that is not read.",
+        "attachment": "Get the files sent with messages.",
+        "channel": "Show, create and change channels.",
+        "guide sh mcp": "For an agent: a page to read, a shell library, tools.",
+    },
+    "See what became of it": {
+        "list": "Messages by words and keys, such as is:open.",
+        "open unread failed": "The same by name: who owes an answer, and so on.",
+        "history thread search": "All; one conversation; with the lines found.",
+        "trace": "Show every step of a message with its time.",
+        "tail top": "Events as they happen; agents and rates.",
+        "dead": "Show dead letters, replay or discard them.",
+        "audit": "Account for every message, on Spark.",
+    },
+    "Agents": {
+        "agents register key": "Who is there; a mailbox; a key to sign with.",
+        "spawn release ps logs": "Start and end their processes, and look at them.",
+        "continuity": "Keep an agent's state for its next run.",
+        "hooks wake bell": "Bring messages to the sessions of agent CLIs.",
+    },
+    "Run a relay": {
+        "init up down status": "Create a home; run its relay.",
+        "doctor check dump build": "Check a home or a file; print its content.",
+        "config where service": "Settings; the home; systemd or launchd.",
+        "backup restore prune": "A copy of the home; what has expired is removed.",
+        "ledger journal": "Query the ledger; move parts of the journal.",
+        "help completion": "`relay help --all` prints every command.",
+    },
+}
 # Earlier names, in no list -> the words of today.
 ALIASES = {
     "acomm build": "build",
@@ -103,9 +140,6 @@ _EXTRA = re.compile(r"unexpected extra arguments? \((\S+).*\)")
 COMPLETE_VARIABLE = "_RELAY_COMPLETE"  # set by the script of `relay completion`
 
 
-_WHOLE = 200  # characters of a sentence in the list
-
-
 class LazyGroup(click.Group):
     """A group that imports each command when it is called."""
 
@@ -132,21 +166,19 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list for ``--help``: of each command its first sentence, whole."""
-        found = ((name, self.get_command(ctx, name)) for name in COMMANDS)
-        with formatter.section("Commands"):
-            formatter.write_dl([(n, one.get_short_help_str(_WHOLE)) for n, one in found if one])
+        """Write the list for ``--help`` without importing anything."""
+        for title, rows in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(names.replace(" ", ", "), text) for names, text in rows.items()]
+                )
 
 
 EPILOG = """\b
 Examples:
   relay init && relay up
   relay send bob "the build is green"
-  relay trace 1706123456789012345-a1b2c3d4
-
-\b
-Exit codes:
-""" + "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
+  relay trace 1706123456789012345-a1b2c3d4"""
 
 
 @click.command(
@@ -156,7 +188,7 @@ Exit codes:
 @click.version_option(package_name="agent-relay", prog_name="relay")
 @click.pass_context
 def cli(ctx: click.Context, home: str | None) -> None:
-    """A local message relay for AI agents: send by dropping a file, trace every delivery."""
+    """A message relay for AI agents: send by dropping a file, trace every delivery."""
     ctx.obj = {"home": home}
 
 

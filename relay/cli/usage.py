@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import click
 
+from relay.base.errors import EXIT_CODES
 from relay.base.names import NAME_VARIABLE, check_agent_name
 from relay.cli.common import NAMED_HOME, home_option, root_of
 
@@ -27,7 +28,12 @@ Examples:
   relay help --all > commands.txt""",
 )
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_complete_commands)
-@click.option("--all", "is_all", is_flag=True, help="Also the help of every command below it.")
+@click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help="Also of every command below it, and what exit codes mean.",
+)
 @click.pass_context
 def help(ctx: click.Context, words: tuple[str, ...], is_all: bool) -> None:
     """Show the help of a command.
@@ -43,6 +49,9 @@ def help(ctx: click.Context, words: tuple[str, ...], is_all: bool) -> None:
         context = click.Context(command, info_name=word, parent=context)
     for number, one in enumerate(_with_all_below(context) if is_all else [context]):
         click.echo("\n\n" * (number > 0) + one.get_help())
+    if is_all:
+        codes = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
+        click.echo(f"\n\nExit codes of all commands:\n{codes}")
 
 
 def _with_all_below(context: click.Context) -> Iterator[click.Context]:

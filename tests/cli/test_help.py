@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from relay.cli import cli, run
+from relay.cli import COMMANDS, SECTIONS, cli, run
 from relay.cli.channel import TYPES, config
 from relay.cli.listing import FORMER_SORTS
 from relay.cli.listing import TYPES as MESSAGE_TYPES
@@ -94,6 +94,16 @@ def test_help_is_the_same_in_every_way(path: str, capsys: pytest.CaptureFixture[
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert re.fullmatch(r"relay, version [0-9.]+\n", capsys.readouterr().out)
+
+
+def test_the_first_page_has_every_command_and_fits_a_screen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = [name for rows in SECTIONS.values() for names in rows for name in names.split()]
+    assert sorted(named) == sorted(COMMANDS)
+    assert run(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
 
 
 def test_the_whole_reference_has_every_command_in_plain_text(
