@@ -6,6 +6,7 @@ check, in the room that writes it. Nothing is changed, except by ``relay doctor 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -17,7 +18,7 @@ import click
 
 from relay.acomm import check as acomm_check
 from relay.acomm.container import OTHER_MAGIC
-from relay.base import crypto
+from relay.base import crypto, fsio
 from relay.base.errors import EXIT_FINDINGS, RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import Home, looks_like_home
@@ -171,10 +172,30 @@ def _findings(
 
 
 def _of_home(path: str) -> Iterator[Finding]:
+    from relay.daemon.home_backup import MANIFEST
     from relay.doctor import examine
 
     with open_home(click.get_current_context(), path) as home:
+        if os.path.lexists(home.path(MANIFEST)):
+            yield from _of_backup(home)
         yield from examine(home, deep=True)
+
+
+def _of_backup(home: Home) -> Iterator[Finding]:
+    """Compare every file of a backup with its list, as a restore does."""
+    from relay.daemon.home_backup import read_backup
+
+    advice = "the backup is damaged: restore another one"
+    for entry in read_backup(home.root).files:
+        path = home.path(entry.path)
+        try:
+            with open(fsio.open_read(path), "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except (RelayError, OSError) as exc:
+            yield Finding.of_error("backup", exc, path, advice)
+            continue
+        if found != entry.sha256:
+            yield Finding("backup", path, found, advice, expected=f"SHA-256 {entry.sha256}")
 
 
 def kind_of(path: str) -> str:

@@ -22,6 +22,8 @@ from relay.cli import run
 from relay.journal.format import FOOTER
 from relay.journal.journal import Append, Journal
 from relay.journal.segment import SegmentPolicy, segment_path
+from relay.ledger import archive_pack
+from relay.search.index import Index
 from tests.acomm.support import BAD, FIXTURES, GOOD, message, patch, small_store
 from tests.box import Box
 from tests.fakes import FakeClock
@@ -195,6 +197,23 @@ def test_a_home_and_every_file_in_it(box: Box, check: Check) -> None:
 
 
 @pytest.mark.damages
+def test_a_backup_is_compared_with_its_list(box: Box, check: Check, tmp_path: Path) -> None:
+    box.send_many(3, flush_every=3)
+    box.close()
+    copy = tmp_path / "monday"
+    assert run(["--home", str(box.root), "backup", str(copy)]) == 0
+    check()  # takes what backup printed
+    assert check(copy)[:2] == (0, [f"{copy}: OK, home"])
+    one, other, _ = sorted(copy.glob("agents/bob/inbox/*.msg"))
+    one.write_bytes(one.read_bytes() + b"!")
+    other.unlink()
+    code, lines, _ = check(copy)
+    advice = "the backup is damaged: restore another one"
+    assert code == 3 and lines[0].startswith(f"backup: {one}: expected SHA-256 ")
+    assert lines[1] == f"backup: {other}: No such file or directory; {advice}"
+
+
+@pytest.mark.damages
 def test_a_damaged_ledger(box: Box, check: Check) -> None:
     box.send_many(3, flush_every=3)
     box.close()
@@ -205,6 +224,21 @@ def test_a_damaged_ledger(box: Box, check: Check) -> None:
     code, (line,), _ = check(box.path(LEDGER))
     assert code == 3
     assert line.startswith(f"{box.path(LEDGER)}: {message_id} is failed without a reason; restore")
+
+
+def test_a_search_index_and_a_packed_day(box: Box, check: Check) -> None:
+    folder, index = box.path("archive", "2026-01-01", "alice"), box.path("search.db")
+    folder.mkdir(parents=True)
+    (folder / "1767225600000000000-01.msg").write_text("TO: bob\n\nhi")
+    *_, _ = archive_pack.pack(box.home, "2026-01-01")
+    pack = box.path("archive", "2026-01-01.tar.zst")
+    Index(str(index), writable=True).close()
+    assert check(index, pack)[:2] == (0, [f"{index}: OK, search index", f"{pack}: OK, packed day"])
+    pack.write_bytes(pack.read_bytes()[:-9])
+    index.write_bytes(index.read_bytes()[:5000])
+    code, (one, other), _ = check(index, pack)
+    assert code == 3 and one.startswith(f"{index}") and "fills it again" in one
+    assert other.startswith(f"{pack} at 0: expected a tar packed with zstd, found ")
 
 
 # -- what only a store, or only a stream, can have ---------------------------------------------

@@ -18,6 +18,8 @@ from relay.journal.manifest_format import MANIFEST_RECORD, ManifestRecord, Manif
 from relay.journal.replay import chunk_path, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_path
 from relay.journal.warm import Dictionaries, compress
+from relay.ledger import archive_pack
+from tests.box import Box
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
 
@@ -92,6 +94,35 @@ def test_a_snapshot_prints_its_entries(capsys: Output) -> None:
 )
 def test_dump_steps_over_damage(name: str, left: list[bytes], code: int, capsys: Output) -> None:
     assert payloads(BAD / name, capsys, code)[:3] == left
+
+
+# -- ledgers, search indexes, packed days ----------------------------------------------------
+
+
+def test_a_ledger_is_dumped_table_by_table(box: Box, capsys: Output) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    path = box.path("ledger.db")
+    rows = [json.loads(line) for line in lines_of(path, "--json", capsys=capsys)]
+    (delivery,) = [
+        row for row in rows if row["table"] == "deliveries" and row["recipient"] == "bob"
+    ]
+    assert (delivery["message_id"], delivery["state"]) == (sent, "written")
+    (line,) = [line for line in lines_of(path, capsys=capsys) if line.startswith("deliveries ")]
+    assert f"message_id {sent}, recipient bob, state written" in line
+
+
+def test_a_packed_day_is_dumped_file_by_file(box: Box, capsys: Output) -> None:
+    folder = box.path("archive", "2026-01-01", "alice")
+    folder.mkdir(parents=True)
+    (folder / "1767225600000000000-01.msg").write_text("TO: bob\n\nhi")
+    *_, _ = archive_pack.pack(box.home, "2026-01-01")
+    path = box.path("archive", "2026-01-01.tar.zst")
+    (line,) = lines_of(path, "--json", capsys=capsys)
+    name = "archive/2026-01-01/alice/1767225600000000000-01.msg"
+    row = json.loads(line)
+    assert (row["path"], row["bytes"], row["text"]) == (name, 11, "TO: bob\n\nhi")
+    (line,) = lines_of(path, capsys=capsys)
+    assert line.startswith("file ") and f"path {name}" in line and "bytes 11" in line
 
 
 # -- streams of the journal ----------------------------------------------------------------
