@@ -60,7 +60,7 @@ g, G        the first and the last agent
 
 OUTBOX      files not yet taken in by the relay
 UNREAD      messages in the inbox
-OWES        open answers and acknowledgments
+OWES        open answers
 SEEN        when the agent last wrote or read a message
 
 accepted and the other totals count since the relay started, with the rate per second.
@@ -76,7 +76,7 @@ class AgentLine(NamedTuple):
     status: str
     outbox: int | None  # waiting files; None: cannot be listed
     unread: int | None  # messages in the inbox; likewise
-    owes: int | None  # pending acks; None: unknown
+    owes: int | None  # open answers; None: unknown
     seen_ns: int | None
     note: str | None
 
@@ -182,7 +182,6 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
     answer = ask(home)
     status = answer.status
     owed = (status or {}).get("owed") or {}
-    is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
     in_inboxes = unread(home)
     now = time.time_ns()
     alerts, states = find_alerts(home, db, now), agent_states(home, now)
@@ -199,7 +198,7 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
             one["status"],
             _waiting(home, one["name"]),
             in_inboxes.get(one["name"]),
-            owed.get(one["name"], 0) if is_known else None,
+            None if status is None else owed.get(one["name"], 0),
             one["last_seen_at"],
             note(one),
         )
@@ -319,7 +318,7 @@ def _flow(current: Snapshot, previous: Snapshot | None) -> list[str]:
     return [
         f"accepted {rate('accepted')}  delivered {rate('written')}  read {rate('read')}  "
         f"refused {rate('refused')}  dead {rate('dead')}",
-        f"queue {plural(status['queue_files'], 'file')}{oldest}  owed {status['owed_acks']}  "
+        f"queue {plural(status['queue_files'], 'file')}{oldest}  owed {status['open_answers']}  "
         f"live messages {status['active']}  p50 < {p50}  p99 < {p99}",
     ]
 

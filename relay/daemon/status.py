@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -40,7 +41,6 @@ from relay.engine.engine import Engine
 EVERY_NS = NS_PER_S
 PATIENCE_S = 0.5  # a request waits so long for the loop
 PAUSE_FACTOR = 100  # pause of this many times the last snapshot's cost: at most 1 % of the loop
-MOST_TIMERS = 5_000  # acknowledgments counted one by one, which takes two milliseconds
 
 
 class StatusSnapshot(NamedTuple):
@@ -62,8 +62,8 @@ class StatusSnapshot(NamedTuple):
     held_back: int  # messages that max_pending keeps back
     active: int  # messages of the live store
     dead_letters: int
-    owed: dict[str, int]  # answers and acknowledgments, by agent; empty where they are many
-    owed_acks: int  # all of them; where they are many, no fewer than there are
+    owed: dict[str, int]  # open answers, by agent
+    open_answers: int  # all of them
     journal_end: int  # bytes of the stream so far
 
 
@@ -101,7 +101,7 @@ class StatusPublisher:
         metrics, roster = dispatcher.metrics, dispatcher.roster
         metrics.overflows += self._watcher.overflows - self._overflows
         self._overflows = self._watcher.overflows
-        owed, owed_acks = self._owed()
+        owed = Counter(name for known in state.owed.values() for name in known)
         return StatusSnapshot(
             at_ns=self._clock.now_ns(),
             monotonic_ns=now,
@@ -120,20 +120,9 @@ class StatusPublisher:
             active=len(state.messages),
             dead_letters=len(state.dead),
             owed=owed,
-            owed_acks=owed_acks,
+            open_answers=owed.total(),
             journal_end=dispatcher.journal_end,
         )
-
-    def _owed(self) -> tuple[dict[str, int], int]:
-        state = self._store.state
-        if len(state.timers) + len(state.owed) > MOST_TIMERS:
-            return {}, len(state.timers) + len(state.owed)
-        current = {timer[1:] for timer in state.timers.current()}
-        current |= {(number, name) for number, known in state.owed.items() for name in known}
-        owed: dict[str, int] = {}
-        for _, recipient in current:
-            owed[recipient] = owed.get(recipient, 0) + 1
-        return owed, len(current)
 
 
 class Health(NamedTuple):
@@ -341,8 +330,8 @@ class StatusCollector(Collector):
         yield _gauge("relay_messages_active", "Messages of the live store.", snapshot.active)
         text = "Dead letters not yet replayed or discarded."
         yield _gauge("relay_dead_letters", text, snapshot.dead_letters)
-        text = "Answers and acknowledgments due."
-        yield _gauge("relay_acknowledgments_owed", text, snapshot.owed_acks)
+        text = "Answers that are owed."
+        yield _gauge("relay_answers_open", text, snapshot.open_answers)
         text = "Length of the journal's stream since its beginning."
         yield _gauge("relay_journal_stream_bytes", text, snapshot.journal_end)
 

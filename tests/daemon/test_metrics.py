@@ -101,7 +101,7 @@ def test_the_numbers_are_those_of_the_box(box: Box) -> None:
     assert value(status, "relay_deliveries_written_total") == 3
     assert value(status, "relay_delivery_seconds_count") == 2
     assert value(status, "relay_batch_files_sum") == 3
-    assert value(status, "relay_acknowledgments_owed") == 1
+    assert value(status, "relay_answers_open") == 1
     assert value(status, "relay_agents") == 4
     assert value(status, "relay_inotify_watches") == 9
     assert value(status, "relay_journal_commit_seconds_count") > 0
