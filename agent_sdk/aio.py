@@ -238,15 +238,15 @@ class Agent:
         progress: Callable[[Received], object] | None = None,
     ) -> Received | None:
         """As ``agent_sdk.Agent.wait``."""
-        from relay.base.outcomes import look, parse_wait
+        from relay.base.outcomes import parse_wait, watch
 
         wait, sent = parse_wait(until), self._inbox.id_of(message_id)
         if wait.word == "answer":
             return await self._answer(sent, requests.ANSWERS, wait.seconds, None, progress)
         loop, connect = asyncio.get_running_loop(), requests.ledger_of(self._agent._home)
-        ends_at, pause_s = loop.time() + wait.seconds, 0.001
+        ends_at, pause_s, now = loop.time() + wait.seconds, 0.001, wait._replace(seconds=0)
         while True:
-            found = await asyncio.to_thread(look, self._agent._home, connect, sent, wait.word)
+            found = await asyncio.to_thread(watch, self._agent._home, connect, sent, now)
             left_s = ends_at - loop.time()
             if found.is_there or found.is_over or left_s <= 0:
                 requests.waited(found, sent, wait)

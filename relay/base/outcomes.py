@@ -205,29 +205,22 @@ def watch(
 
     ``connect`` opens the ledger. Errors: LedgerError.
     """
-    ends_at, pause_s = time.monotonic() + wait.seconds, 0.001
-    while True:
-        progress = look(home, connect, message_id, wait.word)
-        left_s = ends_at - time.monotonic()
-        if progress.is_there or progress.is_over or left_s <= 0:
-            return progress
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, 0.05)
-
-
-def look(
-    home: Home, connect: Callable[[], sqlite3.Connection], message_id: str, word: str
-) -> Progress:
-    """How far a message is on the way to one of ``WAITS``, by the ledger. Errors: LedgerError."""
     from relay.base.home import lock_holder
 
-    try:
-        with contextlib.closing(connect()) as db:
-            return progress_of(db, message_id, word)
-    except LedgerMissing:
-        if lock_holder(home) is None:
-            raise
-        return Progress("it is sent; the ledger is gone, and the relay rebuilds it")
+    ends_at, pause_s = time.monotonic() + wait.seconds, 0.001
+    while True:
+        try:
+            with contextlib.closing(connect()) as db:
+                found = progress_of(db, message_id, wait.word)
+        except LedgerMissing:
+            if lock_holder(home) is None:
+                raise
+            found = Progress("it is sent; the ledger is gone, and the relay rebuilds it")
+        left_s = ends_at - time.monotonic()
+        if found.is_there or found.is_over or left_s <= 0:
+            return found
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, 0.05)
 
 
 def progress_of(db: sqlite3.Connection, message_id: str, word: str) -> Progress:
@@ -242,7 +235,7 @@ def progress_of(db: sqlite3.Connection, message_id: str, word: str) -> Progress:
     text = progress(row, deliveries, time.time_ns())
     if row["status"] in ("pending", "processing"):
         return Progress(text if deliveries else "the relay has not recorded it yet")
-    if word == "taken":
+    if word in ("none", "taken"):
         return Progress(text, is_there=True)
     reached = [has_reached(one, word) for one in deliveries]
     if word == "answer":

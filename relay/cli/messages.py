@@ -18,7 +18,7 @@ from relay.base.errors import (
     RelayError,
 )
 from relay.base.names import ORCHESTRATOR
-from relay.base.outcomes import WAIT_S, Progress, Wait
+from relay.base.outcomes import Progress, Wait
 from relay.cli.common import (
     WAIT,
     as_option,
@@ -101,7 +101,7 @@ Examples:
 @attach_option
 @click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
-@wait_options
+@wait_options()
 @json_option
 @click.pass_context
 def send(
@@ -233,15 +233,14 @@ Examples:
 @home_option
 @click.argument("message_id", metavar="ID")
 @click.argument("given", metavar="[WORD[=TIME]]", type=WAIT_FOR, required=False)
-@click.option("--for", "step", type=click.Choice(STEPS), hidden=True)
-@click.option("--timeout", "timeout_s", type=WAIT, hidden=True)
+@wait_options("--for")
 @click.pass_context
 def wait_(
     ctx: click.Context,
     home: str | None,
     message_id: str,
     given: Wait | None,
-    step: str | None,
+    waits: tuple[Wait, ...],
     timeout_s: float | None,
 ) -> int:
     """Wait until a message is delivered, read, done or answered, for every recipient.
@@ -260,9 +259,7 @@ def wait_(
     from relay.base.home import Home
     from relay.cli.ids import resolve_id
 
-    if given and (step or timeout_s):
-        raise click.UsageError("WORD[=TIME] and --for or --timeout cannot be used together", ctx)
-    wait = given or Wait(step or "done", timeout_s or WAIT_S)
+    wait = wanted(ctx, (given, *waits) if given else waits, timeout_s, Wait("done"))
     root = root_of(ctx, home)
     with Home(root) as opened:
         known = resolve_id(opened, message_id, must_exist=True)
@@ -295,7 +292,7 @@ def _wait_for_answer(home: Home, message_id: str, wait: Wait) -> int:
 @click.argument("message_id", metavar="ID")
 @click.argument("body")
 @attach_option
-@wait_options
+@wait_options()
 @json_option
 @click.pass_context
 def reply(
@@ -344,7 +341,7 @@ def reply(
 @click.argument("message_id", metavar="ID")
 @click.option("--to", metavar="NAME", help="Another recipient.")
 @click.option("--again", is_flag=True, help="Even if a recipient has it already.")
-@wait_options
+@wait_options()
 @json_option
 @click.pass_context
 def resend(

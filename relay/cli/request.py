@@ -29,7 +29,7 @@ from relay.cli.common import (
     sanitize,
 )
 
-WORD_S = 2.0  # for the relay's word about a message; it needs some milliseconds
+WORD = Wait("", 2.0)  # of the relay about a message; it needs some milliseconds
 ATTACH_S = 2.0  # longer copies are announced
 
 if TYPE_CHECKING:
@@ -42,18 +42,21 @@ if TYPE_CHECKING:
 WAIT_FOR = Read("word[=time]", parse_wait)
 
 
-def wait_options(command: F) -> F:
-    """Add --wait, and the options that it has replaced."""
+def wait_options(*names: str) -> Callable[[F], F]:
+    """The decorator that adds --wait, and the names that it replaced; or only these ``names``."""
     words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s."
-    for name, more in (
-        ("--committed", {"flag_value": "taken", "hidden": True}),
-        ("--no-wait", {"flag_value": "none", "hidden": True}),
-        ("--until", {"hidden": True}),
-        ("--await", {"hidden": True}),
-        ("--wait", {"help": words}),
-    ):
-        command = click.option(name, "waits", multiple=True, type=WAIT_FOR, **more)(command)
-    return click.option("--timeout", "timeout_s", type=WAIT, hidden=True)(command)
+    flags = {} if names else {"--committed": "taken", "--no-wait": "none"}
+
+    def decorate(command: F) -> F:
+        for name in (*flags, *(names or ("--until", "--await", "--wait"))):
+            more: dict[str, Any] = {"flag_value": flags[name]} if name in flags else {}
+            hidden, text = name != "--wait", words if name == "--wait" else None
+            command = click.option(
+                name, "waits", multiple=True, type=WAIT_FOR, hidden=hidden, help=text, **more
+            )(command)
+        return click.option("--timeout", "timeout_s", type=WAIT, hidden=True)(command)
+
+    return decorate
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -284,16 +287,16 @@ def _arrival(delivery: Mapping[str, Any]) -> str:
     return ""
 
 
-def wanted(ctx: click.Context, waits: Sequence[Wait], timeout_s: float | None) -> Wait:
+def wanted(
+    ctx: click.Context, waits: Sequence[Wait], timeout_s: float | None, usual: Wait = WORD
+) -> Wait:
     """What ``wait_options`` ask for: by default the relay's word. Errors: UsageError."""
     if len(waits) > 1:
         raise click.UsageError("--wait is given more than once, perhaps by an earlier name", ctx)
-    wait = waits[0] if waits else Wait("", WORD_S)
-    if timeout_s is None:
-        return wait
-    if wait.word not in ("delivered", "read", "done"):
+    wait = waits[0] if waits else usual
+    if timeout_s is not None and wait.word not in ("delivered", "read", "done"):
         raise click.UsageError("--timeout needs --until", ctx)
-    return wait._replace(seconds=timeout_s)
+    return wait if timeout_s is None else wait._replace(seconds=timeout_s)
 
 
 def watch(home: Home, message_id: str, wait: Wait) -> Progress:

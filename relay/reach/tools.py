@@ -29,7 +29,6 @@ class Parameter(NamedTuple):
     most: int | None = None
     choices: tuple[str, ...] = ()
     is_required: bool = False
-    is_hidden: bool = False  # an earlier name: taken, and not told
 
     def schema(self) -> dict[str, object]:
         """Return its JSON schema."""
@@ -94,21 +93,19 @@ class Tool(NamedTuple):
         required = [name for name, one in self.parameters.items() if one.is_required]
         found: dict[str, Any] = {
             "type": "object",
-            "properties": {name: one.schema() for name, one in self.shown().items()},
+            "properties": {name: one.schema() for name, one in self.parameters.items()},
             "additionalProperties": False,
         }
         return found | ({"required": required} if required else {})
-
-    def shown(self) -> dict[str, Parameter]:
-        """Return the parameters that an agent is told of."""
-        return {name: one for name, one in self.parameters.items() if not one.is_hidden}
 
     def check(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with defaults. Errors: BadArguments."""
         values = {name: one.default for name, one in self.parameters.items()}
         for name, value in given.items():
+            if name == "await_s" and "wait" in self.parameters:  # its name until there were words
+                name, value = "wait", f"answer={value}s" if value else None
             if name not in self.parameters:
-                known = ", ".join(self.shown())
+                known = ", ".join(self.parameters)
                 raise BadArguments(f"{_short(name)} is not a parameter; there are {known}")
             if value is not None:
                 values[name] = self.parameters[name].check(name, value)
@@ -132,7 +129,6 @@ TOOLS = {
             "ttl_s": Parameter("number", "not delivered after; once delivered it stays", least=1),
             "files": Parameter("array", "paths of files to send with it", ()),
             "wait": Parameter("string", f"{', '.join(WAITS)}, or one with a time: read=10s"),
-            "await_s": _WAIT._replace(is_hidden=True),
         },
     ),
     "inbox": Tool(
@@ -187,8 +183,6 @@ def check_call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
 
 def wait_of(given: dict[str, Any]) -> Wait | None:
     """What a call of ``send`` waits for; None: the relay's word. Errors: BadArguments."""
-    if given["await_s"]:
-        return Wait("answer", given["await_s"])
     if not given["wait"]:
         return None
     try:
