@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.powercutting import images
+from scripts.powercutting.__main__ import main
 from scripts.powercutting.disk import FLUSH, RECORD, WRITE
 from scripts.powercutting.images import Cut, Keep
 
@@ -89,3 +90,13 @@ def test_an_event_that_is_cut_short_did_not_happen() -> None:
     assert len(images.read_log(LOG)) == 5
     assert len(images.read_log(LOG[:-1])) == 4
     assert len(images.read_log(LOG[: RECORD.size + 5])) == 0
+
+
+def test_a_file_system_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["powercut", "--fs", "xfs"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--fs: xfs needs mkfs.xfs: install xfsprogs" in capsys.readouterr().err
