@@ -7,12 +7,11 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
 
-from relay.base import outcomes, process_info
+from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER, META, Home
@@ -41,7 +40,8 @@ from relay.cli.common import (
     when,
     with_iso_times,
 )
-from relay.cli.ids import short_ids
+from relay.cli.listing import print_messages
+from relay.cli.lookup import find_rows
 from relay.cli.request import control_options, send_command
 from relay.cli.sessions import AgentState, agent_states, latest_calls
 from relay.cli.tables import colour_by_word, print_table, wide_option
@@ -53,13 +53,6 @@ UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
 
 LATEST = 10  # messages on an agent's page
-MOST_SEARCHED = 100_000  # the newest messages, among which they are found
-_LATEST = """
-SELECT m.*, d.state FROM messages AS m
-LEFT JOIN deliveries AS d ON d.message_id = m.message_id AND d.recipient = :name
-WHERE m.id > (SELECT max(id) FROM messages) - :most
-    AND (d.recipient IS NOT NULL OR m.agent_name = :name)
-ORDER BY m.id DESC LIMIT :latest"""
 _OWED = """SELECT count(*) AS owed, coalesce(sum(due_at <= :now), 0) AS overdue,
     min(written_at) AS oldest_owed_at
 FROM deliveries WHERE recipient = :name AND obligation = 'open'"""
@@ -226,11 +219,11 @@ def _page(home: Home, name: str, now_ns: int) -> dict[str, Any]:
     """Collect what the list of agents does not show."""
     from relay.cli.processes import process_facts
     from relay.ledger.file import open_readonly
+    from relay.search.query import Query
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         process = db.execute("SELECT * FROM processes WHERE name = ?", (name,)).fetchone()
         owed = db.execute(_OWED, {"name": name, "now": now_ns}).fetchone()
-        latest = list(_latest(db, name))
     inbox = _files(home, name, "inbox")
     return {
         "mailbox": home.path("agents", name),
@@ -241,7 +234,7 @@ def _page(home: Home, name: str, now_ns: int) -> dict[str, Any]:
         "oldest_owed_at": owed["oldest_owed_at"],
         "process": process and process_facts(process),
         "channels": _channels(home, name),
-        "latest": latest,
+        "latest": find_rows(home, Query(parties=(name,)), LATEST)[0],
     }
 
 
@@ -254,22 +247,6 @@ def _files(home: Home, name: str, folder: str) -> list[int]:
                 if one.name.endswith(MSG_SUFFIX):
                     found.append(one.stat(follow_symlinks=False).st_mtime_ns)
     return found
-
-
-def _latest(db: sqlite3.Connection, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the newest messages from or to an agent; the outcome of one to it is its own."""
-    wanted = {"name": name, "most": MOST_SEARCHED, "latest": LATEST}
-    for row in db.execute(_LATEST, wanted).fetchall():
-        deliveries = outcomes.read_deliveries(db, "message_id = ?", row["message_id"])
-        own = [one for one in deliveries if one["recipient"] == name]
-        yield {
-            "id": row["message_id"],
-            "at": row["discovered_at"],
-            "from": row["agent_name"],
-            "to": row["target"],
-            "kind": row["message_type"],
-            "outcome": str(outcomes.summary(row, own or deliveries)),
-        }
 
 
 def _channels(home: Home, name: str) -> list[str] | None:
@@ -326,15 +303,7 @@ def _show_page(facts: dict[str, Any], listed: _Listed, now_ns: int) -> None:
     echo("channels", "unknown" if channels is None else ", ".join(channels) or "none")
     if facts["latest"]:
         click.echo()
-        short = short_ids(one["id"] for one in facts["latest"])
-        header = ("ID", "AGE", "FROM", "TO", "KIND", "STATUS")
-        print_table(
-            header,
-            [
-                (short[m["id"]], ago(m["at"], now_ns), m["from"], m["to"], m["kind"], m["outcome"])
-                for m in facts["latest"]
-            ],
-        )
+        print_messages(facts["latest"], as_json=False, wide=False)
 
 
 @agents.command(epilog='\b\nExample:\n  relay agents retire bob --reason "its work is done"')

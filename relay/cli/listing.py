@@ -136,7 +136,7 @@ def search(
     with open_home(ctx, home) as opened:
         rows, has_more = find_rows(opened, parsed, limit)
     if as_json or not rows:
-        _print(rows, as_json=as_json, wide=wide)
+        print_messages(rows, as_json=as_json, wide=wide)
         if not rows and parsed.like_keys:
             _say_not_a_key(parsed)
         return
@@ -238,7 +238,7 @@ def thread(
             hint="`relay list --wide` lists messages with their threads",
         )
     if short or as_json:
-        _print(rows, as_json=as_json, wide=wide)
+        print_messages(rows, as_json=as_json, wide=wide)
         return
     ids = _short_ids(rows)
     for row in rows:
@@ -362,7 +362,7 @@ def _list(
 ) -> None:
     with open_home(ctx, home) as opened:
         rows, has_more = find_rows(opened, query, limit, offset)
-    _print(rows, as_json=as_json, wide=wide, nothing=nothing)
+    print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
     if not rows and query.like_keys:
         _say_not_a_key(query)
     if has_more and not as_json:
@@ -374,7 +374,7 @@ def _say_not_a_key(query: Query) -> None:
     click.echo(text, err=True)
 
 
-def _print(
+def print_messages(
     rows: list[dict[str, Any]], *, as_json: bool, wide: bool, nothing: str = "nothing found"
 ) -> None:
     """Print messages as JSON lines or as a table; ``wide`` adds thread and RE."""
