@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import pexpect
@@ -13,7 +14,7 @@ import pytest
 
 from relay.base.errors import EXIT_INTERRUPTED
 from relay.cli.top import COLUMNS
-from tests.procs import PROJECT, Relay, environment, relay, rows_of, until
+from tests.procs import PROJECT, Relay, environment, relay, relay_anew, rows_of, until
 from tests.terminals import lines_in_a_terminal
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,6 +113,23 @@ def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
     assert events(home, "--since", "1h") == found  # with the relay down
     assert events(home, "--since", "1s", "--agent", "carol") == []
     assert len(events(home, "--agent", "bob", "--since", "1d")) == len(found)
+
+
+def test_a_time_that_was_printed_can_be_pasted(
+    running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a zone that is hours away from UTC, as times are shown."""
+    monkeypatch.setenv("TZ", "Australia/Lord_Howe")
+    for number in range(3):
+        send(home, "bob", "--as", "alice", str(number))
+        time.sleep(0.005)
+    until(lambda: len([e for e in events(home) if e["event"] == "delivered"]) == 3)
+    shown = relay_anew("tail", "--no-follow", home=home).stdout.splitlines()
+    times = [line.split()[0] for line in shown]
+    for at in sorted(set(times)):
+        done = relay_anew("tail", "--no-follow", "--since", at, home=home)
+        assert done.stdout.splitlines() == shown[times.index(at) :], at
+    assert len(set(times)) > 1
 
 
 def test_tail_shows_what_should_not_be_there(running: Relay, home: Path) -> None:

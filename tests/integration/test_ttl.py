@@ -54,3 +54,17 @@ def test_m06_times_to_come_give_nobody_more_time(box: Box) -> None:
     box.tick()
     box.after(61)
     assert box.states(sent) == {"bob": "expired"}
+
+
+def test_a_ttl_may_have_a_unit(box: Box) -> None:
+    """The file is delivered as it was written."""
+    now = box.clock.now_ns()
+    sent = drop_at(box, "TO: bob\nTTL: 2min\n\nhi", f"{now}-aa.msg", now)
+    drop_at(box, "TO: bob\nTTL: 1.5m\nDELIVERY: at-least-once\n\nquick", f"{now}-bb.msg", now)
+    box.kill()
+    box.clock.advance(100)
+    box.open()
+    box.tick()
+    assert list(box.inbox("bob")) == [sent]
+    assert box.inbox("bob")[sent].headers["TTL"] == "2min"
+    assert "its TTL of 90 s passed before it could be delivered" in box.nacks("alice")[0]
