@@ -291,10 +291,11 @@ _relay_check() { # OPTION VALUE
     k:*) _relay_misuse "-k $2 is not a kind of message" ;;
     t: | t:*[!A-Za-z0-9._:-]*) _relay_misuse "-t takes letters, digits and . _ : - only" ;;
     T: | T:*[!A-Za-z0-9._*#-]*) _relay_misuse "-T takes a topic like build.front.ok" ;;
-    p:[0-4]) ;;
-    w:none | w:taken | w:delivered | w:read | w:done | w:answer) ;;
-    w:*) _relay_misuse "-w takes none, taken, delivered, read, done or answer, or one with =10s" ;;
+    w:none | p:[0-4]) ;;
     p:*) _relay_misuse "-p takes 0 (critical) to 4 (background)" ;;
+    w:taken | w:delivered | w:read | w:done | w:answer)
+        command -v relay >/dev/null || _relay_misuse "-w $2 needs the command relay on the path" ;;
+    w:*) _relay_misuse "-w takes none, taken, delivered, read, done or answer, or one with =10s" ;;
     to:'*' | to:__orchestrator__ | to:'#'?*) ;;
     to: | to:[!a-zA-Z]* | to:*[!a-zA-Z0-9_-]*)
         _relay_misuse "TO is a name, *, #channel, Lead or __orchestrator__" ;;

@@ -112,3 +112,5 @@ def test_it_waits_in_the_words_of_the_command(running: Relay, sh: Shell) -> None
         words, status, said = line[:40], int(line[41]), line[42:].strip()
         found, sent, told = send(sh, words, PATH=path)
         assert (found, bool(sent), said in told) == (status, status != 2, True), (line, told)
+    alone = send(sh, "relay_send -w read bob hi", PATH="/usr/bin:/bin")
+    assert alone == (2, "", "relay: -w read needs the command relay on the path")
