@@ -26,7 +26,6 @@ from relay.cli.common import (
 from relay.cli.ids import short_ids
 from relay.cli.tables import colour, cut, screen_columns, wide_option
 
-YESTERDAY = "yesterday"
 MOST_NAMED = 3  # agents, and reasons, in a line; others are counted
 MOST_TEXT = 60  # characters of a reason
 LABEL = 10  # columns

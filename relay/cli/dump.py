@@ -113,20 +113,19 @@ def _store(path: str, section: str | None, key_file: str | None, as_json: bool) 
 
 def _database(path: str, as_json: bool) -> Lines:
     """The rows of every table, in one snapshot."""
+    from sqlite_utils import Database  # takes 0.15 s
+
     tables = (
         "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' "
         "AND name NOT LIKE 'sqlite_%' ORDER BY name"
     )
     with open_snapshot(path) as db:
+        tools = Database(db, recursive_triggers=False, execute_plugins=False)
         for (table,) in db.execute(tables).fetchall():
-            cursor = db.execute(f'SELECT * FROM "{table}"')
-            names = [column[0] for column in cursor.description]
-            for values in cursor:
-                if as_json:
-                    facts = dict(zip(names, map(json_value, values), strict=True))
-                    yield json_line({"table": table, **facts})
-                else:
-                    yield _text(table, dict(zip(names, map(cell, values), strict=True)))
+            for row in tools[table].rows:
+                shown = json_value if as_json else cell
+                facts = {name: shown(value) for name, value in row.items()}
+                yield json_line({"table": table, **facts}) if as_json else _text(table, facts)
 
 
 def _pack(path: str, as_json: bool) -> Lines:

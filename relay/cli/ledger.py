@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 Rows = Iterator[tuple[Any, ...]]
-POLL_S = 0.5
 # Characters that are read before the first is printed: the transaction of a shorter result has
 # ended when a pager shows it.
 BLOCK = 4 << 20

@@ -17,7 +17,6 @@ import click
 from relay.base.clock import NS_PER_S, local_time, parse_time
 from relay.base.text import visible
 
-wide_option = click.option("--wide", is_flag=True, help="Cut nothing to the terminal's width.")
 limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
 
 GAP = "  "

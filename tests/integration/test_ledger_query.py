@@ -1,4 +1,4 @@
-"""``relay ledger query``, ``tables`` and ``schema``: reading the ledger by SQL."""
+"""``relay ledger query``: reading the ledger by SQL."""
 
 from __future__ import annotations
 
