@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 from agent_sdk import Agent, NotRunning, RelayWarning
 from scripts.powercutting.notes import EVERYONE, RECIPIENTS, Book
@@ -131,12 +133,17 @@ class One:
 
 
 def main() -> None:
-    """Do it again and again, or so often."""
+    """Do it again and again, or so often; SIGTERM ends it after the step in hand, so that what was
+    taken is noted."""
     role, home, books, seed, *number = sys.argv[1:]
     warnings.simplefilter("ignore", RelayWarning)  # no relay runs, or not yet
     one = One(role, Path(home), Path(books), int(seed))
     turns = int(number[0]) if number else sys.maxsize
+    ended = Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     for _ in range(turns):
+        if ended.is_set():
+            break
         getattr(one, role)()
 
 

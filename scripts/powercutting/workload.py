@@ -145,7 +145,7 @@ class _Work:
         finally:
             ended = [one.args for one in agents if one.poll() is not None]
             for one in agents:
-                _end(one, signal.SIGKILL)
+                _end(one, signal.SIGTERM)
             _end(relay, signal.SIGKILL)
         if ended:
             raise SystemExit(f"powercut: an agent of the drill has ended by itself: {ended}")
