@@ -25,6 +25,7 @@ from relay.base.names import (
 from relay.cli.common import (
     agent_not_found,
     ago,
+    command,
     complete_agents,
     echo_json,
     home_option,
@@ -192,11 +193,8 @@ def _cells(one: _Listed, now_ns: int) -> tuple[object, ...]:
     )
 
 
-@agents.command(epilog="\b\nExamples:\n  relay agents show bob\n  relay agents show bob --json")
-@home_option
+@command(of=agents, epilog="\b\nExamples:\n  relay agents show bob\n  relay agents show bob --json")
 @click.argument("name", shell_complete=complete_agents)
-@json_option
-@click.pass_context
 def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Show everything about one agent on one page.
 
@@ -327,14 +325,9 @@ def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
     send_command(ctx, "agent.revive", {"NAME": name}, **caller)
 
 
-@click.command(
-    epilog="\b\nExamples:\n  relay register bob\n  relay register alice --role lead",
-)
-@home_option
+@command(epilog="\b\nExamples:\n  relay register bob\n  relay register alice --role lead")
 @click.argument("name")
 @click.option("--role", type=click.Choice(["lead", "member"]), help="`TO: Lead` means the lead.")
-@json_option
-@click.pass_context
 def register(
     ctx: click.Context, home: str | None, name: str, role: str | None, as_json: bool
 ) -> None:

@@ -22,7 +22,7 @@ from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
 from relay.cli.audit_digest import digest
-from relay.cli.common import duration, home_option, json_option, root_of, sanitize
+from relay.cli.common import command, duration, root_of, sanitize
 
 # Packages of the extra, by import name.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
@@ -61,9 +61,15 @@ def audit() -> None:
 audit.add_command(digest)
 
 
-@audit.command("list", epilog="\b\nExamples:\n  relay audit list\n  relay audit list --home DIR")
-@home_option
-@click.pass_context
+@command(
+    "list",
+    of=audit,
+    json=False,
+    epilog="""\b
+Examples:
+  relay audit list
+  relay audit list --home DIR""",
+)
 def list_jobs(context: click.Context, home: str | None) -> None:
     """List the jobs, with what each reports, and the home's own checks."""
     _require_extra()
@@ -74,9 +80,8 @@ def list_jobs(context: click.Context, home: str | None) -> None:
         click.echo(sanitize(f"{job.name:<13} {job.description}"))
 
 
-@audit.command(epilog=RUN_EXAMPLES)
+@command(of=audit, json=False, epilog=RUN_EXAMPLES)
 @click.argument("jobs", metavar="[JOB]...", nargs=-1)
-@home_option
 @click.option("--out", metavar="DIR", help="Write tables, summary.json and report.html here.")
 @click.option("--master", metavar="URL", help="Spark master; local[*] by default.")
 @click.option(
@@ -110,7 +115,6 @@ def list_jobs(context: click.Context, home: str | None) -> None:
     help="Run your own checks in DIR/*.sql as well, see docs/audit.md.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
-@click.pass_context
 def run(
     context: click.Context,
     /,
@@ -170,8 +174,7 @@ def _never_exit_3() -> Iterator[None]:
         raise
 
 
-@audit.command(epilog=WATCH_EXAMPLES)
-@home_option
+@command(of=audit, epilog=WATCH_EXAMPLES)
 @click.option("--checkpoint", metavar="DIR", help="Folder for the position in the journal.")
 @click.option("--out", metavar="DIR", help="Write the events as Parquet here.")
 @click.option("--once", is_flag=True, help="Exit when all present events were read.")
@@ -182,8 +185,6 @@ def _never_exit_3() -> Iterator[None]:
     default="5s",
     help="Polling interval; 5s by default.",
 )
-@json_option
-@click.pass_context
 def watch(
     context: click.Context,
     home: str | None,

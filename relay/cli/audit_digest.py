@@ -16,9 +16,8 @@ from relay.base.home import LEDGER
 from relay.base.text import visible
 from relay.cli.common import (
     TIME,
+    command,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     plural,
     with_iso_times,
@@ -45,15 +44,14 @@ th{{text-align:left;vertical-align:top;padding-right:1em}}td{{overflow-wrap:anyw
 """
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay audit digest
   relay audit digest --since 8h
   relay audit digest --since 2026-11-20 --out digest.html
-  relay audit digest --json | jq .counts""",
+  relay audit digest --json | jq .counts"""
 )
-@home_option
 @click.option(
     "--since",
     "since_ns",
@@ -64,8 +62,6 @@ Examples:
 )
 @click.option("--out", metavar="FILE", help="Write a page for a browser here, e.g. digest.html.")
 @wide_option
-@json_option
-@click.pass_context
 def digest(
     ctx: click.Context, home: str | None, since_ns: int, out: str | None, wide: bool, as_json: bool
 ) -> None:

@@ -15,11 +15,10 @@ from relay.base.clock import whole
 from relay.cli.common import (
     agent_not_found,
     channel_not_found,
+    command,
     complete_agents,
     complete_channels,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     print_rows,
     sanitize,
@@ -51,11 +50,8 @@ def channel() -> None:
     """Show, create and change channels."""
 
 
-@channel.command("list", epilog="\b\nExample:\n  relay channel list --all")
-@home_option
+@command("list", of=channel, epilog="\b\nExample:\n  relay channel list --all")
 @click.option("--all", "everything", is_flag=True, help="Include channels between two agents.")
-@json_option
-@click.pass_context
 def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
     """List the channels."""
     with open_home(ctx, home) as opened:
@@ -82,11 +78,8 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
     )
 
 
-@channel.command(epilog="\b\nExample:\n  relay channel show ci")
-@home_option
+@command(of=channel, epilog="\b\nExample:\n  relay channel show ci")
 @click.argument("name", shell_complete=complete_channels)
-@json_option
-@click.pass_context
 def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Show one channel: participants, subscriptions, settings."""
     with open_home(ctx, home) as opened:

@@ -23,9 +23,8 @@ from relay.base.errors import EXIT_FINDINGS, RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import Home, looks_like_home
 from relay.cli.common import (
+    command,
     echo_json,
-    home_option,
-    json_option,
     name_home,
     open_home,
     plural,
@@ -72,7 +71,7 @@ key_option = click.option(
 )
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay check
@@ -80,7 +79,6 @@ Examples:
   relay check store/relay.acomm journal/*/segments/*.seg ledger.db
   relay check store/relay.acomm --keys public-keys"""
 )
-@home_option
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
 @click.option(
     "--keys",
@@ -89,8 +87,6 @@ Examples:
     help="Also check a store's signatures: DIR/NAME.pub is NAME's public key, 64 hex digits.",
 )
 @key_option
-@json_option
-@click.pass_context
 def check(
     ctx: click.Context,
     home: str | None,
@@ -237,15 +233,12 @@ def _public_keys(folder: str | None) -> dict[str, bytes]:
     return found
 
 
-@click.command(
+@command(
     epilog="\b\nExamples:\n  relay doctor\n  relay doctor --repair\n"
     "  relay doctor --json | jq -r .remedy"
 )
-@home_option
 @click.option("--repair", "do_repair", is_flag=True, help="Apply the safe repairs and report them.")
 @click.option("--deep", is_flag=True, help="Also read every attachment and archive.")
-@json_option
-@click.pass_context
 def doctor(ctx: click.Context, home: str | None, do_repair: bool, deep: bool, as_json: bool) -> int:
     """Check the home for problems: settings, process, limits, files, store, journal, tiers,
     ledger, attachments.

@@ -151,6 +151,27 @@ AGE = duration(bare="")  # of what is deleted permanently: days meant must not b
 TIME = Read("time", parse_time)  # Unix nanoseconds
 
 
+def command(
+    name: str | None = None, *, of: click.Group | None = None, json: bool = True, **attributes: Any
+) -> Callable[[Callable[..., object]], click.Command]:
+    """A command of a group, or of `relay`, that takes the context, ``home``, and ``as_json``.
+
+    ``json`` False: it has no --json.
+    """
+
+    def make(call: Callable[..., object]) -> click.Command:
+        function = click.pass_context(call)
+        if json:
+            json_option(function)
+            options = function.__click_params__  # type: ignore[attr-defined]
+            options.insert(0, options.pop())  # click reverses them: the last one in the help
+        home_option(function)
+        maker = click.command if of is None else of.command
+        return maker(name, **attributes)(function)
+
+    return make
+
+
 def home_option(command: F) -> F:
     """Accept ``--home`` after the command's name as well as before it, where the help shows it."""
     return click.option("--home", "home", metavar="DIR", hidden=True)(command)

@@ -32,10 +32,9 @@ from relay.base.errors import EXIT_OK, EXIT_STATE, ConfigError, HomeMissing, Not
 from relay.base.home import Home, lock_holder
 from relay.base.text import did_you_mean
 from relay.cli.common import (
+    command,
     echo_json,
     given_home,
-    home_option,
-    json_option,
     name_home,
     open_home,
     print_rows,
@@ -149,17 +148,15 @@ def config() -> None:
     """
 
 
-@config.command(
+@command(
+    of=config,
     epilog="""\b
 Examples:
   relay config show
   relay config show limits
-  relay config show limits.batch_files"""
+  relay config show limits.batch_files""",
 )
-@home_option
 @click.argument("name", metavar="[SETTING]", required=False, shell_complete=_complete_settings)
-@json_option
-@click.pass_context
 def show(ctx: click.Context, home: str | None, name: str | None, as_json: bool) -> None:
     """Show settings: value, default, unit and meaning.
 
@@ -215,13 +212,14 @@ def _no_setting(name: str, settings: dict[str, Setting]) -> NotFound:
     return NotFound(f"setting {name!a} does not exist", hint=hint)
 
 
-@config.command(
-    epilog="\b\nExamples:\n  relay config check\n  relay config check /tmp/new-config.json"
+@command(
+    of=config,
+    epilog="""\b
+Examples:
+  relay config check
+  relay config check /tmp/new-config.json""",
 )
-@home_option
 @click.argument("path", metavar="[FILE]", required=False)
-@json_option
-@click.pass_context
 def check(ctx: click.Context, home: str | None, path: str | None, as_json: bool) -> None:
     """Check config.json of the home, or FILE, without changing anything.
 
@@ -263,8 +261,9 @@ def _difference(home: Home, config: Config) -> list[str]:
     return [f"the running relay, pid {status['pid']}, uses other settings: {why}"]
 
 
-@config.command(
+@command(
     "set",
+    of=config,
     epilog="""\b
 Examples:
   relay config set delivery.ack_timeout_s 2m
@@ -272,12 +271,9 @@ Examples:
   relay config set spawn.clis.aider '["aider", "--message", "{prompt}"]'
   relay config set --unset delivery.ack_timeout_s""",
 )
-@home_option
 @click.argument("name", metavar="SETTING", shell_complete=_complete_settings)
 @click.argument("text", metavar="[VALUE]", required=False)
 @click.option("--unset", is_flag=True, help="Remove it from config.json: the default applies.")
-@json_option
-@click.pass_context
 def set_(
     ctx: click.Context, home: str | None, name: str, text: str | None, unset: bool, as_json: bool
 ) -> int:
@@ -387,10 +383,7 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
     return False, f"the running relay, pid {pid}, has not taken it over: {why}"
 
 
-@click.command(epilog="\b\nExamples:\n  relay where\n  cd $(relay where --json | jq -r .home)")
-@home_option
-@json_option
-@click.pass_context
+@command(epilog="\b\nExamples:\n  relay where\n  cd $(relay where --json | jq -r .home)")
 def where(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """Show the home, the rule that chose it, and other homes.
 

@@ -25,10 +25,9 @@ from relay.cli.agents import find_alerts
 from relay.cli.common import (
     DURATION,
     ago,
+    command,
     echo_json,
     given_home,
-    home_option,
-    json_option,
     name_home,
     not_running_text,
     open_home,
@@ -64,14 +63,11 @@ OPEN = "status IN ('pending', 'processing', 'completed')"
 WAITING = "state IN ('held', 'staged')"
 
 
-@click.command(
+@command(
     epilog="\b\nExamples:\n  relay init\n  relay init --here    # for this project alone\n"
-    "  relay init --home /srv/team-relay",
+    "  relay init --home /srv/team-relay"
 )
-@home_option
 @click.option("--here", is_flag=True, help="In .agent-relay of the working directory.")
-@json_option
-@click.pass_context
 def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> None:
     """Create a relay home, or complete one.
 
@@ -102,13 +98,13 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
     click.echo(name_home(is_running if pid else "start the relay with `relay up`"))
 
 
-@click.command(
-    epilog="\b\nExamples:\n  relay up\n  relay up --foreground    # logs to stderr, ends with ^C",
+@command(
+    epilog="""\b
+Examples:
+  relay up
+  relay up --foreground    # logs to stderr, ends with ^C""",
 )
-@home_option
 @click.option("--foreground", is_flag=True, help="Stay in the foreground and log to stderr.")
-@json_option
-@click.pass_context
 def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) -> None:
     """Start the relay and return when it is ready.
 
@@ -171,8 +167,7 @@ def _crash_log(root: str) -> int:
     return os.open(path, flags, 0o600)
 
 
-@click.command(epilog="\b\nExample:\n  relay down && relay up")
-@home_option
+@command(epilog="\b\nExample:\n  relay down && relay up")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -181,8 +176,6 @@ def _crash_log(root: str) -> int:
     show_default=True,
     help="Longest wait.",
 )
-@json_option
-@click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay after it has finished its current batch."""
     from relay.base.home import lock_holder
@@ -212,10 +205,7 @@ def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
     return RelayError(text, hint=hint)
 
 
-@click.command(epilog="\b\nExamples:\n  relay status\n  relay status --json")
-@home_option
-@json_option
-@click.pass_context
+@command(epilog="\b\nExamples:\n  relay status\n  relay status --json")
 def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """Show whether the relay is running and what it is working on.
 

@@ -13,9 +13,8 @@ from relay.base.clock import NS_PER_S, iso_time
 from relay.base.errors import InvalidName, NotFound
 from relay.cli.common import (
     AGE,
+    command,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     print_rows,
     sanitize,
@@ -44,11 +43,8 @@ def dead() -> None:
     """
 
 
-@dead.command("list", epilog="\b\nExample:\n  relay dead list --json | jq -r .id")
-@home_option
+@command("list", of=dead, epilog="\b\nExample:\n  relay dead list --json | jq -r .id")
 @wide_option
-@json_option
-@click.pass_context
 def list_dead(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -> None:
     """List the dead letters, oldest message first."""
     with open_home(ctx, home) as opened:
@@ -69,11 +65,8 @@ def list_dead(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -
     )
 
 
-@dead.command("show", epilog="\b\nExample:\n  relay dead show 1706123456789012345-a1b2c3d4")
-@home_option
+@command("show", of=dead, epilog="\b\nExample:\n  relay dead show 1706123456789012345-a1b2c3d4")
 @click.argument("message_id", metavar="ID")
-@json_option
-@click.pass_context
 def show_dead(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show one dead letter, with its content."""
     with open_home(ctx, home) as opened:

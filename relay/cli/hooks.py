@@ -10,7 +10,7 @@ import click
 
 from relay.base.errors import RelayError
 from relay.base.names import check_agent_name
-from relay.cli.common import echo_json, home_option, json_option, root_of, sanitize
+from relay.cli.common import command, echo_json, root_of, sanitize
 from relay.reach import installed, settings
 from relay.reach.settings import Change
 from relay.reach.vendors import REWAKE, REWAKE_TEXT, VENDORS, Vendor
@@ -35,16 +35,19 @@ def hooks() -> None:
     """Install the hooks that bring messages into the context of agent CLIs."""
 
 
-@hooks.command(
-    epilog="\b\nExamples:\n  relay hooks install claude\n  relay hooks install --user codex"
+@command(
+    of=hooks,
+    json=False,
+    epilog="""\b
+Examples:
+  relay hooks install claude
+  relay hooks install --user codex""",
 )
 @_vendors
 @_scope
 @click.option("--as", "name", metavar="NAME", help="The agent's name [$AGENT_RELAY_NAME].")
 @click.option("--mcp", is_flag=True, help="Register `relay mcp` as an MCP server, too.")
 @_dry_run
-@home_option
-@click.pass_context
 def install(
     ctx: click.Context,
     vendor: tuple[str, ...],
@@ -97,11 +100,8 @@ def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: 
         _carry_out(one, changes, "removed", "has none of ours", dry_run=dry_run)
 
 
-@hooks.command(epilog="\b\nExamples:\n  relay hooks status\n  relay hooks status codex --json")
+@command(of=hooks, epilog="\b\nExamples:\n  relay hooks status\n  relay hooks status codex --json")
 @_vendors
-@home_option
-@json_option
-@click.pass_context
 def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Show where hooks are installed, when one last fired, and what is wrong with them."""
     root = root_of(ctx, home)

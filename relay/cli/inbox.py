@@ -17,11 +17,10 @@ from relay.base.names import MSG_SUFFIX
 from relay.cli.common import (
     DURATION,
     as_option,
+    command,
     complete_agents,
     echo_body,
     echo_received,
-    home_option,
-    json_option,
     print_rows,
     printing_taken,
     root_of,
@@ -82,15 +81,14 @@ def waiting(home: Home, agent: str) -> Iterator[Waiting]:
             yield Waiting(name.removesuffix(MSG_SUFFIX), agent, status.st_mtime_ns, message)
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay inbox                 # list messages without reading them
   relay inbox --take          # print the first one and mark it as read
   relay inbox --take --all
-  relay inbox --follow --as bob""",
+  relay inbox --follow --as bob"""
 )
-@home_option
 @as_option
 @click.option("--take", is_flag=True, help="Print the first message and mark it as read.")
 @click.option("--all", "take_all", is_flag=True, help="With --take: every message.")
@@ -110,8 +108,6 @@ Examples:
 )
 @limit_option
 @wide_option
-@json_option
-@click.pass_context
 def inbox(
     ctx: click.Context,
     home: str | None,

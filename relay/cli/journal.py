@@ -21,10 +21,9 @@ from relay.base.text import times
 from relay.cli.common import (
     AGE,
     Read,
+    command,
     echo_json,
     hold_lock,
-    home_option,
-    json_option,
     open_home,
     sanitize,
 )
@@ -77,10 +76,7 @@ def journal() -> None:
     """
 
 
-@journal.command(epilog="\b\nExample:\n  relay journal status --json | jq .tiers")
-@home_option
-@json_option
-@click.pass_context
+@command(of=journal, epilog="\b\nExample:\n  relay journal status --json | jq .tiers")
 def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Show each segment: offsets, size, tiers, and the last failure.
 

@@ -12,10 +12,9 @@ from relay.base.errors import NotFound
 from relay.base.home import KEY, LEDGER, META
 from relay.base.names import check_agent_name
 from relay.cli.common import (
+    command,
     complete_agents,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     read_agent_meta,
     sanitize,
@@ -38,11 +37,8 @@ def key() -> None:
     """
 
 
-@key.command("make", epilog="\b\nExamples:\n  relay key make alice\n  relay key make operator")
-@home_option
+@command("make", of=key, epilog="\b\nExamples:\n  relay key make alice\n  relay key make operator")
 @click.argument("name", shell_complete=complete_agents)
-@json_option
-@click.pass_context
 def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Create an agent's key, and write the public key to its meta.json.
 
@@ -65,11 +61,8 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
     _print_key(name, public, as_json)
 
 
-@key.command("show", epilog="\b\nExample:\n  relay key show alice --json")
-@home_option
+@command("show", of=key, epilog="\b\nExample:\n  relay key show alice --json")
 @click.argument("name", shell_complete=complete_agents)
-@json_option
-@click.pass_context
 def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Show the public key used to check an agent's signatures.
 

@@ -19,9 +19,8 @@ import click
 from relay.base.home import LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
+    command,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     sanitize,
 )
@@ -49,12 +48,9 @@ def ledger() -> None:
     """Back up, restore, rebuild and query the ledger."""
 
 
-@ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
-@home_option
+@command(of=ledger, epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--force", is_flag=True, help="Replace FILE when the new copy is complete.")
-@json_option
-@click.pass_context
 def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json: bool) -> None:
     """Copy the ledger to FILE while the relay runs.
 
@@ -68,15 +64,13 @@ def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json
     _say({"file": os.path.abspath(file)}, content, f"backed up to {file}", as_json)
 
 
-@ledger.command(
+@command(
+    of=ledger,
     epilog="\b\nExamples:\n  relay ledger restore FILE\n"
     "  relay down && relay ledger restore FILE && relay up",
 )
-@home_option
 @click.argument("file", type=click.Path())
 @click.option("--force", is_flag=True, help="Accept the ledger of another home.")
-@json_option
-@click.pass_context
 def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_json: bool) -> None:
     """Replace the ledger by a backup; no relay may run.
 
@@ -92,10 +86,12 @@ def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_jso
     _say(facts, restored.content, f"restored from {file}{kept}", as_json)
 
 
-@ledger.command(epilog="\b\nExample:\n  relay ledger rebuild && relay up    # after `relay down`")
-@home_option
-@json_option
-@click.pass_context
+@command(
+    of=ledger,
+    epilog="""\b
+Example:
+  relay ledger rebuild && relay up    # after `relay down`""",
+)
 def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Rebuild the ledger from the journal; no relay may run.
 
@@ -119,19 +115,19 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
             click.echo(sanitize(f"not restored: {line}"))
 
 
-@ledger.command(
+@command(
+    of=ledger,
+    json=False,
     epilog="""\b
 Examples:
   relay ledger query "select status, count(*) from messages group by 1"
   relay ledger query "select * from deliveries where state = 'dead'" --csv > dead.csv
   relay ledger query "select sql from sqlite_master"        # the tables and their columns""",
 )
-@home_option
 @click.argument("sql")
 @click.option("--json", "style", flag_value="json", help="JSON lines for programs.")
 @click.option("--csv", "style", flag_value="csv", help="Comma-separated values with a header.")
 @click.option("--table", "style", flag_value="table", help="A table for people; the default.")
-@click.pass_context
 def query(ctx: click.Context, home: str | None, sql: str, style: str | None) -> None:
     """Run one SQL statement that reads, also while the relay runs.
 

@@ -16,12 +16,11 @@ from relay.base.errors import NotFound
 from relay.base.message import Kind
 from relay.cli.common import (
     TIME,
+    command,
     complete_agents,
     complete_channels,
     complete_threads,
     echo_json,
-    home_option,
-    json_option,
     name_home,
     open_home,
     sanitize,
@@ -61,7 +60,7 @@ agent_option = click.option(
 )
 
 
-@click.command(
+@command(
     "list",
     epilog="""\b
 Examples:
@@ -83,12 +82,9 @@ Keys; one that is repeated matches any of its values:
   since:                          when something last happened to it
   sort:                           newest, oldest, priority, sender, kind""",
 )
-@home_option
 @click.argument("query", nargs=-1)
 @limit_option
 @wide_option
-@json_option
-@click.pass_context
 def list_(
     ctx: click.Context,
     home: str | None,
@@ -106,20 +102,17 @@ def list_(
     _list(ctx, home, _parsed(query), limit=limit, wide=wide, as_json=as_json)
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay search deploy failed from:alice after:2h
   relay search '"disk full" is:unread'
   relay search --regex 'deploy(ed)? to (staging|production)'"""
 )
-@home_option
 @click.argument("query", nargs=-1)
 @click.option("--regex", is_flag=True, help="QUERY is one regular expression (RE2).")
 @limit_option
 @wide_option
-@json_option
-@click.pass_context
 def search(
     ctx: click.Context,
     home: str | None,
@@ -147,14 +140,13 @@ def search(
         click.echo(f"{limit} shown, there are more; --limit shows more", err=True)
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay history --sender alice --limit 10
   relay history --channel ci --topic 'build.#' --since 2h
-  relay history --after 2026-11-20 --before 2026-11-20T18:30 --sort priority""",
+  relay history --after 2026-11-20 --before 2026-11-20T18:30 --sort priority"""
 )
-@home_option
 @click.option(
     "--channel",
     "channels",
@@ -178,8 +170,6 @@ Examples:
 @click.option("--offset", type=click.IntRange(0), default=0, help="Skip this many messages.")
 @click.option("--no-archived", is_flag=True, help="Leave out archived messages.")
 @wide_option
-@json_option
-@click.pass_context
 def history(
     ctx: click.Context, /, home: str | None, wide: bool, as_json: bool, **options: Any
 ) -> None:
@@ -212,13 +202,10 @@ def history(
     _list(ctx, home, query, limit=limit, offset=offset, wide=wide, as_json=as_json)
 
 
-@click.command(epilog="\b\nExamples:\n  relay thread release-42\n  relay thread --short release-42")
-@home_option
+@command(epilog="\b\nExamples:\n  relay thread release-42\n  relay thread --short release-42")
 @click.argument("thread_id", metavar="THREAD", shell_complete=complete_threads)
 @click.option("--short", is_flag=True, help="A table with the first lines.")
 @wide_option
-@json_option
-@click.pass_context
 def thread(
     ctx: click.Context, home: str | None, thread_id: str, short: bool, wide: bool, as_json: bool
 ) -> None:
@@ -245,13 +232,10 @@ def thread(
         _echo_message(row, ids, [sanitize(line) or "" for line in row["content"].splitlines()])
 
 
-@click.command(epilog="\b\nExamples:\n  relay unread\n  relay unread --agent bob")
-@home_option
+@command(epilog="\b\nExamples:\n  relay unread\n  relay unread --agent bob")
 @agent_option
 @limit_option
 @wide_option
-@json_option
-@click.pass_context
 def unread(
     ctx: click.Context, home: str | None, agent: str | None, limit: int, wide: bool, as_json: bool
 ) -> None:
@@ -265,8 +249,7 @@ def unread(
     _list(ctx, home, query, "nothing is unread", limit=limit, wide=wide, as_json=as_json)
 
 
-@click.command("open", epilog="\b\nExamples:\n  relay open\n  relay open --overdue --agent bob")
-@home_option
+@command("open", epilog="\b\nExamples:\n  relay open\n  relay open --overdue --agent bob")
 @click.option(
     "--agent", metavar="NAME", shell_complete=complete_agents, help="Only what this agent owes."
 )
@@ -279,8 +262,6 @@ def unread(
 )
 @click.option("--overdue", is_flag=True, help="Only what is overdue.")
 @wide_option
-@json_option
-@click.pass_context
 def open_(
     ctx: click.Context,
     home: str | None,
@@ -306,8 +287,7 @@ def open_(
     _list(ctx, home, query, nothing, limit=MOST, wide=wide, as_json=as_json)
 
 
-@click.command(epilog="\b\nExamples:\n  relay failed --since 1d\n  relay failed --agent bob")
-@home_option
+@command(epilog="\b\nExamples:\n  relay failed --since 1d\n  relay failed --agent bob")
 @click.option(
     "--agent",
     metavar="NAME",
@@ -317,8 +297,6 @@ def open_(
 @click.option("--since", type=TIME, help="It failed after this: 10m ago, 14:05, yesterday.")
 @limit_option
 @wide_option
-@json_option
-@click.pass_context
 def failed(
     ctx: click.Context,
     home: str | None,

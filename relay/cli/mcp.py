@@ -12,16 +12,16 @@ from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.names import NAME_VARIABLE, check_agent_name
 from relay.base.outcomes import Progress, Wait
-from relay.cli.common import complete_agents, home_option, root_to_take_from
+from relay.cli.common import command, complete_agents, root_to_take_from
 
 
-@click.command(
+@command(
+    json=False,
     epilog="""\b
 Examples:
   relay mcp
   claude mcp add agent-relay --env AGENT_RELAY_NAME=alice -- relay mcp""",
 )
-@home_option
 @click.option(
     "--as",
     "agent",
@@ -30,7 +30,6 @@ Examples:
     shell_complete=complete_agents,
     help=f"The agent, unless hooks or {NAME_VARIABLE} name it.",
 )
-@click.pass_context
 def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
     """Serve an agent's tools over stdio: send, inbox, answer, channel, trace, agents, search.
 

@@ -23,14 +23,13 @@ from relay.cli.common import (
     WAIT,
     as_option,
     attach_option,
+    command,
     complete_recipients,
     complete_threads,
     duration,
     echo_body,
     echo_json,
     elsewhere,
-    home_option,
-    json_option,
     not_running_text,
     printing,
     root_of,
@@ -68,16 +67,15 @@ RECORD_S = 0.5  # at least, for the ledger's record of a message that the relay 
 STEPS = ("delivered", "read", "done", "answer")
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay send bob "the build is green"
   relay send '*' - < notes.txt
   relay send '#ci' --topic build.front.ok "done"
   relay send bob --kind command --thread t-1 "deploy to staging"
-  relay send bob --kind query --wait answer "which branch?\"""",
+  relay send bob --kind query --wait answer "which branch?\""""
 )
-@home_option
 @as_option
 @click.argument("to", shell_complete=complete_recipients)
 @click.argument("body")
@@ -102,8 +100,6 @@ Examples:
 @click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
 @wait_options()
-@json_option
-@click.pass_context
 def send(
     ctx: click.Context,
     /,
@@ -222,19 +218,18 @@ def _print_sent(facts: dict[str, str], as_json: bool) -> None:
         echo_json(facts) if as_json else click.echo(facts["id"])
 
 
-@click.command(
+@command(
     "wait",
+    json=False,
     epilog="""\b
 Examples:
   relay wait 3f6777fc read=1m
   relay wait 3f6777fc answer
   id=$(relay send --wait none bob --kind command "deploy") && relay wait "$id\"""",
 )
-@home_option
 @click.argument("message_id", metavar="ID")
 @click.argument("given", metavar="[WORD[=TIME]]", type=WAIT_FOR, required=False)
 @wait_options("--for")
-@click.pass_context
 def wait_(
     ctx: click.Context,
     home: str | None,
@@ -286,15 +281,12 @@ def _wait_for_answer(home: Home, message_id: str, wait: Wait) -> int:
     return EXIT_OK
 
 
-@click.command(epilog="\b\nExample:\n  relay reply 3f6777fc 'main, at 4f2c1e9'")
-@home_option
+@command(epilog="\b\nExample:\n  relay reply 3f6777fc 'main, at 4f2c1e9'")
 @as_option
 @click.argument("message_id", metavar="ID")
 @click.argument("body")
 @attach_option
 @wait_options()
-@json_option
-@click.pass_context
 def reply(
     ctx: click.Context,
     home: str | None,
@@ -336,14 +328,11 @@ def reply(
     return code
 
 
-@click.command(epilog="\b\nExamples:\n  relay resend 3f6777fc\n  relay resend 3f6777fc --to carol")
-@home_option
+@command(epilog="\b\nExamples:\n  relay resend 3f6777fc\n  relay resend 3f6777fc --to carol")
 @click.argument("message_id", metavar="ID")
 @click.option("--to", metavar="NAME", help="Another recipient.")
 @click.option("--again", is_flag=True, help="Even if a recipient has it already.")
 @wait_options()
-@json_option
-@click.pass_context
 def resend(
     ctx: click.Context,
     home: str | None,
@@ -407,16 +396,13 @@ def cancel(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
     send_command(ctx, "message.cancel", {"ID": _resolve(root, message_id)}, **caller)
 
 
-@click.command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")
-@home_option
+@command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")
 @as_option
 @click.argument("message_id")
 @click.argument(
     "status", default="received", type=click.Choice(["received", "in_progress", "completed"])
 )
 @click.argument("text", default="")
-@json_option
-@click.pass_context
 def ack(
     ctx: click.Context,
     home: str | None,
@@ -438,13 +424,10 @@ def ack(
     return _answer(root, agent, message_id, as_json, lambda me, known: me.ack(known, status, text))
 
 
-@click.command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
-@home_option
+@command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
 @as_option
 @click.argument("message_id")
 @click.argument("error")
-@json_option
-@click.pass_context
 def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
 ) -> int:

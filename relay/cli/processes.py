@@ -21,10 +21,9 @@ from relay.base.names import check_agent_name
 from relay.cli.common import (
     agent_not_found,
     ago,
+    command,
     complete_agents,
     echo_json,
-    home_option,
-    json_option,
     name_home,
     open_home,
     root_of,
@@ -132,12 +131,9 @@ def _ask(
     print_answer(answer, as_json)
 
 
-@click.command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")
-@home_option
+@command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")
 @click.option("--all", "everything", is_flag=True, help="Include processes that have ended.")
 @wide_option
-@json_option
-@click.pass_context
 def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_json: bool) -> None:
     """List the processes started by the relay and their state.
 
@@ -164,14 +160,17 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
     print_table(header, [_cells(row, now) for row in rows], wide=wide)
 
 
-@click.command(
-    epilog="\b\nExamples:\n  relay logs worker -n 20\n  relay logs worker --follow\n  relay logs",
+@command(
+    json=False,
+    epilog="""\b
+Examples:
+  relay logs worker -n 20
+  relay logs worker --follow
+  relay logs""",
 )
-@home_option
 @click.argument("name", required=False, shell_complete=complete_agents)
 @click.option("-n", "--lines", "most", type=click.IntRange(0), default=100, show_default=True)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what is written, until ^C.")
-@click.pass_context
 def logs(ctx: click.Context, home: str | None, name: str | None, most: int, follow: bool) -> None:
     """Show the output of an agent's process, or without NAME the relay's own log.
 

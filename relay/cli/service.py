@@ -25,7 +25,7 @@ from relay.base import fsio
 from relay.base.discovery import DEFAULT_HOME
 from relay.base.errors import EXIT_STATE, NotFound, RelayError
 from relay.base.home import tag_of
-from relay.cli.common import echo_json, home_option, json_option, open_home
+from relay.cli.common import command, echo_json, open_home
 
 NAME = "agent-relay"
 LABEL = "local.agent-relay"
@@ -69,13 +69,14 @@ def service() -> None:
     """
 
 
-@service.command(
-    epilog="\b\nExamples:\n  relay service install\n  relay service install --print",
+@command(
+    of=service,
+    epilog="""\b
+Examples:
+  relay service install
+  relay service install --print""",
 )
-@home_option
 @click.option("--print", "only_print", is_flag=True, help="Print the unit instead of writing it.")
-@json_option
-@click.pass_context
 def install(ctx: click.Context, home: str | None, only_print: bool, as_json: bool) -> None:
     """Write the unit for this home and this Python; units of other homes stay."""
     found = _of(ctx, home)
@@ -90,10 +91,7 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
     click.echo("\n  ".join([f"{done} {found.path}; now run", *found.start]))
 
 
-@service.command(epilog="\b\nExample:\n  relay service uninstall")
-@home_option
-@json_option
-@click.pass_context
+@command(of=service, epilog="\b\nExample:\n  relay service uninstall")
 def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Remove the unit of this home.
 

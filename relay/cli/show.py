@@ -23,7 +23,14 @@ from relay.base.names import (
     attachments_of,
 )
 from relay.base.text import format_size, plural
-from relay.cli.common import as_option, echo_json, home_option, json_option, root_of, sanitize, when
+from relay.cli.common import (
+    as_option,
+    command,
+    echo_json,
+    root_of,
+    sanitize,
+    when,
+)
 from relay.cli.ids import PLACES, messages_in, read_file, resolve_id
 from relay.cli.request import open_agent
 from relay.cli.tables import colour, colour_by_word, local_iso
@@ -136,12 +143,9 @@ def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
         return []
 
 
-@click.command(epilog="\b\nExamples:\n  relay show 3f6777fc\n  relay show 3f6777fc --raw")
-@home_option
+@command(epilog="\b\nExamples:\n  relay show 3f6777fc\n  relay show 3f6777fc --raw")
 @click.argument("message_id", metavar="ID")
 @click.option("--raw", is_flag=True, help="Print the file as its sender wrote it.")
-@json_option
-@click.pass_context
 def show(ctx: click.Context, home: str | None, message_id: str, raw: bool, as_json: bool) -> None:
     """Show a whole message: body, attachments, what became of it, and the answers.
 
@@ -266,7 +270,9 @@ def attachment() -> None:
     """Get the files sent with messages; `relay send --attach FILE` sends them."""
 
 
-@attachment.command(
+@command(
+    of=attachment,
+    json=False,
     epilog="""\b
 Examples:
   relay attachment get 3f6777fc                 # of the message with this id, to stdout
@@ -274,7 +280,6 @@ Examples:
   relay attachment get 3f6777fc -o .            # all, under their names
   relay attachment get sha256:4ac1… -o report.txt""",
 )
-@home_option
 @as_option
 @click.argument("reference", metavar="ID|REFERENCE")
 @click.argument("which", metavar="[NAME|NUMBER]", default="")
@@ -285,7 +290,6 @@ Examples:
     metavar="FILE|DIRECTORY",
     help="An existing FILE is replaced; in a DIRECTORY none is.",
 )
-@click.pass_context
 def get(
     ctx: click.Context, home: str | None, agent: str, reference: str, which: str, output: str | None
 ) -> None:

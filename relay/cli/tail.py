@@ -25,10 +25,9 @@ from relay.base.names import ORCHESTRATOR
 from relay.base.text import visible
 from relay.cli.common import (
     TIME,
+    command,
     complete_agents,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     sanitize,
     when,
@@ -74,15 +73,14 @@ WHERE a.id > ? ORDER BY a.id LIMIT ?
 _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE id > ? LIMIT ?"
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   relay tail
   relay tail --agent bob --body
   relay tail --since 1h --no-follow --json
-  relay tail --security --no-follow --limit 100""",
+  relay tail --security --no-follow --limit 100"""
 )
-@home_option
 @click.option("-f/ ", "--follow/--no-follow", default=True, help="Keep printing new events [yes].")
 @click.option(
     "--agent",
@@ -102,8 +100,6 @@ Examples:
 @click.option("--body", "has_bodies", is_flag=True, help="Also show what the messages say.")
 @click.option("--all", "everything", is_flag=True, help="Also show intermediate states.")
 @wide_option
-@json_option
-@click.pass_context
 def tail(
     ctx: click.Context,
     home: str | None,

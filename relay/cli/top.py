@@ -25,8 +25,8 @@ from relay.base.text import format_size
 from relay.cli.agents import AgentAlert, find_alerts
 from relay.cli.common import (
     ago,
+    command,
     duration,
-    home_option,
     not_running_text,
     open_home,
     plural,
@@ -91,12 +91,10 @@ class Snapshot(NamedTuple):
     silence: str  # why there is no answer
 
 
-@click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
-@home_option
+@command(json=False, epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
 @click.option(
     "--every", "every_s", type=duration(0.1), default=f"{REFRESH_S:g}s", show_default=True
 )
-@click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:
     """Show agents, queue, rates and pending answers, refreshed in place.
 

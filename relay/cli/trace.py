@@ -26,9 +26,8 @@ from relay.base.message import ANSWERS, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.base.outcomes import Outcome
 from relay.cli.common import (
+    command,
     echo_json,
-    home_option,
-    json_option,
     name_home,
     open_home,
     sanitize,
@@ -87,13 +86,8 @@ class Hop(NamedTuple):
     detail: str | None = None
 
 
-@click.command(
-    epilog="\b\nExamples:\n  relay trace a1b2c3d4\n  relay trace 1706123456789012345-a1b2c3d4",
-)
-@home_option
+@command(epilog="\b\nExamples:\n  relay trace a1b2c3d4\n  relay trace 1706123456789012345-a1b2c3d4")
 @click.argument("message_id")
-@json_option
-@click.pass_context
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show every step of a message with its time.
 

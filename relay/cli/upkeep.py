@@ -10,10 +10,9 @@ from relay.base.clock import Clock, local_time
 from relay.base.config import load
 from relay.base.home import is_served
 from relay.cli.common import (
+    command,
     echo_json,
     hold_lock,
-    home_option,
-    json_option,
     open_home,
     plural,
     sanitize,
@@ -30,11 +29,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-@click.command(epilog="\b\nExample:\n  relay backup /backup/monday")
-@home_option
+@command(epilog="\b\nExample:\n  relay backup /backup/monday")
 @click.argument("directory", metavar="DIR", type=click.Path())
-@json_option
-@click.pass_context
 def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) -> None:
     """Copy the whole home to the new directory DIR; the relay may be running.
 
@@ -55,16 +51,13 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
         click.echo(sanitize(f"left out: {line}"))
 
 
-@click.command(
+@command(
     epilog="\b\nExamples:\n  relay restore /backup/monday\n"
     "  relay --home ~/other restore /backup/monday\n"
-    "  relay down; relay restore --force /backup/monday && relay up",
+    "  relay down; relay restore --force /backup/monday && relay up"
 )
-@home_option
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing home; the old one is kept.")
-@json_option
-@click.pass_context
 def restore(
     ctx: click.Context, home: str | None, directory: str, force: bool, as_json: bool
 ) -> None:

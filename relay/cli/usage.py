@@ -9,7 +9,7 @@ import click
 
 from relay.base.errors import EXIT_CODES
 from relay.base.names import NAME_VARIABLE, check_agent_name
-from relay.cli.common import NAMED_HOME, home_option, root_of
+from relay.cli.common import NAMED_HOME, command, root_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -87,7 +87,8 @@ def completion(shell: str) -> None:
     click.echo(script(cli, {}, "relay", COMPLETE_VARIABLE).source())
 
 
-@click.command(
+@command(
+    json=False,
     epilog="""\b
 Examples:
   relay guide >> CLAUDE.md
@@ -95,7 +96,6 @@ Examples:
   relay guide --as worker --for sh
   relay config set spawn.clis.claude '["claude", "-p", "{prompt}"]'   # without the page""",
 )
-@home_option
 @click.option(
     "--as",
     "agent",
@@ -111,7 +111,6 @@ Examples:
     show_default=True,
     help="What the agent is.",
 )
-@click.pass_context
 def guide(ctx: click.Context, home: str | None, agent: str | None, tool: str) -> None:
     """Print a page for an agent: how to send, read and answer messages, and what it owes.
 

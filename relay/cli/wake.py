@@ -17,11 +17,10 @@ from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.cli.common import (
     agent_not_found,
     ago,
+    command,
     complete_agents,
     duration,
     echo_json,
-    home_option,
-    json_option,
     open_home,
     plural,
     sanitize,
@@ -47,11 +46,8 @@ def wake() -> None:
     """Show how an agent is woken when messages wait, and try it."""
 
 
-@wake.command(epilog="\b\nExamples:\n  relay wake status bob\n  relay wake status bob --json")
+@command(of=wake, epilog="\b\nExamples:\n  relay wake status bob\n  relay wake status bob --json")
 @click.argument("name", shell_complete=complete_agents)
-@home_option
-@json_option
-@click.pass_context
 def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> None:
     """Show an agent's session, the rungs that apply, and the last rings.
 
@@ -85,7 +81,7 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
         click.echo(f"  {sanitize(words)}")
 
 
-@wake.command(epilog="\b\nExamples:\n  relay wake test bob\n  relay wake test bob --timeout 60")
+@command(of=wake, epilog="\b\nExamples:\n  relay wake test bob\n  relay wake test bob --timeout 60")
 @click.argument("name", shell_complete=complete_agents)
 @click.option(
     "--timeout",
@@ -95,9 +91,6 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
     show_default=True,
     help="How long to wait for evidence of each rung.",
 )
-@home_option
-@json_option
-@click.pass_context
 def test(ctx: click.Context, name: str, timeout_s: float, home: str | None, as_json: bool) -> None:
     """Send a test message through every rung that applies, and print what becomes of it.
 
@@ -128,11 +121,9 @@ def test(ctx: click.Context, name: str, timeout_s: float, home: str | None, as_j
         raise RelayError(f"no rung brought the test message to {name}", hint=hint)
 
 
-@click.command(epilog="\b\nExamples:\n  relay bell --as bob")
+@command(json=False, epilog="\b\nExamples:\n  relay bell --as bob")
 @click.option("--as", "agent", metavar="NAME", help="Ring this agent; it needs no session.")
 @click.option("--rewake", is_flag=True, help="Be claude's Stop hook with asyncRewake.")
-@home_option
-@click.pass_context
 def bell(ctx: click.Context, home: str | None, agent: str | None, rewake: bool) -> None:
     """Ring an agent when messages wait, until this command is ended.
 
