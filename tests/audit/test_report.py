@@ -73,7 +73,10 @@ def test_a_browser_asks_for_nothing_but_the_file_and_complains_of_nothing(
     chromium.requested()
     chromium.complaints()
     chromium.open(page_of_a_full_run, width)
-    assert [url for url in chromium.requested() if url != "data:,"] == [page_of_a_full_run.as_uri()]
+    asked = [
+        url for url in chromium.requested() if not url.startswith("data:")
+    ]  # the browser's own
+    assert asked == [page_of_a_full_run.as_uri()]
     assert chromium.complaints() == []
     assert chromium.tells("window.innerWidth") == width
     assert chromium.tells("document.scrollingElement.scrollWidth") <= width
