@@ -17,7 +17,7 @@ import click
 
 from relay.base import outcomes
 from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time
-from relay.base.errors import RelayError
+from relay.base.errors import LedgerError, RelayError
 from relay.base.home import LEDGER, SEARCH, STORE, lock_holder
 from relay.base.names import DIRECT_PREFIX, EVERYONE, EVERYONE_CHANNEL, MSG_SUFFIX
 from relay.base.text import plural
@@ -185,26 +185,42 @@ def find_rows(
 ) -> tuple[list[dict[str, Any]], bool]:
     """The rows that a query asks for, in its order, and whether there are more.
 
-    Says on stderr where the index could not be used. Errors: NotFound for the name of an agent or a
-    channel that is nobody's, where nothing is found; RelayError, OSError.
+    Says on stderr where the index could not be used, and where the ledger cannot be read: messages
+    are found without it. Errors: NotFound for the name of an agent or a channel that is nobody's,
+    where nothing is found; RelayError, OSError.
     """
+    found, note = look_up(home, query, limit + offset)
+    try:
+        rows, has_more = _by_ledger(home, query, found, limit, offset)
+    except LedgerError as exc:
+        if query.states or query.since is not None:
+            raise
+        rows = [_facts(*one) for one in found.entries[offset : offset + limit]]
+        has_more = found.has_more
+        note = note or f"what became of them is not known: {exc}"
+    if note:
+        click.echo(f"relay: {note}", err=True)
+    if not rows:
+        _check_names(home, query)
+    return rows, has_more
+
+
+def _by_ledger(
+    home: Home, query: Query, found: Found, limit: int, offset: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of what was found and what was refused, with what became of them."""
     from relay.ledger.file import open_readonly
     from relay.search.query import is_reversed, sort_key
 
-    found, note = look_up(home, query, limit + offset)
     entries, rows = [*found.entries], []
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         entries += [(one, "") for one in _refused(db, home, query)]
         entries.sort(key=lambda one: sort_key(query, one[0]), reverse=is_reversed(query))
         for row in _rows(db, query, entries[offset : offset + limit]):
-            if row["kind"] and row["number"] is None:  # it was refused, with a row of its own
+            if row["outcome"] == outcomes.Outcome.REFUSED and not row["content"]:
                 row["content"] = _body(home, _path_of(db, row["id"]))
             if "unread" not in query.states or _is_in_inbox(home, row):
                 rows.append(row)
-    if note:
-        click.echo(f"relay: {note}", err=True)
-    if not rows:
-        _check_names(home, query)
     return rows, found.has_more or len(entries) > offset + limit
 
 
@@ -229,9 +245,8 @@ SELECT -1, file_name, at, at, agent, NULL, NULL, NULL FROM rejections"""
 def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry]:
     """Yield what the relay refused, as far as a query asks for it.
 
-    It has no channel, topic, thread or priority, its number is 0, or -1 without a row of its own
-    (another message may have its id), and its text is looked into only where
-    failures alone are asked for.
+    It has no channel, topic, thread or priority. Its number is 0, or -1 without a row of its own:
+    another message may have its id. Its text is looked into only where failures are asked for.
     """
     from relay.search.index import Entry
     from relay.search.query import REFUSED, matches
@@ -259,7 +274,7 @@ def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry
 
 
 def _path_of(db: sqlite3.Connection, message_id: str) -> str | None:
-    sql = "SELECT file_path FROM messages WHERE message_id = ?"
+    sql = "SELECT file_path FROM messages WHERE message_id = ? AND status = 'failed'"
     row = db.execute(sql, (message_id,)).fetchone()
     return None if row is None else row[0]
 

@@ -73,3 +73,14 @@ def test_an_encrypted_home_answers_the_same(box: Box) -> None:
     assert asked(box, "is:failed") == [("alice", "bbo", "refused")]
     done = relay("list", "is:open", home=box.root)
     assert done.stderr == "" and "not read, due in " in done.stdout
+
+
+@pytest.mark.damages
+def test_messages_are_found_without_a_ledger_and_it_is_said(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    box.stop()
+    box.path("ledger.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
+    done = relay("history", home=box.root)
+    assert done.returncode == 0 and "hi" in done.stdout
+    assert done.stderr.startswith("relay: what became of them is not known: ")
+    assert relay("list", "is:unread", home=box.root).returncode == 1
