@@ -23,6 +23,7 @@ from relay.delivery.values import (
     OutboxFile,
     Plan,
     Reminder,
+    Row,
 )
 from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
@@ -132,7 +133,7 @@ class LedgerWriter:
                     message_id=inbound.file.message_id,
                 )
                 continue
-            if inbound.has_row:
+            if inbound.row is not Row.NONE:
                 paths[inbound.file.message_id] = path
         return paths
 

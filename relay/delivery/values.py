@@ -140,7 +140,7 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     @property
     def subject(self) -> Subject:
         """The message, as replies refer to it."""
-        source = None if self.has_row else self.file
+        source = self.file if self.row is Row.NONE else None
         return Subject(self.file.message_id, self.file.agent, self.discovered_at, source)
 
     @property
@@ -159,40 +159,23 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
         """A time on the day whose archive folder the file goes to."""
         return self.seen_at if self.row is Row.NONE else self.discovered_at
 
-    @property
-    def shown_path(self) -> str:
-        """The path of its file, below the home, as text: a name may be invalid text."""
-        return self.file.path if self.file.message_id else shown(self.file.path)
-
     def facts(self) -> FileFacts:
         """The facts that the ledger records."""
-        message, file = self.message, self.file
-        return FileFacts(
-            file.message_id,
-            file.agent,
-            self.shown_path,
-            file.size,
-            file.mtime_ns,
-            file.inode,
-            self.checksum,
-            None if message is None else str(message.kind),
-            None if message is None else message.to,
-            self.archive_day_ns,
-        )
+        return FileFacts(self.file.message_id, *msgspec.structs.astuple(self.origin()))
 
     def origin(self) -> Origin:
-        """The same for the journal."""
+        """The same for the journal. Its path is text: a name may be invalid text."""
         message, file = self.message, self.file
         return Origin(
             file.agent,
-            self.shown_path,
+            file.path if file.message_id else shown(file.path),
             file.size,
             file.mtime_ns,
             file.inode,
             self.checksum,
             None if message is None else str(message.kind),
             None if message is None else message.to,
-            self.archive_day_ns,
+            self.seen_at if self.row is Row.NONE else self.discovered_at,
         )
 
 
