@@ -195,7 +195,10 @@ def default_wait_s(most_s: float = WAIT_S) -> float:
 def how_to_wait(
     wait: str | None, wait_s: float | None, committed: bool, timeout_s: float
 ) -> tuple[float, bool, str]:
-    """How long a send waits for the relay, whether it must, and the step waited for then."""
+    """(seconds that a send waits for the relay, must it take the message, the step after that).
+
+    Errors: ValueError for a ``wait`` that names no step; MessageError for ``answer``.
+    """
     if wait is None:
         limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
         return limit_s, committed, ""

@@ -402,7 +402,7 @@ def _fault(exc: Exception) -> str:
 
 
 def _section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the file. Errors: ValueError for a key given twice, or what is no duration."""
+    """An object of the file. Errors: ValueError for a key given twice, or an invalid duration."""
     found = {name: _in_its_unit(name, value) for name, value in pairs}
     if len(found) < len(pairs):
         words = [word for word, _ in pairs]

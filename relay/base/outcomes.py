@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.base.clock import duration_ms, elapsed, iso_time
-from relay.base.errors import LedgerMissing
+from relay.base.errors import LedgerError, LedgerMissing
 from relay.base.names import ORCHESTRATOR
 from relay.base.text import times
 
@@ -173,14 +173,14 @@ def has_reached(delivery: Fields, step: str) -> bool | None:
 
 
 class Wait(NamedTuple):
-    """What to wait for, and how long at most."""
+    """A step to wait for, and the longest wait."""
 
     word: str  # one of WAITS
     seconds: float = WAIT_S
 
 
 def parse_wait(text: str) -> Wait:
-    """What ``read`` or ``read=10s`` means; a time alone is for the answer. Errors: ValueError."""
+    """Parse ``read`` or ``read=10s``; a time alone is for the answer. Errors: ValueError."""
     word, mark, time_text = text.partition("=")
     if not mark and word not in WAITS:
         with contextlib.suppress(ValueError):
@@ -205,13 +205,17 @@ def watch(
 
     ``connect`` opens the ledger. Errors: LedgerError.
     """
-    from relay.base.home import lock_holder
+    import sqlite3
+
+    from relay.base.home import LEDGER, lock_holder
 
     ends_at, pause_s = time.monotonic() + wait.seconds, 0.001
     while True:
         try:
             with contextlib.closing(connect()) as db:
                 found = progress_of(db, message_id, wait.word)
+        except sqlite3.Error as exc:  # a connection that does not translate its errors
+            raise LedgerError(f"{home.path(LEDGER)}: {exc}") from exc
         except LedgerMissing:
             if lock_holder(home) is None:
                 raise
@@ -263,7 +267,7 @@ def summary(row: Row, deliveries: Sequence[Fields]) -> str:
 
 
 def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]:
-    """What became of a message, for lists: outcome, status in words, reason, due time, reminders.
+    """The outcome of a message for lists: in a word and a phrase, reason, due time, reminders.
 
     Reason, due time and reminders are those of a single delivery.
     """
@@ -273,20 +277,19 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
     if len(deliveries) != 1:
         return {"outcome": outcome, "status": outcome}
     (one,) = deliveries
+    is_owed = one["obligation"] in ("open", "given_up")
+    said = "not read" if is_owed and outcome == Outcome.DELIVERED else str(outcome)
+    if outcome == Outcome.IN_PROGRESS:
+        said += f" {elapsed(now_ns - (one['acked_at'] or now_ns))}"
     reason = None
     if outcome in _REASONED:
         reason = one["last_error"]
     elif outcome in (Outcome.FAILED, Outcome.IN_PROGRESS):
         reason = one["answer_text"]
-    said = "not read" if outcome == Outcome.DELIVERED else str(outcome)
-    if outcome == Outcome.IN_PROGRESS:
-        said += f" {elapsed(now_ns - (one['acked_at'] or now_ns))}"
-    elif one["obligation"] == "given_up" and reason is None:
-        reason, outcome = said + _times(one["reminders"]), Outcome.UNANSWERED
-        said = str(outcome)
+    if one["obligation"] == "given_up" and outcome not in _REASONED:
+        reason = _with_reason(said, reason) + _times(one["reminders"])
+        outcome = said = Outcome.UNANSWERED
     due_at = one["due_at"] if one["obligation"] == "open" else None
-    if due_at is None and outcome == Outcome.DELIVERED:
-        said = str(outcome)
     return {
         "outcome": str(outcome),
         "status": _due(one, _with_reason(said, reason), due_at, now_ns),
@@ -299,7 +302,7 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
 def _due(delivery: Fields, status: str, due_at: int | None, now_ns: int) -> str:
     """A status with the time when the answer is due; what is overdue comes first."""
     if due_at is None:
-        return status + reminders_text(delivery)
+        return status
     if due_at > now_ns:
         return f"{status}, due in {elapsed(due_at - now_ns)}{reminders_text(delivery)}"
     return f"overdue {elapsed(now_ns - due_at)}{reminders_text(delivery)}, {status}"

@@ -81,7 +81,7 @@ def plural(number: int, what: str) -> str:
 
 
 def times(number: int) -> str:
-    """How often: ``once``, ``twice``, ``3 times``."""
+    """A number of times in words: ``once``, ``twice``, ``3 times``."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 

@@ -24,6 +24,7 @@ from relay.base.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_PIPE_CLOSED,
+    EXIT_USAGE,
     Interrupted,
     RelayError,
     RelayWarning,
@@ -231,6 +232,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as exc:
         _print_error(*_usage_error(exc))
         return exc.exit_code
+    except UnicodeEncodeError as exc:  # a word of the command line that is not UTF-8
+        _print_error(f"expected text in UTF-8, got {exc.object[:60]!a}", "")
+        return EXIT_USAGE
     except RelayError as exc:
         if isinstance(exc, Interrupted):
             _end_line()

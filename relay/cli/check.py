@@ -124,7 +124,7 @@ def check(
 def _checked(
     path: str, key: bytes | None, public_keys: dict[str, bytes]
 ) -> tuple[str, str, list[str], list[str]]:
-    """What a file is, what is in it, and the lines of its problems and warnings."""
+    """(kind of a file, a note on its content, lines of problems, lines of warnings)."""
     kind, note, findings = "", "", list[Finding]()
     try:
         kind = kind_of(path)
@@ -153,7 +153,7 @@ def _checked(
 def _findings(
     path: str, kind: str, key: bytes | None, public_keys: dict[str, bytes]
 ) -> Iterable[Finding]:
-    """What the check of this kind finds."""
+    """The findings of the check of this kind."""
     if kind == STORE:
         return acomm_check.check_file(path, key, public_keys)
     if kind == MANIFEST:
@@ -195,7 +195,7 @@ def _of_backup(home: Home) -> Iterator[Finding]:
 
 
 def kind_of(path: str) -> str:
-    """What a file or directory is. Errors: RelayError, OSError."""
+    """The kind of a file or directory. Errors: RelayError, OSError."""
     name, mode = os.path.basename(path), os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         if looks_like_home(path):

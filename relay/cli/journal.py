@@ -168,7 +168,7 @@ def move(
     verbs = _MOVES[tier][: 1 if is_copy else None]
 
     def orders(failed: Container[int] = ()) -> Iterator[JournalCommand]:
-        """What remains to be done, by the manifest as it is then."""
+        """Yield the steps that remain, by the manifest as it is then."""
         for verb in verbs:
             entries = read_manifest(place.stream_dir, _warn).catalog.entries
             check_segments(entries, segment_ids)
@@ -196,7 +196,7 @@ def move(
 
 
 def _is_wanted(verb: str, has: Residency) -> bool:
-    """Whether a segment that was named needs this step, by the tiers that have it."""
+    """True if a segment that was named needs this step, by the tiers that have it."""
     from relay.journal.catalog import Residency
 
     return bool(

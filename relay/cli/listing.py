@@ -184,9 +184,9 @@ def history(
         match_mode(options["topic"])
     query = Query(
         regex=options["match"],
-        senders=(options["sender"],) if options["sender"] else (),
-        threads=(uuid4_of(given),) if given else (),
-        named_threads=(given,) if given else (),
+        senders=() if options["sender"] is None else (options["sender"],),
+        threads=() if given is None else (uuid4_of(given),),
+        named_threads=() if given is None else (given,),
         kinds=options["kinds"],
         types=tuple(int(one) for one in MessageType if one.label in options["types"]),
         channels=tuple(name.removeprefix("#") for name in names),
@@ -245,7 +245,7 @@ def unread(
     """
     from relay.search.query import Query
 
-    query = Query(states=("unread",), recipients=(agent,) if agent else (), sort="oldest")
+    query = Query(states=("unread",), recipients=() if agent is None else (agent,), sort="oldest")
     _list(ctx, home, query, "nothing is unread", limit=limit, wide=wide, as_json=as_json)
 
 
@@ -279,8 +279,8 @@ def open_(
 
     query = Query(
         states=("overdue" if overdue else "open",),
-        recipients=(agent,) if agent else (),
-        senders=(sender,) if sender else (),
+        recipients=() if agent is None else (agent,),
+        senders=() if sender is None else (sender,),
         sort="oldest",
     )
     nothing = "nothing is overdue" if overdue else "no open answers"
@@ -315,7 +315,7 @@ def failed(
 
     query = Query(
         states=("failed",),
-        parties=(agent,) if agent else (),
+        parties=() if agent is None else (agent,),
         since=None if since is None else since // NS_PER_S,
     )
     _list(ctx, home, query, "nothing failed", limit=limit, wide=wide, as_json=as_json)

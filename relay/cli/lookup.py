@@ -46,7 +46,6 @@ def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     """The messages found, and a note about what was searched."""
     from relay.base.clock import Clock
     from relay.base.config import load
-    from relay.base.errors import RelayError
     from relay.daemon.opening import store_key
     from relay.daemon.search_filler import KINDS, source_of, why_no_index
     from relay.doctor.report import describe_error
@@ -98,7 +97,6 @@ def messages_about(home: Home, message_id: str) -> list[Entry]:
 
 def _message_ids(home: Home, given: Iterable[str]) -> Iterable[str]:
     """The ids of these messages, which may be short; others are left out."""
-    from relay.base.errors import RelayError
     from relay.cli.ids import resolve_id
 
     for value in given:
@@ -108,7 +106,6 @@ def _message_ids(home: Home, given: Iterable[str]) -> Iterable[str]:
 
 def _open_index(home: Home, source: Source) -> Index:
     """Open the index; where no relay runs, also continue it for a moment. Errors: RelayError."""
-    from relay.base.errors import RelayError
     from relay.search.follow import Follower
     from relay.search.index import (
         Index,
@@ -210,12 +207,12 @@ def _by_ledger(
 ) -> tuple[list[dict[str, Any]], bool]:
     """The rows of what was found and what was refused, with what became of them."""
     from relay.ledger.file import open_readonly
-    from relay.search.query import is_reversed, sort_key
+    from relay.search.query import largest_first, sort_key
 
     entries, rows = [*found.entries], []
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         entries += [(one, "") for one in _refused(db, home, query)]
-        entries.sort(key=lambda one: sort_key(query, one[0]), reverse=is_reversed(query))
+        entries.sort(key=lambda one: sort_key(query, one[0]), reverse=largest_first(query))
         for row in _rows(db, query, entries[offset : offset + limit]):
             if row["outcome"] == outcomes.Outcome.REFUSED and not row["content"]:
                 row["content"] = _body(home, _path_of(db, row["id"]))

@@ -290,7 +290,7 @@ def _arrival(delivery: Mapping[str, Any]) -> str:
 def wanted(
     ctx: click.Context, waits: Sequence[Wait], timeout_s: float | None, usual: Wait = WORD
 ) -> Wait:
-    """What ``wait_options`` ask for: by default the relay's word. Errors: UsageError."""
+    """The wait that ``wait_options`` ask for, by default the relay's word. Errors: UsageError."""
     if len(waits) > 1:
         raise click.UsageError("--wait is given more than once, perhaps by an earlier name", ctx)
     wait = waits[0] if waits else usual

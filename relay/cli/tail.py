@@ -91,7 +91,7 @@ Examples:
 @click.option("--since", type=TIME, help="Start 10m ago, at 14:05, '2026-11-20 18:30', yesterday.")
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1_000_000),
     default=10,
     show_default=True,
     help="Without --since: start with this many of the newest.",
@@ -252,7 +252,7 @@ class EventCursor:
         return f"{session}, after {after}" if after else str(session)
 
     def _ring(self, row: sqlite3.Row) -> str | None:
-        """How the agent was rung, for how many messages, and what came of it."""
+        """The way the agent was rung, for how many messages, and the result."""
         found = self._db.execute(
             "SELECT rung, messages, result FROM rings WHERE agent = ? AND at <= ? + 1000000 "
             "ORDER BY at DESC LIMIT 1",

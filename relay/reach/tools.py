@@ -182,7 +182,7 @@ def check_call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def wait_of(given: dict[str, Any]) -> Wait | None:
-    """What a call of ``send`` waits for; None: the relay's word. Errors: BadArguments."""
+    """The wait that a call of ``send`` asks for; None: the relay's word. Errors: BadArguments."""
     if not given["wait"]:
         return None
     try:

@@ -21,7 +21,7 @@ from relay.search.query import (
     STATES,
     Query,
     any_topic_matches,
-    is_reversed,
+    largest_first,
     required_literals,
 )
 
@@ -156,7 +156,7 @@ def _order(query: Query, number: str, in_order: bool) -> str:
     terms = [(number, -1)] if in_order else [("m.at", -1), ("m.id", -1)]
     if query.sort in _FIRST:
         terms.insert(0, _FIRST[query.sort])
-    way = -1 if is_reversed(query) else 1
+    way = -1 if largest_first(query) else 1
     return ", ".join(f"{term} {'ASC' if sign * way > 0 else 'DESC'}" for term, sign in terms)
 
 

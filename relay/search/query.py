@@ -209,14 +209,14 @@ def any_topic_matches(topic: str | None, patterns: tuple[str, ...]) -> bool:
 
 
 def sort_key(query: Query, entry: Entry) -> tuple[object, ...]:
-    """What messages are sorted by, unless the order is reversed: see ``is_reversed``."""
+    """The key by which messages are sorted; see ``largest_first``."""
     age = (-entry.at, -entry.id)
     first = {"priority": (-entry.priority,), "sender": (entry.sender,), "kind": (entry.kind,)}
     return (*first.get(query.sort, ()), *age)
 
 
-def is_reversed(query: Query) -> bool:
-    """True if the smallest key comes last."""
+def largest_first(query: Query) -> bool:
+    """True if the message with the largest ``sort_key`` comes first."""
     return query.is_reversed != (query.sort == "oldest")
 
 

@@ -9,7 +9,7 @@ from relay.engine.engine import Engine
 from relay.engine.query import compile_pattern
 from relay.search.find import Found
 from relay.search.index import Entry, entry_of
-from relay.search.query import SORTS, Query, is_reversed, matches, sort_key
+from relay.search.query import SORTS, Query, largest_first, matches, sort_key
 
 MOST = 10**9
 _NOT_PLAIN = frozenset("\\^$.|?*+()[]{}\ufffd")
@@ -52,7 +52,7 @@ def scan(
             found.append((entry_of(message, names, kinds[message.message_type]), channel))
             if len(found) > limit and query.sort == SORTS[0] and not query.is_reversed:
                 break
-    found.sort(key=lambda one: sort_key(query, one[0]), reverse=is_reversed(query))
+    found.sort(key=lambda one: sort_key(query, one[0]), reverse=largest_first(query))
     return Found(found[:limit], len(found) > limit)
 
 

@@ -49,7 +49,7 @@ AUDIT_ROWS = 1_000_000
 AUDIT_MESSAGES = 2_000
 # The audits' parts; ``audit`` is all of them.
 AUDITS = ("audit_acomm", "audit_ledger", "audit_live", "audit_runs")
-PEERS = "peers"  # only where it is named: they are no packages of ours
+PEERS = "peers"  # only where it is named: it needs other packages
 CASES = (
     "audit",
     "drain",

@@ -15,7 +15,7 @@ import pytest
 from agent_sdk import Agent, MessageError
 from relay.base import fsio
 from relay.base.clock import Clock
-from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
+from relay.base.errors import HomeMissing, InvalidName, LedgerError, NotFound, RelayError
 from relay.base.message import parse
 from relay.base.names import sha256_hex
 from tests.agent_sdk.support import FIRST_NS, HandRelay, says_the_disk_is_full
@@ -346,3 +346,10 @@ def test_an_uncaught_error_shows_its_remedy(tmp_path: Path) -> None:
         f"relay.base.errors.HomeMissing: there is no relay home at {tmp_path}/none",
         "run `relay init`, or name another home with --home",
     ]
+
+
+@pytest.mark.damages
+def test_waiting_with_a_damaged_ledger_is_a_ledger_error(alice: Agent) -> None:
+    Path(alice.home, "ledger.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
+    with pytest.raises(LedgerError, match=r"ledger\.db: "):
+        alice.wait("1706123456789012345-a1b2c3d4", "read=1s")

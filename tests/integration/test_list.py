@@ -84,3 +84,28 @@ def test_messages_are_found_without_a_ledger_and_it_is_said(box: Box) -> None:
     assert done.returncode == 0 and "hi" in done.stdout
     assert done.stderr.startswith("relay: what became of them is not known: ")
     assert relay("list", "is:unread", home=box.root).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["list \udcff", "list thread:\udcff", "thread \udcff", "history --sender=\udcff"]
+)
+def test_words_that_are_not_utf8_are_one_line(box: Box, words: str) -> None:
+    done = relay(*words.split(), home=box.root)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) in [(2, "", 1), (1, "", 1)]
+    assert "\\udcff" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "option", ["open --agent", "open --from", "unread --agent", "failed --agent"]
+)
+def test_the_name_of_an_unset_variable_is_not_everybody(box: Box, option: str) -> None:
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    done = relay(*option.split(), "", home=box.root)
+    assert done.returncode == 1 and "there is no agent ''" in done.stderr
+
+
+def test_an_answer_that_was_given_up_says_so_once(box: Box) -> None:
+    box.send("alice", "TO: bob\nKIND: query\n\nwhich?")
+    box.until_dead()
+    (row,) = rows_of("failed", home=box.root)
+    assert row["status"] == "unanswered: not read, reminded twice"

@@ -18,7 +18,7 @@ from relay.search.query import (
     SORTS,
     STATES,
     Query,
-    is_reversed,
+    largest_first,
     matches,
     required_literals,
     sort_key,
@@ -106,7 +106,7 @@ def test_the_index_finds_what_a_look_at_each_message_finds(
         for query in queries:
             found = find(index, query, limit)
             expected = [one for one in left if is_match(query, one)]
-            expected.sort(key=lambda one: sort_key(query, one), reverse=is_reversed(query))
+            expected.sort(key=lambda one: sort_key(query, one), reverse=largest_first(query))
             assert [one for one, _ in found.entries] == expected[:limit]
             assert found.has_more == (len(expected) > limit)
 

@@ -283,7 +283,7 @@ def other_headers(judged: Horizon) -> Column:
 
 
 def impossible_time(judged: Horizon) -> Column:
-    """Name a ``processed_at`` after the horizon, with the time of the snapshot; NULL: it is none.
+    """Name a ``processed_at`` after the horizon, with the time of the snapshot; else NULL.
 
     Where the clock was set back, the message's other times are after the snapshot as well.
     """
