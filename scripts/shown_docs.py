@@ -48,10 +48,10 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             yield from (("", one) for one in _ids(node.value))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for decorator in node.decorator_list:
-                yield from ((node.name, one) for one in _ids(decorator))
+    for each in ast.walk(tree):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            for decorator in each.decorator_list:
+                yield from ((each.name, one) for one in _ids(decorator))
 
 
 def _ids(node: ast.expr) -> Iterator[str]:

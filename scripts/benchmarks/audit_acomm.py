@@ -119,7 +119,7 @@ def write_archives(folder: str, messages: int) -> None:
 
 
 def _channels(names: list[str]) -> dict[tuple[str, str], Channel]:
-    found = {}
+    found: dict[tuple[str, str], Channel] = {}
     for one in names:
         for other in names:
             if one < other:

@@ -9,6 +9,7 @@ work, and how much write-ahead log is left once it stopped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
 import subprocess
@@ -55,7 +56,7 @@ def run(base: str | None, *, rows: int) -> None:
             frame = spark.read.format("relay_ledger").schema(frame.schema).load(snapshot)
             writer = frame.write.format("noop").mode("overwrite")
             ours.append(timed(writer.save))
-            floor.append(timed(lambda names=columns: _read_plainly(snapshot, names)))
+            floor.append(timed(functools.partial(_read_plainly, snapshot, columns)))
         report(
             case=case,
             rows=rows,

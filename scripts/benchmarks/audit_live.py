@@ -23,7 +23,7 @@ import psutil
 
 from relay.base.home import Home
 from scripts.benchmarks.common import fresh_root, message, note, percentile, report
-from scripts.benchmarks.latency import Relay, _measure
+from scripts.benchmarks.latency import Relay, measure
 from scripts.history.make import Given, History
 
 WINDOWS = 20  # of each kind
@@ -47,7 +47,7 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
             audits.go_on(beside)
             began, before = time.monotonic(), audits.cpu_s()
             data = message(reader)
-            taken[beside].append(_measure(home, sender, reader, data, messages // WINDOWS))
+            taken[beside].append(measure(home, sender, reader, data, messages // WINDOWS))
             if beside:
                 beside_s += time.monotonic() - began
                 cpu_s += audits.cpu_s() - before

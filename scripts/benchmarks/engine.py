@@ -247,7 +247,7 @@ def _peak_of_opening(path: str) -> int:
         stdout=subprocess.PIPE,
         check=True,
     )
-    before, after = json.loads(done.stdout)
+    before, after = map(int, json.loads(done.stdout))
     return (after - before) * 1024
 
 

@@ -47,10 +47,15 @@ def run(base: str | None, *, agents: int) -> None:
 
 def _share(daemon: psutil.Process, seconds: int, step: Callable[[], object]) -> float:
     """Share of a core used while ``step``, one second long, is repeated."""
-    began, before = time.monotonic(), sum(daemon.cpu_times()[:2])
+    began, before = time.monotonic(), _cpu_s(daemon)
     while time.monotonic() - began < seconds:
         step()
-    return (sum(daemon.cpu_times()[:2]) - before) / (time.monotonic() - began)
+    return (_cpu_s(daemon) - before) / (time.monotonic() - began)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _send(root: str, names: list[str]) -> None:

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from scripts.benchmarks import end_to_end, latency
 from scripts.benchmarks.common import (
@@ -51,7 +52,7 @@ def redis(root: str) -> tuple[Send, Receive]:
     """A stream; every command is in its log, and synced, before the reply."""
     import redis as client
 
-    server = client.Redis(unix_socket_path=os.path.join(root, "redis.sock"))
+    server: Any = client.Redis(unix_socket_path=os.path.join(root, "redis.sock"))
     last = b"0"
 
     def receive() -> bytes | None:

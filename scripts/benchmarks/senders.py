@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from agent_sdk import Agent
+from agent_sdk.outbox import OutgoingMessage
 from scripts.benchmarks.common import (
     BODY_BYTES,
     fresh_root,
@@ -35,7 +36,7 @@ def run(base: str | None) -> None:
     body = "x" * BODY_BYTES
     with Agent(sender, home.root) as agent:
         loop_s = timed(lambda: [agent.send(recipient, body, wait_s=0) for _ in range(MESSAGES)])
-        many = [{"to": recipient, "body": body} for _ in range(MESSAGES)]
+        many: list[OutgoingMessage] = [{"to": recipient, "body": body} for _ in range(MESSAGES)]
         sync()
         many_s = timed(lambda: agent.send_many(many))
         with Relay(home):

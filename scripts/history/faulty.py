@@ -6,6 +6,7 @@ consistent. Faults begin at a tenth of the history and end a day before its end.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -118,7 +119,7 @@ class FaultyHistory(History):
             ]
             self.planted.append(planted(name))
         for one in posts:
-            self.at(one.at_ns, lambda one=one: self.send(one))
+            self.at(one.at_ns, functools.partial(self.send, one))
 
     def _runaway(self, post: Post) -> list[Post]:
         headers = {"THREAD": f"loop-{self.rng.getrandbits(32):08x}"}

@@ -6,6 +6,7 @@ Memory holds what is underway, one hour's posts and what the engine keeps live.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 from collections.abc import Callable
@@ -93,7 +94,7 @@ class History:
         day = self.begin_ns // DAY_NS
         for end_ns, posts in self._talk.hours():
             for post in posts:
-                self.at(post.at_ns, lambda post=post: self.send(post))
+                self.at(post.at_ns, functools.partial(self.send, post))
             self._run(end_ns)
             if end_ns // DAY_NS > day:
                 day = end_ns // DAY_NS

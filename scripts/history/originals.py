@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tarfile
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_date
 from relay.base.home import Home
 from relay.ledger import archive_pack
-from relay.ledger.archive_pack import zstd
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 class Originals:

@@ -109,7 +109,7 @@ class Talk:
         self._end_ns = end_ns - QUIET_NS
         kinds = [*SHARES, ("thread", THREADS, THREAD_MOST)]
         self._kinds = {name: most for name, _, most in kinds} | {"broadcast": 1}
-        self._weights = [weight for _, weight, _ in kinds]
+        self._weights: list[float] = [weight for _, weight, _ in kinds]
         self._weights.append(sum(self._weights) / max(BROADCASTS, 2 * len(cast.agents)))
 
     def hours(self) -> Iterator[tuple[int, list[Post]]]:
