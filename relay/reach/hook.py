@@ -112,8 +112,7 @@ class Call:
     def role(self) -> str:
         """The kind of event; empty for one that is not known."""
         role = EVENTS.get(self.vendor, {}).get(self.event, "")
-        is_others = role == PROMPT and self.text("prompt").lstrip().startswith(ENVELOPE)
-        return OTHERS if is_others else role
+        return OTHERS if role == PROMPT and _in_envelopes(self.text("prompt")) else role
 
     @property
     def is_late(self) -> bool:
@@ -363,12 +362,22 @@ def waiting(root: str, session: Session) -> list[str]:
 
 
 def _is_doorbell(call: Call) -> bool:
-    """True for a prompt that is ``rungs.ring_text`` and nothing else; it may be in an envelope."""
+    """True for a prompt that is ``rungs.ring_text`` and nothing else; envelopes do not count."""
     if call.role not in (PROMPT, OTHERS) or call.vendor == "gemini":
         return False
-    text = call.text("prompt").strip()
-    if text.startswith(ENVELOPE):
-        text = text.removesuffix(ENVELOPE_END).partition(">")[2].strip()
+    prompt = call.text("prompt")
+    return all(map(_is_ring, _in_envelopes(prompt) or [prompt.strip()]))
+
+
+def _in_envelopes(prompt: str) -> list[str]:
+    """The texts of other sessions of which a prompt consists; empty if a person wrote in it."""
+    prompt = prompt.strip()
+    if not (prompt.startswith(ENVELOPE) and prompt.endswith(ENVELOPE_END)):
+        return []
+    return [one.partition(">")[2].strip() for one in prompt.split(ENVELOPE_END)[:-1]]
+
+
+def _is_ring(text: str) -> bool:
     count, _, rest = text.removeprefix("agent-relay: ").partition(" ")
     return count.isdigit() and rest in (
         "message waits; `relay inbox --take`",

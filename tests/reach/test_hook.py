@@ -174,6 +174,10 @@ def envelope(text: str) -> str:
 def test_a_late_doorbell_in_its_envelope_begins_no_turn(root: Path, claude: Cli) -> None:
     assert claude.prompt(envelope(ring_text(2))) == "agent-relay: no message waits any more"
     assert claude.session.state == "idle"
+    two = f"{envelope(ring_text(1))}\n{envelope(ring_text(2))}"
+    assert claude.prompt(two) == "agent-relay: no message waits any more"
+    assert claude.session.state == "idle"
+    assert claude.prompt(f"{envelope(ring_text(1))}\n{envelope('hello')}") == ""
     assert claude.prompt(envelope(f"{ring_text(2)} and then")) == ""
     assert claude.session.state == "working"
     put(root, "bob", HELLO, ID)
@@ -190,7 +194,7 @@ def test_a_text_of_another_session_is_no_prompt_of_the_person(
     cli.hook("PermissionRequest")
     cli.prompt(envelope("hello"))
     assert cli.session.state == "blocked"  # its dialog is open: a ring might be taken as an answer
-    cli.prompt()
+    cli.prompt(f"{envelope('hello')}\nwhat does it want?")  # a person quotes it
     assert cli.session.state == "working"
 
     # In mid-turn it ends neither the step of parallel tool calls nor what a stop has begun.

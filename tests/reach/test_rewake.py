@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli import hooks, run
-from relay.reach import rungs
+from relay.reach import rungs, settings
 from relay.reach.bell import WOKEN
 from relay.reach.rungs import ClaudeRewake, RingFailed, RungTarget, Wake, ring_text
 from relay.reach.session import IDLE
@@ -123,6 +124,31 @@ def test_three_times_a_session_is_woken_that_reads_nothing(
     os.kill(hook.pid, signal.SIGUSR1)
     assert hook.wait(10) == WOKEN
     hook.communicate()
+    assert [woken(bob) for _ in range(3)] == [WOKEN, WOKEN, 0]
+
+
+def test_killed_between_the_count_and_the_exit_it_is_not_woken(bob: Cli) -> None:
+    """As the installed command runs it: the wake counts, and the exit status is 0."""
+    bob.hook(IDLE)
+    bob.drop()
+    code = (
+        f"import os, sys; sys.path.insert(0, {PACKAGE!r}); from relay.reach import bell;"
+        " save = bell.save_session; bell.save_session ="
+        " lambda *args: (save(*args), os.kill(os.getpid(), 9));"
+        f" sys.exit(bell.main(['--home', {str(bob.root)!r}, '--rewake']))"
+    )
+    facts = json.dumps({"session_id": bob.session.session_id})
+    line = f"printf %s {shlex.quote(facts)} | {shlex.join([sys.executable, '-c', code])}"
+    hook = subprocess.Popen(
+        line + settings.WAKES, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    file = Path(rungs.rewake_file(str(bob.root), bob.session))
+    until(file.exists)
+    os.kill(int(file.read_text().split()[0]), signal.SIGUSR1)
+    hook.communicate(timeout=10)
+    assert hook.returncode == 0
+    found = bob.reload()
+    assert found is not None and found.woken == 1
     assert [woken(bob) for _ in range(3)] == [WOKEN, WOKEN, 0]
 
 
