@@ -33,6 +33,15 @@ def started_at(pid: int) -> int | None:
         return None
 
 
+def words_of(pid: int) -> list[str]:
+    """The words of the command that a process runs; empty if unknown."""
+    try:
+        with open(f"{PROC}/{pid:d}/cmdline", "rb") as file:
+            return file.read(1 << 16).decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def is_stopped(pid: int) -> bool:
     """True for a process that was stopped by a signal; False if unknown."""
     try:

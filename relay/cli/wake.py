@@ -28,6 +28,7 @@ from relay.cli.common import (
 
 if TYPE_CHECKING:
     from relay.reach.ringing import Bell, Memory
+    from relay.reach.session import Session
 
 _Found = tuple[str, int] | None  # a text, and its time in Unix ns, or 0: now
 
@@ -69,6 +70,8 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
     worked = facts["worked"]
     last = f"{worked['rung']}, {ago(worked['at'], now)} ago" if worked else "none yet"
     click.echo(f"worked   {last}")
+    if facts["unanswered"]:
+        click.echo(f"last     {sanitize(facts['unanswered'])}")
     if facts["trouble"]:
         click.echo(f"trouble  {sanitize(facts['trouble'])}")
     click.echo("rungs")
@@ -202,7 +205,7 @@ class Trial:
             time.sleep(LOOK_S)
         works = "in_context" in steps
         if not works:
-            self._print(f"  no evidence in {self.timeout_s:g} s: {self._lack(steps)}")
+            self._print(f"  no evidence in {self.timeout_s:g} s: {self._lack(rung, steps)}")
         if self.as_json:
             times = {f"{step}_ms": round(ms, 1) for step, ms in steps.items()}
             ring = self._last_ring(rung, began)
@@ -263,7 +266,7 @@ class Trial:
         found = [one for one in rings if one.get("rung") == rung and one["at"] >= began]
         return found[-1] if found else {}
 
-    def _lack(self, steps: dict[str, float]) -> str:
+    def _lack(self, rung: str, steps: dict[str, float]) -> str:
         """Why it may be that a rung brought nothing."""
         if "inbox" not in steps:
             return "the relay did not deliver the message"
@@ -272,7 +275,8 @@ class Trial:
             state = session.state if session is not None else "gone"
             return f"it was not rung, the session is {state}"
         if "offered" not in steps:
-            return "no hook printed the message; `relay hooks status` shows when one last ran"
+            said = "no hook printed the message; `relay hooks status` shows when one last ran"
+            return f"{said}; {silence}" if (silence := _silence(rung, self.session)) else said
         return "it was printed, and the session did nothing after that"
 
     def _print(self, text: str) -> None:
@@ -309,6 +313,10 @@ def _status(home: Home, agent: str) -> dict[str, Any]:
     if not rings:  # no relay has taken the reports yet
         rings = [_ring_row(one) for one in reversed(memory.rings)]
     worked = next((one for one in rings if one["result"].startswith("rang")), None)
+    unanswered = ""
+    if worked and session and session.seen_at < worked["at"]:
+        silence = _silence(worked["rung"], session)
+        unanswered = silence and f"no hook ran since that ring; {silence}"
     return {
         "agent": agent,
         "session": session.key if session else None,
@@ -316,9 +324,18 @@ def _status(home: Home, agent: str) -> dict[str, Any]:
         "bell_pid": memory.pid if memory.pid != os.getpid() else None,
         "rungs": memory.rungs,
         "trouble": memory.trouble,
+        "unanswered": unanswered,
         "worked": worked and {"rung": worked["rung"], "at": worked["at"]},
         "rings": rings,
     }
+
+
+def _silence(rung: str, session: Session | None) -> str:
+    """What may be so if a rung has rung, and no hook ran since."""
+    from relay.reach.rungs import RUNGS
+
+    text = next((one.silence for one in RUNGS if one.name == rung), "")
+    return text.format(session.session_id if session else "ID")
 
 
 def _ring_row(ring: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ come through a hook or a tool. ``RUNGS`` has them in the order in which they are
     {"rung": "codex-queue"}
     {"argv": ["notify-send", "{text}"]}
 
-A new rung is a class with the four attributes and two functions of ``Rung``, and a line in RUNGS.
+A new rung is a class with the attributes and two functions of ``Rung``, and a line in RUNGS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import stat
 import time
 
-from relay.base.process_info import runs
+from relay.base.process_info import runs, words_of
 from relay.base.text import visible
 from relay.reach.session import Session, side_file
 
@@ -91,6 +91,7 @@ class Rung:
     name = ""
     mid_turn = False  # useful while the agent is working
     again_s = 0.0  # least time between two rings that were not answered
+    silence = ""  # what may be so when it has rung, and no hook ran since
 
     def missing(self, target: RungTarget) -> str:
         """Why the rung does not apply; empty if it does."""
@@ -185,15 +186,22 @@ class CodexQueue(Rung):
     name = "codex-queue"
     mid_turn = True
     again_s = CODEX_AGAIN_S
+    silence = (
+        "codex accepts a text for a thread that is not loaded, and keeps it until it is; whether "
+        "this one is loaded is not known: `codex resume {}` loads it"
+    )
 
     def missing(self, target: RungTarget) -> str:
         """Why it does not apply."""
-        if target.session_of("codex") is None:
+        session = target.session_of("codex")
+        if session is None:
             return "expected a live session of codex"
+        if "exec" in words_of(session.pid)[1:]:
+            return "the session is a run of `codex exec`: what is queued for its thread is lost"
         return "" if _program("codex") else "codex is not in PATH"
 
     def ring(self, target: RungTarget, text: str) -> str:
-        """Queue the text; exit 0 means queued, no more."""
+        """Queue the text; exit 0 means queued, no more, also if the thread is not loaded."""
         assert target.session is not None
         argv = ["codex", "queue", "--thread", target.session.session_id, "--message", text]
         output = _run(argv, target, PROGRAM_S)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.process_info import started_at
 from relay.reach import rungs
 from relay.reach.rungs import (
     SOCKET,
@@ -280,6 +281,15 @@ def test_codex_queues_the_text_for_the_thread(eve: Cli, tmp_path: Path) -> None:
     assert CodexQueue().ring(target(eve), TEXT) == "queued: queued as q-7"
     words = (tmp_path / "said").read_text().splitlines()
     assert words == ["queue", "--thread", "eve-1", "--message", TEXT]
+
+
+def test_a_run_of_codex_exec_is_not_rung_by_its_queue(eve: Cli, tmp_path: Path) -> None:
+    program(tmp_path, "codex", "exit 0")
+    assert CodexQueue().missing(target(eve)) == ""
+    words = ["sh", "-c", "read line", "exec", "do it"]  # `codex exec "do it"`
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as run:
+        eve.session.pid, eve.session.pid_start = run.pid, started_at(run.pid)
+        assert "what is queued for its thread is lost" in CodexQueue().missing(target(eve))
 
 
 def test_codex_that_refuses(eve: Cli, tmp_path: Path) -> None:

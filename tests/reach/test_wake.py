@@ -101,6 +101,25 @@ def test_a_test_message_goes_through_each_rung_that_applies(bob: Cli, tmp_path: 
 
 
 @pytest.mark.slow
+def test_what_codex_queued_and_no_hook_answered_is_explained(
+    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells from outside whether a thread is loaded: what is known is said."""
+    (tmp_path / "codex").write_text("#!/bin/sh\necho Queued message 7")
+    (tmp_path / "codex").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    said = "codex accepts a text for a thread that is not loaded, and keeps it until it is"
+    with cli(bob.root, "eve", "codex") as eve:
+        shown = relay(bob, "wake", "test", "eve", "--timeout", "0.5").stdout
+        assert "rang: queued: Queued message 7" in shown and f"ran; {said}" in shown
+        status = relay(bob, "wake", "status", "eve").stdout
+        assert f"last     no hook ran since that ring; {said}" in status
+        assert "`codex resume eve-1` loads it" in status
+        eve.hook(IDLE)
+        assert said not in relay(bob, "wake", "status", "eve").stdout
+
+
+@pytest.mark.slow
 def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path) -> None:
     bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
