@@ -5,50 +5,31 @@ Every operation only reads or writes files in the home.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
+from agent_sdk import requests
 from agent_sdk.attachments import Attachments
 from agent_sdk.disk import retry_on_enospc
-from agent_sdk.inbox import Inbox, Received, refusal_of
+from agent_sdk.inbox import Inbox, Received, answers_to, refusal_of
 from agent_sdk.outbox import Outbox, OutgoingMessage, SendOptions, compose
 from agent_sdk.presence import Closed, leave, max_body_bytes, open_home, register, with_remedy
-from agent_sdk.requests import (
-    ANSWERS,
-    IDLE_GRACE_S,
-    SavedState,
-    ack_body,
-    channel_body,
-    default_wait_s,
-    how_to_wait,
-    idle_body,
-    idle_timeout,
-    last_answer,
-    list_versions,
-    load_state,
-    original_of,
-    refused,
-    release_headers,
-    reply_kind,
-    save_state,
-    spawn_headers,
-    wait_until,
-)
+from agent_sdk.requests import SavedState
 from relay.base.clock import Clock
-from relay.base.errors import (
-    MessageError,
-    NotRunning,
-    RelayWarning,
-    Timeout,
-)
+from relay.base.errors import MessageError, NotRunning, RelayWarning, Timeout
 from relay.base.home import lock_holder
 from relay.base.message import Kind, MessageFile
 from relay.base.names import ORCHESTRATOR, Attachment, check_agent_name
+
+if TYPE_CHECKING:
+    from relay.base.outcomes import Wait
+
+_Read = TypeVar("_Read")
 
 
 class Agent:
@@ -109,12 +90,7 @@ class Agent:
     def __enter__(self) -> Agent:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- sending -----------------------------------------------------------------------------
@@ -158,16 +134,24 @@ class Agent:
         option; NotFound for an attachment that is not in the store; OSError. In each case nothing
         was sent.
         """
-        message = self._compose({"to": to, "body": body, "kind": kind, "re": re, **options})
-        limit_s, committed, step = how_to_wait(wait, wait_s, committed, timeout_s)
+        fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
+        return self._send(fields, requests.how_to_wait(wait, wait_s, committed, timeout_s), on_sent)
+
+    def _send(
+        self,
+        fields: OutgoingMessage,
+        how: requests.HowToWait,
+        on_sent: Callable[[str], object] | None,
+    ) -> str:
+        message = self._compose(fields)
         sent = self._outbox.new_id()
-        seen = self._inbox.names() if limit_s > 0 else set()
-        if self._post(message, sent, limit_s, committed, on_sent):
+        seen = self._inbox.names() if how.seconds > 0 else set()
+        if self._post(message, sent, how.seconds, how.committed, on_sent):
             # The relay writes a nack before it takes the message out of the outbox.
-            if nack := self._inbox.take_answer(refusal_of(sent, to), seen):
-                raise refused(nack)
-        if step:
-            self.wait(sent, step)
+            if nack := self._inbox.take_answer(refusal_of(sent, message.to), seen):
+                raise requests.refused(nack)
+        if how.step:
+            self.wait(sent, how.step)
         return sent
 
     def _post(
@@ -199,7 +183,7 @@ class Agent:
             if committed:
                 hint = "it waits in the outbox: do not send it again"
                 raise with_remedy(Timeout(text, message_id=sent, hint=hint))
-        warnings.warn(f"{text}: the message waits in the outbox", RelayWarning, stacklevel=3)
+        warnings.warn(f"{text}: the message waits in the outbox", RelayWarning, stacklevel=4)
         return False
 
     def send_many(self, messages: Iterable[OutgoingMessage]) -> list[str]:
@@ -246,7 +230,7 @@ class Agent:
 
         KIND is response for a query, otherwise message. Errors: as ``send``.
         """
-        kind = kind or reply_kind(message)
+        kind = kind or requests.reply_kind(message)
         options["thread"] = options.get("thread") or message.thread
         return self.send(message.sender, body, kind=kind, re=message.id, wait_s=wait_s, **options)
 
@@ -265,8 +249,8 @@ class Agent:
         the sender by RE. Only commands, queries and at-least-once messages expect an ack; for
         others the relay answers with a nack. Waits, and raises Refused, as ``send``.
         """
-        to, re = original_of(message, to)
-        return self.send(to, ack_body(status, text), kind=Kind.ACK, re=re, wait_s=wait_s)
+        to, re = requests.original_of(message, to)
+        return self.send(to, requests.ack_body(status, text), kind=Kind.ACK, re=re, wait_s=wait_s)
 
     def nack(
         self,
@@ -277,7 +261,7 @@ class Agent:
         wait_s: float | None = None,
     ) -> str:
         """Report that a message could not be handled, and why. Returns the id of the nack."""
-        to, re = original_of(message, to)
+        to, re = requests.original_of(message, to)
         return self.send(to, error, kind=Kind.NACK, re=re, wait_s=wait_s)
 
     def status(self, text: str, *, wait_s: float | None = None) -> str:
@@ -299,6 +283,9 @@ class Agent:
         """
         if self._doubt is not None:
             raise self._doubt
+        return self._receive(timeout_s)
+
+    def _receive(self, timeout_s: float | None) -> Received | None:
         return self._inbox.until(self._inbox.take_next, timeout_s)
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Received]:
@@ -314,10 +301,9 @@ class Agent:
         Errors: Timeout without a response in time (a later one is received like any message);
         Refused with the text of a nack; as ``send``.
         """
-        seen = self._inbox.names()  # messages from before the query cannot answer it
-        began, wait_s = time.monotonic(), default_wait_s(timeout_s)
-        sent = self.send(to, body, kind=Kind.QUERY, wait_s=wait_s, **options)
-        return last_answer(self._inbox, sent, (Kind.RESPONSE,), began, timeout_s, seen)
+        kind = Kind.QUERY
+        fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": None, **options}
+        return self._answer(fields, (Kind.RESPONSE,), timeout_s, requests.whole)
 
     def request(
         self,
@@ -339,10 +325,34 @@ class Agent:
         Errors: Timeout, with the ``message_id`` of what was sent; Refused with the text of a nack
         or error; as ``send``.
         """
-        began, seen = time.monotonic(), self._inbox.names()
-        wait_s = default_wait_s(timeout_s)
-        sent = self.send(to, body, kind=kind, re=re, wait_s=wait_s, on_sent=on_sent, **options)
-        return last_answer(self._inbox, sent, ANSWERS, began, timeout_s, seen, progress)
+        fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
+        return self._answer(fields, requests.ANSWERS, timeout_s, requests.whole, on_sent, progress)
+
+    def _answer(
+        self,
+        asked: OutgoingMessage | str,
+        kinds: Sequence[Kind],
+        timeout_s: float,
+        read: Callable[[Received], _Read],
+        on_sent: Callable[[str], object] | None = None,
+        progress: Callable[[Received], object] | None = None,
+    ) -> _Read:
+        """Send, unless an id is given; ``read`` the last answer. Errors: Timeout; Refused."""
+        ends_at = time.monotonic() + timeout_s
+        if isinstance(asked, str):
+            sent, seen = asked, set()
+        else:
+            message, sent = self._compose(asked), self._outbox.new_id()
+            seen = self._inbox.names()  # messages from before it cannot answer it
+            self._post(message, sent, requests.default_wait_s(timeout_s), False, on_sent)
+        wanted = answers_to(sent, kinds)
+        look = functools.partial(self._inbox.take_answer, wanted, seen)
+        while answer := self._inbox.until(look, ends_at - time.monotonic()):
+            if requests.is_last(answer, kinds):
+                return read(answer)
+            if progress is not None:
+                progress(answer)
+        raise requests.no_answer(sent, kinds, timeout_s)
 
     def wait(
         self,
@@ -356,17 +366,28 @@ class Agent:
         With ``answer``, takes the answer out of the inbox and returns it, as ``request``. Errors:
         Timeout; Refused if it cannot come so far; LedgerError.
         """
-        sent = self._inbox.id_of(message_id)
-        return wait_until(self._home, self._inbox, sent, until, progress)
+        from relay.base.outcomes import parse_wait  # most programs never wait
+
+        wait, sent = parse_wait(until), self._inbox.id_of(message_id)
+        if wait.word == "answer":
+            known = (sent, requests.ANSWERS, wait.seconds, requests.whole)
+            return self._answer(*known, None, progress)
+        return self._watch(sent, wait)
+
+    def _watch(self, sent: str, wait: Wait) -> Received | None:
+        from relay.base.outcomes import watch
+
+        requests.waited(watch(self._home, requests.ledger_of(self._home), sent, wait), sent, wait)
+        return None
 
     def wait_idle(self, name: str, timeout_s: float, message_id: str = "") -> None:
         """Wait until another agent is idle, as its hooks report, and has read ``message_id``.
 
         Errors: Timeout; Refused if it has no session, or its session ends; as ``send``.
         """
-        with idle_timeout(name, timeout_s):
-            body = idle_body(name, timeout_s, message_id)
-            self._ask(Kind.COMMAND, body, {}, timeout_s + IDLE_GRACE_S)
+        with requests.idle_timeout(name, timeout_s):
+            body = requests.idle_body(name, timeout_s, message_id)
+            requests.ask(self, Kind.COMMAND, body, timeout_s + requests.IDLE_GRACE_S)
 
     # -- continuity --------------------------------------------------------------------------
 
@@ -378,18 +399,19 @@ class Agent:
         message.
         Errors: Refused, with the rule; Timeout when no relay answers in time; as ``send``.
         """
-        return save_state(self, data, timeout_s)
+        return requests.continuity(self, "save", data, timeout_s, requests.saved_version)
 
     def load_state(self, version: int | None = None, timeout_s: float = 30.0) -> str | None:
         """Load the latest saved state, or ``version``; None if nothing has been saved.
 
         Errors: Refused for a version that does not exist (any more); Timeout.
         """
-        return load_state(self, version, timeout_s)
+        body = requests.load_body(version)
+        return requests.continuity(self, "load", body, timeout_s, requests.loaded_text)
 
     def saved_states(self, timeout_s: float = 30.0) -> list[SavedState]:
         """List the saved versions, oldest first. Errors: Timeout."""
-        return list_versions(self, timeout_s)
+        return requests.continuity(self, "list", "", timeout_s, requests.listed_states)
 
     # -- attachments -------------------------------------------------------------------------
 
@@ -439,12 +461,13 @@ class Agent:
         reported as notifications RE that id. With ``timeout_s``, waits until it has started.
         Errors: MessageError; then Refused with the relay's reason, and Timeout.
         """
-        headers = spawn_headers(name, cli, cwd, env or {}, restart)
-        return self._ask(Kind.SPAWN, prompt, headers, timeout_s)
+        headers = requests.spawn_headers(name, cli, cwd, env or {}, restart)
+        return requests.ask(self, Kind.SPAWN, prompt, timeout_s, headers)
 
     def release(self, name: str, reason: str = "", *, timeout_s: float | None = None) -> str:
         """Have the relay stop an agent's process; with ``timeout_s``, waits until it has ended."""
-        return self._ask(Kind.RELEASE, "", release_headers(name, reason), timeout_s)
+        headers = requests.release_headers(name, reason)
+        return requests.ask(self, Kind.RELEASE, "", timeout_s, headers)
 
     # -- channels ----------------------------------------------------------------------------
 
@@ -454,11 +477,11 @@ class Agent:
         With ``timeout_s``, waits for the relay's ack; Errors then: Refused with the relay's reason,
         and Timeout. InvalidName is raised before anything is sent.
         """
-        return self._ask(Kind.JOIN, channel_body(channel), {}, timeout_s)
+        return requests.ask(self, Kind.JOIN, requests.channel_body(channel), timeout_s)
 
     def leave(self, channel: str, *, timeout_s: float | None = None) -> str:
         """Leave a channel; as ``join``."""
-        return self._ask(Kind.LEAVE, channel_body(channel), {}, timeout_s)
+        return requests.ask(self, Kind.LEAVE, requests.channel_body(channel), timeout_s)
 
     def subscribe(
         self, channel: str, pattern: str, *, filter: str = "", timeout_s: float | None = None
@@ -468,22 +491,10 @@ class Agent:
         ``filter`` restricts it to messages that match all of its terms: ``sender=ci
         type=Command,Query priority=0,1 match=REGEX``. Subscribing again replaces it.
         """
-        return self._ask(Kind.SUBSCRIBE, channel_body(channel, pattern, filter), {}, timeout_s)
+        body = requests.channel_body(channel, pattern, filter)
+        return requests.ask(self, Kind.SUBSCRIBE, body, timeout_s)
 
     def unsubscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
         """End a subscription; as ``join``."""
-        return self._ask(Kind.UNSUBSCRIBE, channel_body(channel, pattern), {}, timeout_s)
-
-    # ----------------------------------------------------------------------------------------
-
-    def _ask(
-        self, kind: Kind, body: str, headers: Mapping[str, str], timeout_s: float | None
-    ) -> str:
-        """Send a request to the relay; with ``timeout_s``, wait for its ack."""
-        if timeout_s is None:
-            return self.send(ORCHESTRATOR, body, kind=kind, headers=headers)
-        seen = self._inbox.names()
-        began, wait_s = time.monotonic(), default_wait_s(timeout_s)
-        sent = self.send(ORCHESTRATOR, body, kind=kind, headers=headers, wait_s=wait_s)
-        last_answer(self._inbox, sent, (Kind.ACK,), began, timeout_s, seen)
-        return sent
+        body = requests.channel_body(channel, pattern)
+        return requests.ask(self, Kind.UNSUBSCRIBE, body, timeout_s)

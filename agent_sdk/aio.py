@@ -14,18 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import agent_sdk.agent as sdk
 from agent_sdk import requests
@@ -40,21 +33,50 @@ from agent_sdk.inbox import (
     open_waiter,
     refusal_of,
 )
-from agent_sdk.outbox import OutgoingMessage, SendOptions
+from agent_sdk.outbox import OutgoingMessage
 from agent_sdk.presence import Closed
-from agent_sdk.requests import SavedState
 from relay.base.clock import Clock
 from relay.base.message import Kind, MessageFile
-from relay.base.names import ORCHESTRATOR, Attachment
 
-_Found = TypeVar("_Found")
-_Arguments = ParamSpec("_Arguments")
+if TYPE_CHECKING:
+    from relay.base.outcomes import Wait
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Call = Callable[Concatenate[sdk.Agent, _P], _T]
+_Coroutine = Callable[Concatenate["Agent", _P], Coroutine[Any, Any, _T]]
+
+
+def _awaited(call: _Call[_P, _T]) -> _Coroutine[_P, _T]:
+    """Make a coroutine of a call whose last step is a method that is a coroutine here."""
+
+    @functools.wraps(call)
+    async def wrapped(self: Agent, /, *arguments: _P.args, **options: _P.kwargs) -> _T:
+        found: _T = await cast(Any, call)(self, *arguments, **options)
+        return found
+
+    return wrapped
+
+
+def _in_thread(call: _Call[_P, _T]) -> _Coroutine[_P, _T]:
+    """Make a coroutine of a call; it ends in the agent's thread even if the task is cancelled."""
+
+    @functools.wraps(call)
+    async def wrapped(self: Agent, /, *arguments: _P.args, **options: _P.kwargs) -> _T:
+        run = functools.partial(call, self._agent, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    return wrapped
+
+
+_ask = _awaited(requests.ask)
 
 
 class Agent:
     """One agent of a relay, for the tasks of one event loop.
 
-    Arguments, calls and errors as ``agent_sdk.Agent``.
+    Arguments, calls and errors are those of ``agent_sdk.Agent``, whose methods run here: each ends
+    in a step that is a coroutine of this class.
     """
 
     def __init__(
@@ -69,6 +91,7 @@ class Agent:
         self._agent = sdk.Agent(
             name, home, disk_full_retry_s=disk_full_retry_s, registers=registers, clock=clock
         )
+        self._doubt, self._home = self._agent._doubt, self._agent._home
         self._thread = ThreadPoolExecutor(1, f"relay-{name}")  # its outbox is for one thread
         self._waiter: InboxWaiter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches the waiter
@@ -106,143 +129,70 @@ class Agent:
     async def __aenter__(self) -> Agent:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    # -- sending -----------------------------------------------------------------------------
+    send = _awaited(sdk.Agent.send)
+    send_many = _in_thread(sdk.Agent.send_many)
+    reply = _awaited(sdk.Agent.reply)
+    ack = _awaited(sdk.Agent.ack)
+    nack = _awaited(sdk.Agent.nack)
+    status = _awaited(sdk.Agent.status)
 
-    async def send(
-        self,
-        to: str,
-        body: str | bytes,
-        *,
-        kind: str = Kind.MESSAGE,
-        re: str | None = None,
-        wait_s: float | None = None,
-        on_sent: Callable[[str], object] | None = None,
-        committed: bool = False,
-        timeout_s: float = 30.0,
-        wait: str | None = None,
-        **options: Unpack[SendOptions],
-    ) -> str:
-        """As ``agent_sdk.Agent.send``."""
-        fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
-        limit_s, committed, step = requests.how_to_wait(wait, wait_s, committed, timeout_s)
-        with self._awaiting(lambda sent: refusal_of(sent, to)) as (sent, take):
-            if await self._post(fields, sent, limit_s, committed, on_sent) and (nack := take()):
-                raise requests.refused(nack)
-        if step:
-            await self.wait(sent, step)
-        return sent
-
-    async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[str]:
-        """As ``agent_sdk.Agent.send_many``."""
-        return await self._in_thread(self._agent.send_many, messages)
-
-    async def reply(
-        self,
-        message: Received,
-        body: str | bytes,
-        *,
-        kind: str | None = None,
-        wait_s: float | None = None,
-        **options: Unpack[SendOptions],
-    ) -> str:
-        """As ``agent_sdk.Agent.reply``."""
-        kind = kind or requests.reply_kind(message)
-        options["thread"] = options.get("thread") or message.thread
-        return await self.send(
-            message.sender, body, kind=kind, re=message.id, wait_s=wait_s, **options
-        )
-
-    async def ack(
-        self,
-        message: Received | str,
-        status: str = "received",
-        text: str = "",
-        *,
-        to: str | None = None,
-        wait_s: float | None = None,
-    ) -> str:
-        """As ``agent_sdk.Agent.ack``."""
-        to, re = requests.original_of(message, to)
-        body = requests.ack_body(status, text)
-        return await self.send(to, body, kind=Kind.ACK, re=re, wait_s=wait_s)
-
-    async def nack(
-        self,
-        message: Received | str,
-        error: str,
-        *,
-        to: str | None = None,
-        wait_s: float | None = None,
-    ) -> str:
-        """As ``agent_sdk.Agent.nack``."""
-        to, re = requests.original_of(message, to)
-        return await self.send(to, error, kind=Kind.NACK, re=re, wait_s=wait_s)
-
-    async def status(self, text: str, *, wait_s: float | None = None) -> str:
-        """As ``agent_sdk.Agent.status``."""
-        return await self.send(ORCHESTRATOR, text, kind=Kind.STATUS, wait_s=wait_s)
-
-    # -- receiving ---------------------------------------------------------------------------
-
-    async def receive(self, timeout_s: float | None = None) -> Received | None:
-        """As ``agent_sdk.Agent.receive``."""
-        return await self._until(self._take_next, timeout_s)
+    receive = _awaited(sdk.Agent.receive)
+    query = _awaited(sdk.Agent.query)
+    request = _awaited(sdk.Agent.request)
+    wait = _awaited(sdk.Agent.wait)
 
     async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Received]:
-        """As ``agent_sdk.Agent.messages``."""
+        """Yield messages as they arrive, until none came for ``timeout_s`` (None: forever)."""
         while (message := await self.receive(timeout_s)) is not None:
             yield message
 
-    async def query(
-        self, to: str, body: str | bytes, timeout_s: float, **options: Unpack[SendOptions]
-    ) -> Received:
-        """As ``agent_sdk.Agent.query``."""
-        fields: OutgoingMessage = {
-            "to": to,
-            "body": body,
-            "kind": Kind.QUERY,
-            "re": None,
-            **options,
-        }
-        return await self._answer(fields, (Kind.RESPONSE,), timeout_s)
+    @functools.wraps(sdk.Agent.wait_idle)
+    async def wait_idle(self, name: str, timeout_s: float, message_id: str = "") -> None:
+        with requests.idle_timeout(name, timeout_s):
+            body = requests.idle_body(name, timeout_s, message_id)
+            await _ask(self, Kind.COMMAND, body, timeout_s + requests.IDLE_GRACE_S)
 
-    async def request(
+    save_state = _awaited(sdk.Agent.save_state)
+    load_state = _awaited(sdk.Agent.load_state)
+    saved_states = _awaited(sdk.Agent.saved_states)
+
+    attach = _in_thread(sdk.Agent.attach)
+    open_attachment = _in_thread(sdk.Agent.open_attachment)
+    save_attachments = _in_thread(sdk.Agent.save_attachments)
+
+    spawn = _awaited(sdk.Agent.spawn)
+    release = _awaited(sdk.Agent.release)
+    join = _awaited(sdk.Agent.join)
+    leave = _awaited(sdk.Agent.leave)
+    subscribe = _awaited(sdk.Agent.subscribe)
+    unsubscribe = _awaited(sdk.Agent.unsubscribe)
+
+    # -- the steps that those above end with, as in agent_sdk.Agent ---------------------------
+
+    async def _send(
         self,
-        to: str,
-        body: str | bytes,
-        timeout_s: float,
-        *,
-        kind: str = Kind.COMMAND,
-        re: str | None = None,
-        on_sent: Callable[[str], object] | None = None,
-        progress: Callable[[Received], object] | None = None,
-        **options: Unpack[SendOptions],
-    ) -> Received:
-        """As ``agent_sdk.Agent.request``."""
-        fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
-        return await self._answer(fields, requests.ANSWERS, timeout_s, on_sent, progress)
+        fields: OutgoingMessage,
+        how: requests.HowToWait,
+        on_sent: Callable[[str], object] | None,
+    ) -> str:
+        message = self._agent._compose(fields)
+        with self._awaiting(lambda sent: refusal_of(sent, message.to)) as (sent, take):
+            if await self._post(message, sent, how.seconds, how.committed, on_sent):
+                if nack := take():
+                    raise requests.refused(nack)
+        if how.step:
+            await self.wait(sent, how.step)
+        return sent
 
-    async def wait(
-        self,
-        message_id: str,
-        until: str = "done",
-        *,
-        progress: Callable[[Received], object] | None = None,
-    ) -> Received | None:
-        """As ``agent_sdk.Agent.wait``."""
-        from relay.base.outcomes import parse_wait, watch
+    async def _receive(self, timeout_s: float | None) -> Received | None:
+        return await self._until(self._take_next, timeout_s)
 
-        wait, sent = parse_wait(until), self._inbox.id_of(message_id)
-        if wait.word == "answer":
-            return await self._answer(sent, requests.ANSWERS, wait.seconds, None, progress)
+    async def _watch(self, sent: str, wait: Wait) -> Received | None:
+        from relay.base.outcomes import watch
+
         loop, connect = asyncio.get_running_loop(), requests.ledger_of(self._agent._home)
         ends_at, pause_s, now = loop.time() + wait.seconds, 0.001, wait._replace(seconds=0)
         while True:
@@ -254,155 +204,46 @@ class Agent:
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, 0.05)
 
-    async def wait_idle(self, name: str, timeout_s: float, message_id: str = "") -> None:
-        """As ``agent_sdk.Agent.wait_idle``."""
-        with requests.idle_timeout(name, timeout_s):
-            body = requests.idle_body(name, timeout_s, message_id)
-            await self._ask(Kind.COMMAND, body, {}, timeout_s + requests.IDLE_GRACE_S)
-
-    # -- continuity --------------------------------------------------------------------------
-
-    async def save_state(self, data: str | bytes, timeout_s: float = 30.0) -> int:
-        """As ``agent_sdk.Agent.save_state``."""
-        return requests.saved_version(await self._continuity("save", data, timeout_s))
-
-    async def load_state(self, version: int | None = None, timeout_s: float = 30.0) -> str | None:
-        """As ``agent_sdk.Agent.load_state``."""
-        body = requests.load_body(version)
-        found = requests.loaded_state(await self._continuity("load", body, timeout_s))
-        return None if found is None else found.state
-
-    async def saved_states(self, timeout_s: float = 30.0) -> list[SavedState]:
-        """As ``agent_sdk.Agent.saved_states``."""
-        return requests.listed_states(await self._continuity("list", "", timeout_s))
-
-    async def _continuity(self, action: str, body: str | bytes, timeout_s: float) -> str:
-        kind, headers = Kind.CONTINUITY, {"ACTION": action}
-        return (await self.request(ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers)).body
-
-    # -- attachments -------------------------------------------------------------------------
-
-    async def attach(self, source: bytes | str | os.PathLike[str]) -> Attachment:
-        """As ``agent_sdk.Agent.attach``."""
-        return await self._in_thread(self._agent.attach, source)
-
-    async def open_attachment(self, reference: str) -> bytes:
-        """As ``agent_sdk.Agent.open_attachment``."""
-        return await self._in_thread(self._agent.open_attachment, reference)
-
-    async def save_attachments(
-        self, attachments: Sequence[Attachment], folder: str | os.PathLike[str]
-    ) -> list[str]:
-        """As ``agent_sdk.Agent.save_attachments``."""
-        return await self._in_thread(self._agent.save_attachments, attachments, folder)
-
-    # -- processes and channels --------------------------------------------------------------
-
-    async def spawn(
-        self,
-        name: str,
-        cli: str,
-        prompt: str = "",
-        *,
-        cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        restart: str | None = None,
-        timeout_s: float | None = None,
-    ) -> str:
-        """As ``agent_sdk.Agent.spawn``."""
-        headers = requests.spawn_headers(name, cli, cwd, env or {}, restart)
-        return await self._ask(Kind.SPAWN, prompt, headers, timeout_s)
-
-    async def release(self, name: str, reason: str = "", *, timeout_s: float | None = None) -> str:
-        """As ``agent_sdk.Agent.release``."""
-        return await self._ask(Kind.RELEASE, "", requests.release_headers(name, reason), timeout_s)
-
-    async def join(self, channel: str, *, timeout_s: float | None = None) -> str:
-        """As ``agent_sdk.Agent.join``."""
-        return await self._ask(Kind.JOIN, requests.channel_body(channel), {}, timeout_s)
-
-    async def leave(self, channel: str, *, timeout_s: float | None = None) -> str:
-        """As ``agent_sdk.Agent.leave``."""
-        return await self._ask(Kind.LEAVE, requests.channel_body(channel), {}, timeout_s)
-
-    async def subscribe(
-        self, channel: str, pattern: str, *, filter: str = "", timeout_s: float | None = None
-    ) -> str:
-        """As ``agent_sdk.Agent.subscribe``."""
-        body = requests.channel_body(channel, pattern, filter)
-        return await self._ask(Kind.SUBSCRIBE, body, {}, timeout_s)
-
-    async def unsubscribe(
-        self, channel: str, pattern: str, *, timeout_s: float | None = None
-    ) -> str:
-        """As ``agent_sdk.Agent.unsubscribe``."""
-        body = requests.channel_body(channel, pattern)
-        return await self._ask(Kind.UNSUBSCRIBE, body, {}, timeout_s)
-
-    async def _ask(
-        self, kind: Kind, body: str, headers: Mapping[str, str], timeout_s: float | None
-    ) -> str:
-        """Send a request to the relay; with ``timeout_s``, wait for its ack."""
-        if timeout_s is None:
-            return await self.send(ORCHESTRATOR, body, kind=kind, headers=headers)
-        fields: OutgoingMessage = {
-            "to": ORCHESTRATOR,
-            "body": body,
-            "kind": kind,
-            "headers": headers,
-        }
-        return (await self._answer(fields, (Kind.ACK,), timeout_s)).re or ""
-
-    # ----------------------------------------------------------------------------------------
-
-    async def _in_thread(
-        self,
-        function: Callable[_Arguments, _Found],
-        *arguments: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Found:
-        """Call ``function`` in the agent's thread, where it ends even if the task is cancelled."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*arguments, **options))
-
     async def _answer(
         self,
         asked: OutgoingMessage | str,
         kinds: Sequence[Kind],
         timeout_s: float,
+        read: Callable[[Received], _T],
         on_sent: Callable[[str], object] | None = None,
         progress: Callable[[Received], object] | None = None,
-    ) -> Received:
-        """Send, unless an id is given, and return the last answer. Errors: Timeout; Refused."""
+    ) -> _T:
         loop = asyncio.get_running_loop()
         ends_at, wait_s = loop.time() + timeout_s, requests.default_wait_s(timeout_s)
         known = asked if isinstance(asked, str) else None
+        message = None if isinstance(asked, str) else self._agent._compose(asked)
         with self._awaiting(lambda sent: answers_to(sent, kinds), known) as (sent, take):
-            if not isinstance(asked, str):
-                await self._post(asked, sent, wait_s, False, on_sent)
+            if message is not None:
+                await self._post(message, sent, wait_s, False, on_sent)
             while answer := await self._until(take, ends_at - loop.time()):
                 if requests.is_last(answer, kinds):
-                    return answer
+                    return read(answer)
                 if progress is not None:
                     progress(answer)
         raise requests.no_answer(sent, kinds, timeout_s)
 
     async def _post(
         self,
-        fields: OutgoingMessage,
+        message: MessageFile,
         sent: str,
         wait_s: float,
         committed: bool,
         on_sent: Callable[[str], object] | None,
     ) -> bool:
         """Send a message under the id ``sent``; True if the relay has taken it over."""
-        message, loop = self._agent._compose(fields), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
 
         def tell(sent: str) -> None:
             if on_sent is not None:
                 loop.call_soon_threadsafe(on_sent, sent)
 
-        return await self._in_thread(self._agent._post, message, sent, wait_s, committed, tell)
+        post = functools.partial(self._agent._post, message, sent, wait_s, committed, tell)
+        return await loop.run_in_executor(self._thread, post)
 
     @contextlib.contextmanager
     def _awaiting(
@@ -429,9 +270,7 @@ class Agent:
         wanted = self._awaited.get(message.headers.get("RE", ""))
         return wanted is not None and wanted(message)
 
-    async def _until(
-        self, look: Callable[[], _Found | None], timeout_s: float | None
-    ) -> _Found | None:
+    async def _until(self, look: Callable[[], _T | None], timeout_s: float | None) -> _T | None:
         """Call ``look`` until it finds something, whenever a file arrives; None after the timeout.
 
         Nothing is awaited after ``look`` has found something.
@@ -445,14 +284,14 @@ class Agent:
             if found is not None or left_s <= 0:
                 return found
             if self._waiter is None:
-                self._watch(loop)
+                self._open_waiter(loop)
                 continue  # look again after the watch was set up, so that nothing is missed
             most_s = POLL_S if self._waiter.fileno() is None else RELIST_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, most_s)):
                     await changed.wait()
 
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _open_waiter(self, loop: asyncio.AbstractEventLoop) -> None:
         self._waiter = open_waiter(os.path.join(self.home, "agents", self.name, "inbox"))
         self._loop = loop
         if (fd := self._waiter.fileno()) is not None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from agent_sdk.inbox import REFUSALS, Inbox, Received, answers_to
+from agent_sdk.inbox import REFUSALS, Received
+from agent_sdk.outbox import OutgoingMessage
 from relay.base.errors import (
     InvalidName,
     LedgerError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agent_sdk.agent import Agent
     from relay.base.outcomes import Progress, Wait
 
+_Parsed = TypeVar("_Parsed")
 _SAVED = re.compile(r"completed saved as version ([0-9]+) ")
 _COMPLETED = re.compile(r"\s*completed\b")
 _LOADED = re.compile(r"completed version ([0-9]+)\n")
@@ -60,34 +61,17 @@ class LoadedState(NamedTuple):
     state: str
 
 
-def save_state(agent: Agent, data: str | bytes, timeout_s: float) -> int:
-    """See ``Agent.save_state``."""
-    return saved_version(_request(agent, "save", data, timeout_s))
-
-
-def load_state(agent: Agent, version: int | None, timeout_s: float) -> str | None:
-    """See ``Agent.load_state``."""
-    found = load_version(agent, version, timeout_s)
-    return None if found is None else found.state
-
-
 def load_version(
     agent: Agent, version: int | None, timeout_s: float, name: str | None = None
 ) -> LoadedState | None:
     """Load a version; ``name`` is another agent, for the operator and the lead."""
-    return loaded_state(_request(agent, "load", load_body(version, name), timeout_s))
+    return continuity(agent, "load", load_body(version, name), timeout_s, loaded_state)
 
 
 def list_versions(agent: Agent, timeout_s: float, name: str | None = None) -> list[SavedState]:
     """See ``Agent.saved_states``; ``name`` as in ``load_version``."""
     body = f"NAME: {name}" if name is not None else ""
-    return listed_states(_request(agent, "list", body, timeout_s))
-
-
-def _request(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> str:
-    headers = {"ACTION": action}
-    kind = Kind.CONTINUITY
-    return agent.request(ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers).body
+    return continuity(agent, "list", body, timeout_s, listed_states)
 
 
 def saved_version(answer: str) -> int:
@@ -111,6 +95,12 @@ def loaded_state(answer: str) -> LoadedState | None:
     if match is None:
         raise _unexpected(answer)
     return LoadedState(int(match[1]), answer[match.end() :]) if int(match[1]) else None
+
+
+def loaded_text(answer: str) -> str | None:
+    """Parse the answer to ``load`` for its content only."""
+    found = loaded_state(answer)
+    return None if found is None else found.state
 
 
 def listed_states(answer: str) -> list[SavedState]:
@@ -192,47 +182,67 @@ def default_wait_s(most_s: float = WAIT_S) -> float:
     return 0.0 if os.environ.get(NO_WAIT) else min(WAIT_S, most_s)
 
 
+class HowToWait(NamedTuple):
+    """What a send waits for."""
+
+    seconds: float  # for the relay to take the message over
+    committed: bool  # it must
+    step: str  # after that, as in ``Agent.wait``; or empty
+
+
 def how_to_wait(
     wait: str | None, wait_s: float | None, committed: bool, timeout_s: float
-) -> tuple[float, bool, str]:
-    """(seconds that a send waits for the relay, must it take the message, the step after that).
+) -> HowToWait:
+    """Read the options of ``Agent.send``.
 
     Errors: ValueError for a ``wait`` that names no step; MessageError for ``answer``.
     """
     if wait is None:
         limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
-        return limit_s, committed, ""
+        return HowToWait(limit_s, committed, "")
     from relay.base.outcomes import parse_wait
 
     word, seconds = parse_wait(wait)
     if word == "answer":
         raise MessageError("send returns the id of the message; `request` waits for the answer")
     if word in ("none", "taken"):
-        return (0.0 if word == "none" else seconds), word == "taken", ""
-    return default_wait_s(seconds), False, wait
+        return HowToWait(0.0 if word == "none" else seconds, word == "taken", "")
+    return HowToWait(default_wait_s(seconds), False, wait)
 
 
-def last_answer(
-    inbox: Inbox,
-    sent: str,
-    kinds: Sequence[Kind],
-    began: float,
+def ask(
+    agent: Agent,
+    kind: Kind,
+    body: str,
+    timeout_s: float | None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """Send a request to the relay; with ``timeout_s``, wait for its ack. Returns the id."""
+    if timeout_s is None:
+        return agent.send(ORCHESTRATOR, body, kind=kind, headers=headers)
+    fields = _to_relay(kind, body, headers)
+    return agent._answer(fields, (Kind.ACK,), timeout_s, lambda answer: answer.re or "")
+
+
+def continuity(
+    agent: Agent,
+    action: str,
+    body: str | bytes,
     timeout_s: float,
-    seen: set[str],
-    progress: Callable[[Received], object] | None = None,
-) -> Received:
-    """Wait for the last answer of ``kinds`` to a message. Errors: Timeout, Refused."""
-    wanted = answers_to(sent, kinds)
+    parse: Callable[[str], _Parsed],
+) -> _Parsed:
+    """Have the relay save, load or list states, and return its parsed answer."""
+    fields = _to_relay(Kind.CONTINUITY, body, {"ACTION": action})
+    return agent._answer(fields, ANSWERS, timeout_s, lambda answer: parse(answer.body))
 
-    def look() -> Received | None:
-        return inbox.take_answer(wanted, seen)
 
-    while answer := inbox.until(look, began + timeout_s - time.monotonic()):
-        if is_last(answer, kinds):
-            return answer
-        if progress is not None:
-            progress(answer)
-    raise no_answer(sent, kinds, timeout_s)
+def _to_relay(kind: Kind, body: str | bytes, headers: Mapping[str, str] | None) -> OutgoingMessage:
+    return {"to": ORCHESTRATOR, "body": body, "kind": kind, "headers": headers}
+
+
+def whole(answer: Received) -> Received:
+    """Read an answer as it is."""
+    return answer
 
 
 def is_last(answer: Received, kinds: Sequence[Kind]) -> bool:
@@ -246,23 +256,6 @@ def no_answer(sent: str, kinds: Sequence[Kind], timeout_s: float) -> Timeout:
     """Make the error of an answer that has not come."""
     what = "answer" if len(kinds) > 1 else kinds[0]
     return Timeout(f"no {what} to {sent} came within {timeout_s:g} s", message_id=sent)
-
-
-def wait_until(
-    home: Home,
-    inbox: Inbox,
-    sent: str,
-    until: str,
-    progress: Callable[[Received], object] | None,
-) -> Received | None:
-    """Wait as ``Agent.wait``."""
-    from relay.base.outcomes import parse_wait, watch  # most programs never wait
-
-    began, wait = time.monotonic(), parse_wait(until)
-    if wait.word == "answer":
-        return last_answer(inbox, sent, ANSWERS, began, wait.seconds, set(), progress)
-    waited(watch(home, ledger_of(home), sent, wait), sent, wait)
-    return None
 
 
 def ledger_of(home: Home) -> Callable[[], sqlite3.Connection]:

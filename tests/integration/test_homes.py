@@ -234,7 +234,8 @@ def test_what_only_looks_or_sends_is_done(person: Person) -> None:
 
 
 LIBRARY = """
-from agent_sdk import Agent, RelayError
+import asyncio
+from agent_sdk import Agent, RelayError, aio
 with Agent("bob") as bob:
     try:
         print(bob.receive(0))
@@ -242,6 +243,13 @@ with Agent("bob") as bob:
         print(type(exc).__name__, exc.hint)
 with Agent("bob", home=bob.home) as bob:
     print(bob.receive(0))
+async def take():
+    async with aio.Agent("bob") as bob:
+        await bob.receive(0)
+try:
+    asyncio.run(take())
+except RelayError as exc:
+    print(type(exc).__name__)
 """
 
 
@@ -253,4 +261,5 @@ def test_the_library_takes_nothing_either(person: Person) -> None:
     assert person.run_script().stdout.splitlines() == [
         "TwoHomes name one with --home (in Python: home=…), or unset AGENT_RELAY_DIR",
         "None",
+        "TwoHomes",
     ]
