@@ -78,9 +78,9 @@ def agents(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -> N
 
     SINCE: when the current status began (- for active agents). SEEN: when it last wrote or
     read a message. UNREAD: messages in its inbox. DEAD: dead letters addressed to it. NOTE: what
-    its session reports (working, idle, idle and owes 2 answers, blocked on a permission, not seen
-    since 12:03); that its registered process has exited; how long it has been silent with messages
-    waiting; its own status text.
+    its session reports (working, idle, idle and owes 2, blocked on a person since 12:03, failing:
+    rate limit, not seen since 12:03); that its registered process has exited; how long it has been
+    silent with messages waiting; its own status text.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}

@@ -1,4 +1,4 @@
-"""The states of agents, as the sessions of their CLIs tell: working, idle, blocked, or not seen."""
+"""The states of agents, as the sessions of their CLIs tell: working, idle, blocked, failing …"""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ UNSEEN_NS = 10 * 60 * NS_PER_S  # without a hook while it works: longer than mos
 class AgentState(NamedTuple):
     """The state of the session that has an agent's name."""
 
-    state: str  # working, idle, blocked, ended, or unseen
+    state: str  # working, idle, blocked, failing, ended, or unseen
     since: int  # Unix ns
     session: str  # harness and session id
     seen_at: int  # its last hook
+    error: str = ""  # of a failing one
 
     def text(self, owed: int, now_ns: int) -> str:
         """The state in words; ``owed``: how many answers it owes."""
         if self.state in (UNSEEN, ENDED):
             return f"not seen since {local_time(self.seen_at, now_ns)}"
         if self.state == "blocked":
-            return "blocked on a permission"
+            return f"blocked on a person since {local_time(self.since, now_ns)}"
+        if self.state == "failing":
+            return f"failing: {self.error}, since {local_time(self.since, now_ns)}"
         return f"{self.state} and owes {owed}" if self.state == "idle" and owed else self.state
 
 
@@ -42,7 +45,7 @@ def agent_states(home: Home, now_ns: int) -> dict[str, AgentState]:
         is_silent = state == WORKING and now_ns - one.seen_at >= UNSEEN_NS
         if state != ENDED and (is_silent or not is_live):
             state, since = UNSEEN, one.seen_at
-        rank = (is_live, one.seen_at, AgentState(state, since, one.key, one.seen_at))
+        rank = (is_live, one.seen_at, AgentState(state, since, one.key, one.seen_at, one.error))
         if one.agent and rank[:2] >= found.get(one.agent, (False, -1))[:2]:
             found[one.agent] = rank
     return {name: rank[2] for name, rank in found.items()}

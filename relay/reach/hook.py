@@ -18,6 +18,7 @@ import time
 
 from relay.reach.session import (
     BLOCKED,
+    FAILING,
     IDLE,
     WORKING,
     Session,
@@ -40,9 +41,11 @@ MAX_LOG = 1 << 20
 # what was printed at the last one would not be seen.
 MOST_STOPS = 6
 ENDED = "ended"
+DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
+MAX_ERROR = 60
 
 START, PROMPT, ACT, ASK, TOOL, BATCH = "start", "prompt", "act", "ask", "tool", "batch"
-NOTE, STOP, END = "note", "stop", "end"
+NOTE, STOP, FAIL, END = "note", "stop", "fail", "end"
 OTHERS = "others"  # a text of another session at the prompt, also in mid-turn: not the person's
 EVENTS = {
     "claude": {
@@ -55,6 +58,7 @@ EVENTS = {
         "PostToolBatch": BATCH,
         "Notification": NOTE,
         "Stop": STOP,
+        "StopFailure": FAIL,
         "SessionEnd": END,
     },
     "codex": {
@@ -338,8 +342,21 @@ def _state_of(call: Call, session: Session) -> str:
         return session.state if call.text("source") == "compact" else IDLE
     if call.role == END:
         return ENDED
-    kind = "permission_prompt" if call.role == ASK else call.text("notification_type")
-    return {"permission_prompt": BLOCKED, "idle_prompt": IDLE}.get(kind, session.state or IDLE)
+    if call.role == FAIL:
+        session.error = _error_text(call.text("error_type") or call.text("error"))
+        return FAILING
+    kind = call.text("notification_type")
+    if call.role == ASK or kind in DIALOGS:
+        return BLOCKED
+    at_prompt = kind == "idle_prompt" and session.state != FAILING
+    return IDLE if at_prompt else session.state or IDLE
+
+
+def _error_text(name: str) -> str:
+    """The vendor's name of an error as words: ``rate limit``."""
+    from relay.base.text import visible
+
+    return visible(name.replace("_", " ").strip()[:MAX_ERROR]) or "unknown error"
 
 
 def _report_state(root: str, session: Session, state: str) -> None:

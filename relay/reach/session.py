@@ -21,7 +21,9 @@ from relay.base.process_info import runs
 FOLDER = "sessions"
 TOOLS = "mcp"  # the harness of sessions that `relay mcp` has where no hook has bound one
 MAX_BYTES = 4 << 20
-WORKING, IDLE, BLOCKED = "working", "idle", "blocked"  # state
+WORKING, IDLE = "working", "idle"  # state
+BLOCKED = "blocked"  # on a person: a dialog is open in it
+FAILING = "failing"  # its last turn was ended by an error
 NO_SESSION = "{} has no running session whose hooks report to the relay: `relay agents` shows them"
 _PLAIN = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_.-")
 
@@ -43,6 +45,7 @@ class Session:
         self.bound_at = 0
         self.state = IDLE
         self.state_at = 0
+        self.error = ""  # while it fails: which
         self.seen_at = 0  # its last hook
         self.event = ""  # and which that was
         self.calls = 0  # tool calls

@@ -29,6 +29,7 @@ DIALOG = "notes that the session waits for your permission: it is not rung meanw
 TOOL = "shows what has come, after each tool call"
 NOTE = "notes that the session is idle, or waits for your permission"
 STOP = "goes on with the turn if a message has come or an answer is owed; else notes idle"
+FAIL = "notes the error that ended a turn: a rate limit, for example"
 END = "frees the agent's name for another session"
 REWAKE_TEXT = "waits in the background for messages, and wakes the idle session for them"
 TIMEOUT_S = 10  # a hook ends by itself after 5
@@ -47,6 +48,7 @@ VENDORS = {
             "PostToolBatch": "shows what has come, after tool calls that ran at the same time",
             "Notification": NOTE,
             "Stop": STOP,
+            "StopFailure": FAIL,
             "SessionEnd": END,
         },
         1,

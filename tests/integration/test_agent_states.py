@@ -7,7 +7,7 @@ import time
 import pytest
 
 from relay.base.clock import NS_PER_S, local_time
-from relay.reach.session import BLOCKED, IDLE, WORKING, Session, load_session, save_session
+from relay.reach.session import BLOCKED, FAILING, IDLE, WORKING, Session, load_session, save_session
 from tests.box import Box
 from tests.procs import relay, rows_of
 from tests.reach.test_idle_notices import has_session
@@ -56,7 +56,8 @@ def test_a_terminal_shows_what_each_does(busy: Box, columns: int) -> None:
     assert shown["alice"].endswith("  working")
     assert "  idle and owes 2; reviewing" in shown["bob"]
     assert shown["bob"].endswith("parser" if columns == 120 else "…")
-    assert shown["carol"].endswith("  blocked on a permission")
+    whole = f"  blocked on a person since {seen(busy, 'carol')}"
+    assert whole in shown["carol"] if columns == 120 else "  blocked on a person" in shown["carol"]
     assert shown["dave"].endswith(f"  not seen since {seen(busy, 'dave')}")
     assert shown["eve"].endswith("  -")
     page = lines_in_a_terminal(busy.root, columns, "agents show bob")
@@ -86,7 +87,15 @@ def test_top_shows_it_in_the_note(busy: Box) -> None:
     lines = relay("top", home=busy.root).stdout.splitlines()
     shown = {line.split()[0]: line for line in lines if line}
     assert shown["bob"].endswith("  idle; reviewing the change to the parser")
-    assert shown["carol"].endswith("  blocked on a permission")
+    assert shown["carol"].endswith(f"  blocked on a person since {seen(busy, 'carol')}")
+
+
+def test_an_error_that_ended_a_turn_is_said(busy: Box) -> None:
+    changed(busy, has_session(busy, FAILING, "alice"), error="rate limit")
+    (alice,) = [
+        line for line in relay("agents", home=busy.root).stdout.splitlines() if "alice" in line
+    ]
+    assert alice.endswith(f"  failing: rate limit, since {seen(busy, 'alice')}")
 
 
 def test_who_works_and_gave_no_sign_for_long_is_not_seen(busy: Box) -> None:

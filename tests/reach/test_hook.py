@@ -223,14 +223,46 @@ def test_states(claude: Cli) -> None:
         ("Stop", {}),
         ("UserPromptSubmit", {}),
         ("Notification", {"notification_type": "idle_prompt"}),
+        ("Notification", {"notification_type": "elicitation_dialog"}),
+        ("Stop", {}),
+        ("StopFailure", {"error": "rate_limit"}),
+        ("Notification", {"notification_type": "idle_prompt"}),
+        ("UserPromptSubmit", {}),
+        ("StopFailure", {}),
+        ("PostToolUse", {}),
         ("SessionEnd", {}),
     ):
         claude.hook(event, **facts)
         seen.append(claude.session.state)
     assert (
         seen
-        == "idle working blocked working blocked blocked working idle working idle ended".split()
+        == "idle working blocked working blocked blocked working idle working idle "
+        "blocked idle failing failing working failing working ended".split()
     )
+
+
+def test_the_error_that_ended_a_turn_is_kept_and_no_offer_counts_as_seen(
+    root: Path, start_cli: Callable[..., Cli]
+) -> None:
+    cli = start_cli(AGENT_RELAY_NAME="bob")  # without a transcript
+    cli.start()
+    put(root, "bob", HELLO, ID)
+    assert ID in cli.prompt()
+    cli.hook("StopFailure", error="rate_limit")
+    assert (cli.session.state, cli.session.error) == ("failing", "rate limit")
+    assert ID in cli.session.offered and (root / f"agents/bob/inbox/{ID}.msg").exists()
+    cli.hook("StopFailure", error_type="x" * 99 + "\x1b", error="429")
+    assert cli.session.error == "x" * 60
+    cli.hook("StopFailure", error=7)
+    assert cli.session.error == "unknown error"
+
+
+def test_gemini_waits_for_a_permission(start_cli: Callable[..., Cli]) -> None:
+    cli = start_cli("s-1", "gemini")
+    cli.hook("Notification", notification_type="ToolPermission")
+    assert cli.session.state == "blocked"
+    cli.tool()
+    assert cli.session.state == "working"
 
 
 # -- bad input and faults -----------------------------------------------------------------------

@@ -58,6 +58,23 @@ def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, ve
     assert len(os.listdir(root / "agents/bob/inbox/.read")) == TURNS
 
 
+@pytest.mark.slow
+def test_a_turn_that_an_error_ended(root: Path) -> None:
+    """A message that it was shown is in its context with the next turn, once."""
+    with Harness("claude", installed(root, "claude")) as cli:
+        cli.start()
+        put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one := "1700000000000000000-aa")
+        cli.prompt("go", {"fail": "rate_limit"})
+        session = live_session(str(root), "bob")
+        assert session is not None
+        assert (session.state, session.error) == ("failing", "rate limit")
+        cli.prompt("again", {"run": "true"})
+        session = live_session(str(root), "bob")
+        assert session is not None and session.state == IDLE and not session.offered
+        assert len(cli.saw(f"Message {one} from alice")) == 1
+        assert cli.errors() == []
+
+
 # Hooks of a prompt, whose parent is the agent CLI.
 KILLS = {
     "its hook runs": "input=$(cat); kill -9 $PPID; while kill -0 $PPID; do :; done 2>/dev/null; "

@@ -13,7 +13,7 @@ model's next call.
 
 As a process, which has a pid and can be killed: ``python -m tests.fakes.harness claude FOLDER``
 reads a JSON list of what the person does, {"prompt": "go", "steps": […]} and {"idle": 5}; the
-step {"die": 1} kills it.
+step {"die": 1} kills it, {"fail": "rate_limit"} ends the turn with that error.
 """
 
 from __future__ import annotations

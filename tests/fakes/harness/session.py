@@ -22,9 +22,10 @@ GEMINI = {
     "PreToolUse": "BeforeTool",
     "PostToolUse": "AfterTool",
     "Stop": "AfterAgent",
+    "StopFailure": "",
     "PostToolBatch": "",
 }
-CODEX = {"PostToolBatch": ""}
+CODEX = {"PostToolBatch": "", "StopFailure": ""}
 
 
 class Seen(NamedTuple):
@@ -145,7 +146,11 @@ class Harness:
         while True:
             self._call_model()
             while left:
-                self._do(left.pop(0))
+                step = left.pop(0)
+                if "fail" in step:
+                    self.fire("StopFailure", error=step["fail"], last_assistant_message="")
+                    return
+                self._do(step)
             facts: dict[str, Any] = {"stop_hook_active": blocks > 0}
             if self.vendor == "gemini":
                 facts |= {"prompt": text, "prompt_response": "noted"}
