@@ -22,8 +22,8 @@ from relay.cli.common import (
     plural,
     with_iso_times,
 )
-from relay.cli.ids import short_ids
 from relay.cli.tables import colour, cut, screen_columns, wide_option
+from relay.views.ids import short_ids
 
 MOST_NAMED = 3  # agents, and reasons, in a line; others are counted
 MOST_TEXT = 60  # characters of a reason

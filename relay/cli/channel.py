@@ -13,8 +13,6 @@ import click
 
 from relay.base.clock import whole
 from relay.cli.common import (
-    agent_not_found,
-    channel_not_found,
     command,
     complete_agents,
     complete_channels,
@@ -23,8 +21,9 @@ from relay.cli.common import (
     print_rows,
     sanitize,
 )
-from relay.cli.request import control_options, send_command
-from relay.cli.store import read_store, wait_for_flush
+from relay.cli.request import control_options, send_command, wait_for_flush
+from relay.views.names import agent_not_found, channel_not_found
+from relay.views.store import read_store
 
 if TYPE_CHECKING:
     from relay.engine import Channel, Engine

@@ -9,14 +9,14 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from relay.base import fsio
-from relay.base.clock import duration_ms, elapsed, iso_time, parse_time
+from relay.base.clock import duration_ms, parse_time
 from relay.base.discovery import (
     HOME_VARIABLE,
     default_home,
@@ -24,19 +24,21 @@ from relay.base.discovery import (
     search,
     two_homes,
 )
-from relay.base.errors import ChannelNotFound, NotFound, RelayError
+from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import META, Home, lock_home
 from relay.base.names import (
     MSG_SUFFIX,
     NAME_VARIABLE,
     OPERATOR,
-    ORCHESTRATOR,
     is_agent_name,
 )
-from relay.base.text import did_you_mean, json_line, visible
+from relay.base.text import json_line, visible
 from relay.base.text import plural as plural  # for the commands
 from relay.cli.tables import print_table
+from relay.views.times import ago as ago  # for the commands
+from relay.views.times import when as when
+from relay.views.times import with_iso_times as with_iso_times
 
 if TYPE_CHECKING:
     from agent_sdk import Received
@@ -250,24 +252,6 @@ def not_running_text(home: Home) -> str:
     return name_home(f"no relay is running{last}; start one with `relay up`")
 
 
-def unread(home: Home) -> dict[str, int]:
-    """Count the messages in each agent's inbox, whatever their state.
-
-    Agents whose inbox cannot be listed are left out.
-    """
-    counts = {name: _count_unread(home.root, name) for name in home.agent_names()}
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _count_unread(root: str, name: str) -> int | None:
-    """Count the messages in an inbox; None if it cannot be listed."""
-    try:
-        with os.scandir(os.path.join(root, "agents", name, "inbox")) as files:
-            return sum(one.name.endswith(MSG_SUFFIX) for one in files)
-    except OSError:
-        return None
-
-
 def advise_unread(ctx: click.Context, words: Sequence[str]) -> None:
     """Tell the person at a terminal about unread messages, on stderr after a command's output.
 
@@ -277,7 +261,9 @@ def advise_unread(ctx: click.Context, words: Sequence[str]) -> None:
     is_wanted = ctx.invoked_subcommand not in READERS and "--json" not in words
     if root is None or not is_wanted or not sys.stderr.isatty() or not is_agent_name(name):
         return
-    if (count := _count_unread(root, name)) and _is_due(os.path.join(root, TEMP)):
+    from relay.views.agents import count_unread
+
+    if (count := count_unread(root, name)) and _is_due(os.path.join(root, TEMP)):
         click.echo(name_home(f"{count} unread for {name}; see `relay inbox`", ctx), err=True)
 
 
@@ -339,53 +325,10 @@ def echo_body(body: str) -> None:
     click.echo((text or "").rstrip("\n"), color=True)
 
 
-def elsewhere(root: str, name: str) -> str:
-    """``bob is in ~/.agent-relay`` for an agent of the usual home that this one lacks."""
-    usual = default_home()
-    with contextlib.suppress(RelayError, OSError):
-        if root != usual and name != OPERATOR:
-            with Home(usual) as home:
-                return f"{name} is in {usual}" if name in home.agent_names() else ""
-    return ""
-
-
-def agent_not_found(home: Home, name: str) -> NotFound:
-    """Make the error for an agent that does not exist, with the name that was probably meant."""
-    usual = f"`relay agents` lists all agents, `relay register {name}` creates it"
-    hint = elsewhere(home.root, name) or did_you_mean(name, home.agent_names()) or usual
-    return NotFound(f"there is no agent {name!a} in {home.root}", hint=hint)
-
-
-def check_agents(home: Home, *names: str | None) -> None:
-    """Check the agents whose messages a command did not find; None is skipped.
-
-    Errors: NotFound for one that does not exist.
-    """
-    known = {ORCHESTRATOR, *home.agent_names()}
-    for name in names:
-        if name is not None and name not in known:
-            raise agent_not_found(home, name)
-
-
-def channel_not_found(name: str, known: Iterable[str]) -> ChannelNotFound:
-    """Make the error for a channel that does not exist, with the name that was probably meant."""
-    hint = did_you_mean(name, known) or "`relay channel list --all` lists all channels"
-    return ChannelNotFound(f"channel {name!a} does not exist", hint=hint)
-
-
-def parse_meta(data: bytes | None) -> dict[str, object] | None:
-    """Decode a meta.json: an empty object without a file, None if it is not a JSON object."""
-    import json  # most commands start without it
-
-    try:
-        value = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def read_agent_meta(home: Home, name: str) -> dict[str, object]:
     """Read an agent's meta.json. Errors: RelayError if it is not a JSON object."""
+    from relay.views.agents import parse_meta
+
     meta = parse_meta(home.read_meta(name))
     if meta is None:
         raise RelayError(
@@ -431,30 +374,3 @@ def findings_json(findings: Iterable[Finding]) -> dict[str, list[str]]:
     for finding in findings:
         row["problems" if finding.severity is Severity.ERROR else "warnings"].append(finding.text)
     return row
-
-
-def when(at_ns: int | None) -> str | None:
-    """Format a time as ISO 8601; None stays None."""
-    return None if at_ns is None else iso_time(at_ns)
-
-
-def with_iso_times(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the times of a row to ISO 8601: the values ``at`` and ``…_at`` at any depth."""
-
-    def shown(name: str, value: Any) -> Any:
-        if isinstance(value, int) and (name == "at" or name.endswith("_at")):
-            return when(value)
-        if isinstance(value, Mapping):
-            return with_iso_times(value)
-        if isinstance(value, list):
-            return [shown("", one) for one in value]
-        return value
-
-    return {name: shown(name, value) for name, value in facts.items()}
-
-
-def ago(at_ns: int | None, now_ns: int) -> str:
-    """Format the time since then, like ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
-    if at_ns is None:
-        return "never"
-    return elapsed(now_ns - at_ns)

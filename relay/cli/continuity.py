@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.cli.common import complete_agents, echo_json, print_rows, root_of, sanitize
-from relay.cli.ids import short_ids
 from relay.cli.request import control_options, open_agent, require_relay
-from relay.cli.tables import local_iso
+from relay.views.ids import short_ids
+from relay.views.times import local_iso
 
 if TYPE_CHECKING:
     from agent_sdk import Agent

@@ -21,7 +21,6 @@ from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
 from relay.base.status_client import StatusReply, ask, silence, socket_path
 from relay.base.text import format_size
-from relay.cli.agents import find_alerts
 from relay.cli.common import (
     DURATION,
     ago,
@@ -33,12 +32,12 @@ from relay.cli.common import (
     open_home,
     root_of,
     sanitize,
-    unread,
     with_iso_times,
 )
-from relay.cli.ids import short_ids
 from relay.cli.tables import print_table
-from relay.cli.trace import count_waiting
+from relay.views.agents import find_alerts, unread
+from relay.views.ids import short_ids
+from relay.views.trace import count_waiting
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02

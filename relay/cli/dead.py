@@ -19,10 +19,11 @@ from relay.cli.common import (
     print_rows,
     sanitize,
 )
-from relay.cli.ids import begins, resolve_id, short_ids
-from relay.cli.request import control_options, send_command
-from relay.cli.store import message_facts, read_store, wait_for_flush
-from relay.cli.tables import local_iso, wide_option
+from relay.cli.request import control_options, send_command, wait_for_flush
+from relay.cli.tables import wide_option
+from relay.views.ids import begins, resolve_id, short_ids
+from relay.views.store import stored_facts, read_store
+from relay.views.times import local_iso
 
 if TYPE_CHECKING:
     from relay.engine import DeadLetter, Engine
@@ -130,7 +131,7 @@ def purge(ctx: click.Context, /, older_than: float, **caller: Any) -> None:
 
 
 def _dead_facts(store: Engine, letter: DeadLetter) -> dict[str, Any]:
-    facts = message_facts(store, letter.message)
+    facts = stored_facts(store, letter.message)
     tried = store.state.deliveries.get(letter.message.id, {})
     attempts = [tried[name].attempt for name in letter.recipients if name in tried]
     return {

@@ -27,11 +27,12 @@ from relay.cli.common import (
     root_to_take_from,
     sanitize,
 )
-from relay.cli.ids import short_ids
 from relay.cli.request import open_agent, require_mailbox
-from relay.cli.show import attachment_line, size_of
+from relay.cli.show import attachment_line
 from relay.cli.tables import limit_option, wide_option
 from relay.reach.strays import undelivered_notes
+from relay.views.ids import short_ids
+from relay.views.message import size_of
 
 if TYPE_CHECKING:
     from agent_sdk import Received

@@ -25,21 +25,22 @@ from relay.cli.common import (
     open_home,
     sanitize,
 )
-from relay.cli.ids import short_ids
-from relay.cli.lookup import find_rows
 from relay.cli.tables import (
     colour,
     colour_by_word,
     cut,
     highlight,
     limit_option,
-    local_iso,
     print_table,
     screen_columns,
     wide_option,
 )
+from relay.views.ids import short_ids
+from relay.views.messages import find_rows
+from relay.views.times import local_iso
 
 if TYPE_CHECKING:
+    from relay.base.home import Home
     from relay.search.query import Query
 
 TYPES = (
@@ -127,7 +128,7 @@ def search(
 
     parsed = Query(regex=" ".join(query)) if regex else _parsed(query)
     with open_home(ctx, home) as opened:
-        rows, has_more = find_rows(opened, parsed, limit)
+        rows, has_more = _found(opened, parsed, limit)
     if as_json or not rows:
         print_messages(rows, as_json=as_json, wide=wide)
         if not rows and parsed.like_keys:
@@ -218,7 +219,7 @@ def thread(
 
     query = Query(threads=(uuid4_of(thread_id),), named_threads=(thread_id,), sort="oldest")
     with open_home(ctx, home) as opened:
-        rows, _ = find_rows(opened, query, MOST)
+        rows, _ = _found(opened, query, MOST)
     if not rows:
         raise NotFound(
             f"thread {thread_id} does not exist, and no message in a thread has this id",
@@ -339,12 +340,22 @@ def _list(
     as_json: bool,
 ) -> None:
     with open_home(ctx, home) as opened:
-        rows, has_more = find_rows(opened, query, limit, offset)
+        rows, has_more = _found(opened, query, limit, offset)
     print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
     if not rows and query.like_keys:
         _say_not_a_key(query)
     if has_more and not as_json:
         click.echo(f"there are more; --limit or --offset {offset + limit} shows them", err=True)
+
+
+def _found(
+    home: Home, query: Query, limit: int, offset: int = 0
+) -> tuple[list[dict[str, Any]], bool]:
+    """The rows, and whether there are more. A note goes to stderr."""
+    rows, has_more, note = find_rows(home, query, limit, offset)
+    if note:
+        click.echo(f"relay: {note}", err=True)
+    return rows, has_more
 
 
 def _say_not_a_key(query: Query) -> None:

@@ -62,7 +62,7 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
 
 def id_of(root: str, text: str) -> str:
     """Return the id of the message that ``text`` names. Errors: InvalidName; NotFound."""
-    from relay.cli.ids import resolve_id
+    from relay.views.ids import resolve_id
 
     with Home(root) as home:
         return resolve_id(home, text)

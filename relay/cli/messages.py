@@ -29,7 +29,6 @@ from relay.cli.common import (
     duration,
     echo_body,
     echo_json,
-    elsewhere,
     not_running_text,
     printing,
     root_of,
@@ -58,6 +57,7 @@ from relay.cli.request import (
     wanted,
     watch,
 )
+from relay.views.names import elsewhere
 
 if TYPE_CHECKING:
     from agent_sdk import Agent
@@ -252,7 +252,7 @@ def wait_(
     removed unread.
     """
     from relay.base.home import Home
-    from relay.cli.ids import resolve_id
+    from relay.views.ids import resolve_id
 
     wait = wanted(ctx, (given, *waits) if given else waits, timeout_s, Wait("done"))
     root = root_of(ctx, home)
@@ -265,7 +265,7 @@ def wait_(
 
 def _wait_for_answer(home: Home, message_id: str, wait: Wait) -> int:
     """Print the answer: the one that was recorded, or the one that comes to the sender."""
-    from relay.cli.show import read_message
+    from relay.views.message import read_message
 
     sender = read_message(home.root, message_id).sender
     if answer_id := recorded_answer(home, message_id):
@@ -303,7 +303,7 @@ def reply(
     The answer to a query is a response. The answered message leaves the inbox. BODY is the text, or
     - for standard input. To report that a command is done use `relay ack ID completed`.
     """
-    from relay.cli.show import read_message
+    from relay.views.message import read_message
 
     wait = wanted(ctx, waits, timeout_s)
     root = root_to_take_from(ctx, home)
@@ -348,7 +348,7 @@ def resend(
     Its content and headers are those of the original; its id, and with --to its recipient, are new.
     A message that its recipient has, or has read, is sent again only with --again.
     """
-    from relay.cli.show import OWN_HEADERS, read_message
+    from relay.views.message import OWN_HEADERS, read_message
 
     wait = wanted(ctx, waits, timeout_s)
     root = root_of(ctx, home)
@@ -452,7 +452,7 @@ def _answer(
 
 def _resolve(root: str, message_id: str) -> str:
     from relay.base.home import Home
-    from relay.cli.ids import resolve_id
+    from relay.views.ids import resolve_id
 
     with Home(root) as home:
         return resolve_id(home, message_id)

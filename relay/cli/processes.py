@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +19,6 @@ from relay.base.errors import NotFound
 from relay.base.home import LEDGER, LOG, Home
 from relay.base.names import check_agent_name
 from relay.cli.common import (
-    agent_not_found,
     ago,
     command,
     complete_agents,
@@ -32,6 +31,8 @@ from relay.cli.common import (
 )
 from relay.cli.request import control_options, print_answer, request, require_relay
 from relay.cli.tables import print_table, wide_option
+from relay.views.agents import process_facts
+from relay.views.names import agent_not_found
 
 POLL_S = 0.2
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -282,14 +283,6 @@ class LogFile:
             folder = dirs.get(os.path.dirname(LOG))
             return os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
         return io.BytesIO()
-
-
-def process_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what --json shows of a process; times are Unix ns."""
-    plain = ("name", "state", "pid", "cli", "cwd", "restart", "requested_by", "request_id")
-    more = ("restarts", "exit_code", "cpu_percent", "rss_bytes", "idle_s", "last_error")
-    times = ("started_at", "changed_at", "ended_at")
-    return {name: row[name] for name in (*plain, *more, *times)}
 
 
 def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:

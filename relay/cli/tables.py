@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from relay.base.clock import NS_PER_S, local_time, parse_time
+from relay.base.clock import NS_PER_S, local_time
 from relay.base.text import visible
 
 limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
@@ -168,13 +168,6 @@ def highlight(text: str, parts: Sequence[tuple[int, int]], most: int | None = No
             shown += colour(piece, name, bold=name is not None)
         at = end
     return shown
-
-
-def local_iso(text: str | None) -> str | None:
-    """Format an ISO 8601 time as ``local_time`` does; None stays None."""
-    if text is None:
-        return None
-    return local_time(parse_time(text))
 
 
 def day_of(at_ns: int) -> str:

@@ -32,10 +32,10 @@ from relay.cli.common import (
     sanitize,
     when,
 )
-from relay.cli.ids import SHORT, read_file, short_ids
 from relay.cli.tables import clock_of, colour, colour_by_word, cut, day_of, wide_option
 from relay.ledger import REMOVED
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED
+from relay.views.ids import SHORT, read_file, short_ids
 
 POLL_S = 0.2
 MAX_EVENTS_PER_READ = 1000  # a backlog is read in pieces

@@ -22,7 +22,6 @@ import click
 from relay.base.home import LEDGER, Home
 from relay.base.status_client import ask, silence
 from relay.base.text import format_size
-from relay.cli.agents import AgentAlert, find_alerts
 from relay.cli.common import (
     ago,
     command,
@@ -31,10 +30,10 @@ from relay.cli.common import (
     open_home,
     plural,
     sanitize,
-    unread,
 )
-from relay.cli.sessions import agent_states
 from relay.cli.tables import colour, cut, cut_middle, table_lines
+from relay.views.agents import AgentAlert, find_alerts, unread
+from relay.views.sessions import agent_states
 
 REFRESH_S = 1.0
 COLUMNS = ("AGENT", "STATUS", "OUTBOX", "UNREAD", "OWES", "SEEN", "NOTE")

@@ -15,7 +15,6 @@ from relay.base.errors import NotRunning, RelayError
 from relay.base.home import LEDGER, READ, Home, is_served
 from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.cli.common import (
-    agent_not_found,
     ago,
     command,
     complete_agents,
@@ -25,6 +24,7 @@ from relay.cli.common import (
     plural,
     sanitize,
 )
+from relay.views.names import agent_not_found
 
 if TYPE_CHECKING:
     from relay.reach.ringing import Bell, Memory

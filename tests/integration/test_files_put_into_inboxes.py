@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.config import Config, DetectionSettings
-from relay.cli.ids import short_ids
+from relay.views.ids import short_ids
 from tests.box import Box
 from tests.procs import relay, rows_of, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.ids import short_ids
+from relay.views.ids import short_ids
 from tests.procs import Relay, relay, rows_of, until
 
 

@@ -22,8 +22,8 @@ from agent_sdk import Agent
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER, Home
-from relay.cli.agents import find_alerts
 from relay.ledger.file import open_readonly
+from relay.views.agents import find_alerts
 from tests.box import Box
 from tests.procs import Relay, agents_of, environment, home_of, relay, rows_of, until
 from tests.shells import RELAY_SH, SHELLS

@@ -14,9 +14,9 @@ from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
 from relay.cli import run
-from relay.cli.trace import delivery_hops
 from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
+from relay.views.trace import delivery_hops
 from tests.box import Box
 from tests.ledger.support import facts
 from tests.procs import relay, relay_anew, rows_of

@@ -1,4 +1,4 @@
-"""Looks messages up for commands: in the search index, or in the store where there is none.
+"""Messages that are so: looked up in the search index, or in the store where there is none.
 
 find_rows        a query -> rows, with their outcomes by the ledger, and what was refused
 messages_about   the messages whose RE names another one
@@ -11,20 +11,19 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.base import outcomes
 from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time
 from relay.base.errors import LedgerError, RelayError
+from relay.base.finding import Finding
 from relay.base.home import LEDGER, SEARCH, STORE, lock_holder
 from relay.base.names import DIRECT_PREFIX, EVERYONE, EVERYONE_CHANNEL, MSG_SUFFIX
 from relay.base.text import plural
-from relay.cli.common import channel_not_found, check_agents
-from relay.cli.ids import read_file
-from relay.cli.store import read_store
-from relay.cli.tables import local_iso
+from relay.views.ids import read_file, resolve_id
+from relay.views.names import channel_not_found, check_agents
+from relay.views.store import read_store
+from relay.views.times import local_iso
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,13 +41,20 @@ WAIT_S = 1.0  # for a relay that is about to index the newest messages
 POLL_S = 0.02
 
 
+class Rows(NamedTuple):
+    """What a query found."""
+
+    rows: list[dict[str, Any]]  # as `relay list --json` prints them
+    has_more: bool
+    note: str  # where the index could not be used, or the ledger not be read; else empty
+
+
 def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     """The messages found, and a note about what was searched."""
     from relay.base.clock import Clock
     from relay.base.config import load
     from relay.daemon.opening import store_key
     from relay.daemon.search_filler import KINDS, source_of, why_no_index
-    from relay.doctor.report import describe_error
     from relay.engine.query import compile_pattern
     from relay.search.find import find, ledger_ids
     from relay.search.index import SearchIndexDamaged, remove_index
@@ -75,7 +81,7 @@ def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
                 remove_index(home.path(SEARCH))  # refused while a relay has it open
             why = f"the search index is damaged: {exc}"
         except (RelayError, OSError) as exc:
-            why = f"no search index: {describe_error(exc)}"
+            why = f"no search index: {Finding.of_error('', exc).text}"
     in_state = None
     if query.states or query.since is not None:
         from relay.ledger.file import open_readonly
@@ -97,8 +103,6 @@ def messages_about(home: Home, message_id: str) -> list[Entry]:
 
 def _message_ids(home: Home, given: Iterable[str]) -> Iterable[str]:
     """The ids of these messages, which may be short; others are left out."""
-    from relay.cli.ids import resolve_id
-
     for value in given:
         with contextlib.suppress(RelayError):
             yield resolve_id(home, value)
@@ -177,14 +181,11 @@ def _lag(state: Behind) -> str:
     return f"{plural(state.messages, 'message')}{more} since {since} not indexed yet"
 
 
-def find_rows(
-    home: Home, query: Query, limit: int, offset: int = 0
-) -> tuple[list[dict[str, Any]], bool]:
-    """The rows that a query asks for, in its order, and whether there are more.
+def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
+    """The rows that a query asks for, in its order.
 
-    Says on stderr where the index could not be used, and where the ledger cannot be read: messages
-    are found without it. Errors: NotFound for the name of an agent or a channel that is nobody's,
-    where nothing is found; RelayError, OSError.
+    Messages are found without the index and without the ledger, too. Errors: NotFound for the name
+    of an agent or a channel that is nobody's, where nothing is found; RelayError, OSError.
     """
     found, note = look_up(home, query, limit + offset)
     try:
@@ -195,11 +196,9 @@ def find_rows(
         rows = [_facts(*one) for one in found.entries[offset : offset + limit]]
         has_more = found.has_more
         note = note or f"what became of them is not known: {exc}"
-    if note:
-        click.echo(f"relay: {note}", err=True)
     if not rows:
         _check_names(home, query)
-    return rows, has_more
+    return Rows(rows, has_more, note)
 
 
 def _by_ledger(

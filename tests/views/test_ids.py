@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.base.errors import InvalidName, NotFound
-from relay.cli.ids import resolve_id, short_ids
+from relay.views.ids import resolve_id, short_ids
 from tests.box import Box
 
 A = "1795374055142523851-3f6777fcd67e7254"
