@@ -194,6 +194,11 @@ def heading(head: bytes) -> Heading:
     return Heading(to, kind, int(priority), headers)
 
 
+def options_of(value: object) -> tuple[str, ...]:
+    """The answers of which a question wants one: the value of its OPTIONS; empty for None."""
+    return tuple(filter(None, map(str.strip, str(value or "").split(","))))
+
+
 def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
     """Parse a file the relay wrote into an inbox; FROM, ID, SENT, ATTEMPT and CHANNEL are kept."""
     head, body = split(data)
@@ -423,6 +428,8 @@ def _check_headers(message: MessageFile, file: str) -> None:
             file=file,
             header="RE",
         )
+    if "OPTIONS" in message.headers and message.kind is not Kind.QUERY:
+        raise MessageError("only KIND query asks something", file=file, header="OPTIONS")
     if not message.body and message.kind not in EMPTY_BODY_CONTENT:
         raise MessageError(
             f"the body is empty; KIND {message.kind} needs one, behind a blank line", file=file
@@ -482,5 +489,9 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
     "AWAIT": (
         lambda v: _is_duration(v, "ms", 1, MOST_AWAIT_S),
         f"a duration like 30s, 1m or 60000 (ms), of {MOST_AWAIT_S}s at most",
+    ),
+    "OPTIONS": (
+        lambda v: 2 <= len({o.lower() for o in options_of(v)}) == len(options_of(v)) <= 9,
+        "2 to 9 different answers, with commas between them",
     ),
 }

@@ -45,6 +45,7 @@ usage      guide
 continuity continuity
 trace      trace
 tail       tail
+attention  attention approve deny
 top        top
 listing    list history thread search
 channel    channel
@@ -76,16 +77,16 @@ SECTIONS = {
     "Send and answer": {
         "send": "Send a message.",
         "inbox": "Show or take the messages in an inbox.",
-        "show": "Show a whole message, what became of it, and the answers.",
-        "reply": "Answer a message: to its sender, in its thread.",
-        "ack nack": "Say that a message is done, or could not be done, and why.",
-        "wait": "Wait until a message is delivered, read, done or answered.",
+        "show attachment": "Show a whole message and its answers; get its files.",
+        "reply approve deny": "Answer a message; a question with yes or no.",
+        "ack nack": "Say that a message is done, or why it is not.",
+        "wait": "Wait until it is delivered, read, done or answered.",
         "resend cancel": "Send a message again; take one back that is not read.",
-        "attachment": "Get the files sent with messages.",
         "channel": "Show, create and change channels.",
         "guide sh mcp": "For an agent: a page to read, a shell library, tools.",
     },
     "See what became of it": {
+        "attention": "What waits for you, and what settles it.",
         "list": "Messages by words and keys, such as is:open.",
         "open unread failed": "The same by name: who owes an answer, and so on.",
         "history thread search": "All; one conversation; with the lines found.",

@@ -22,7 +22,7 @@ from relay.cli.common import (
 from relay.cli.request import control_options, send_command, wait_for_flush
 from relay.cli.tables import wide_option
 from relay.views.ids import begins, resolve_id, short_ids
-from relay.views.store import stored_facts, read_store
+from relay.views.store import read_store, stored_facts
 from relay.views.times import local_iso
 
 if TYPE_CHECKING:

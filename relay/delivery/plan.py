@@ -59,6 +59,9 @@ def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     route = router.route(message, sender, directory, view)
     if isinstance(route, Bounce) and stored is not None:
         route = router.route_again(sender, sorted(view.recipients(stored.id)))
+    if stored is None and route.answers is not None:
+        if why := router.check_choice(message, sender, route.answers, view):
+            return refuse(inbound, why)
     answer = None if route.answers is None else _answer(message, route.answers)
     if isinstance(route, Bounce):  # the answer counts, even without its sender
         return refuse(inbound, route.reason, answer)

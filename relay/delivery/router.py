@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.agents.status import Directory
+from relay.base.clock import iso_time
 from relay.base.errors import FormatError
 from relay.base.message import (
     ANSWERS,
@@ -31,6 +32,7 @@ from relay.base.message import (
     SIGNATURE_PREFIX,
     Kind,
     MessageFile,
+    options_of,
 )
 from relay.base.names import (
     DIRECT_PREFIX,
@@ -255,6 +257,34 @@ def find_original(message: MessageFile, sender: str, view: StoreView) -> Message
             "name the one with RE"
         )
     return waiting[0]
+
+
+def check_choice(message: MessageFile, sender: str, original: Message, view: StoreView) -> str:
+    """Why an answer to a question with OPTIONS is refused; empty if it is not.
+
+    It must be one of them, and the first: two people may answer at the same time.
+    """
+    options = options_of((original.metadata or {}).get("h.OPTIONS"))
+    if not options or message.kind is Kind.ACK:
+        return ""
+    if sender not in view.owed(original.id) and (first := _first_answer(original, sender, view)):
+        return f"{_relay_id(original)} was answered by {sender} {first}"
+    said = message.body.decode().strip().partition("\n")[0].strip()
+    if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:
+        return f"{said[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"
+    return ""
+
+
+def _first_answer(original: Message, sender: str, view: StoreView) -> str:
+    """When and how a question was answered; empty without an answer, or once that is archived."""
+    for one in view.thread(original.correlation_id) if original.correlation_id else ():
+        known = one.metadata or {}
+        is_end = one.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
+        if is_end and one.sender == sender and known.get("re") == original.relay_id:
+            said = one.content.decode(errors="replace").strip().partition("\n")[0]
+            at = iso_time(int(known.get("created_ns") or 0))[:19]
+            return f"at {at}Z: {said[:MAX_ANSWER]}"
+    return ""
 
 
 def _relay_id(message: Message) -> str:

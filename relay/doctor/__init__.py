@@ -22,11 +22,12 @@ from relay.doctor.report import Target, describe_error, repair
 __all__ = ["Finding", "Severity", "Target", "examine", "repair"]
 
 
-def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
+def examine(home: Home, *, deep: bool = False, quick: bool = False) -> Iterator[Finding]:
     """Yield all findings: settings, process, limits, files, hooks, store, journal, tiers, ledger,
     attachments, search index.
 
     ``deep``: also read every attachment, every store archive and every packed day of the archive.
+    ``quick``: only what takes no longer in a home with more messages.
     """
     config, is_running = Config(), lock_holder(home) is not None
     try:
@@ -46,6 +47,8 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
         rows.check_rows,
         stores.check_search,
     ]
+    if quick:
+        checks = [system.check_process, system.check_limits, files.check_agents, files.check_hooks]
     for check in checks:
         yield from _report_unreadable(check, target)
 

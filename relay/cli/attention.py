@@ -1,0 +1,179 @@
+"""``relay attention``: what waits for a person; ``relay approve`` and ``deny`` answer questions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from relay.base.clock import NS_PER_S
+from relay.base.errors import EXIT_FINDINGS, NotFound, Refused
+from relay.base.home import Home
+from relay.base.message import Kind, options_of
+from relay.cli.common import (
+    DURATION,
+    ago,
+    as_option,
+    command,
+    echo_json,
+    home_option,
+    json_option,
+    name_home,
+    open_home,
+    root_of,
+    sanitize,
+    when,
+)
+from relay.cli.tables import print_table, wide_option
+from relay.views.attention import FOREVER, Item
+from relay.views.attention import attention as waiting
+from relay.views.attention import hush as leave_out
+from relay.views.ids import short_ids
+
+HEADER = ("AGE", "KIND", "WHO", "WHAT", "DO")
+YES = ("yes", "approve", "allow", "ok")
+NO = ("no", "deny", "reject")
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  relay attention
+  relay attention --count
+  relay attention hush 3f6777fc --for 2h""",
+)
+@click.option("--count", "is_count", is_flag=True, help="Print how many there are; for a prompt.")
+@home_option
+@wide_option
+@json_option
+@click.pass_context
+def attention(
+    ctx: click.Context, home: str | None, is_count: bool, wide: bool, as_json: bool
+) -> int:
+    """List what waits for you, the newest last, each with the command that settles it.
+
+    Questions and requests to the operator, unread mail, agents that are blocked, failing, or gone
+    or idle while they owe answers, dead letters, refusals that their sender has not read, held
+    messages, bells that do not run, errors that `relay doctor` finds. Exit code 3: something waits.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = {"home": root_of(ctx, home)}
+        return 0
+    now = time.time_ns()
+    with open_home(ctx, home) as opened:
+        items = _items(opened, now)
+    if is_count:
+        echo_json({"count": len(items)}) if as_json else click.echo(len(items))
+    elif as_json:
+        for one in items:
+            echo_json(one._asdict() | {"at": when(one.at)})
+    elif items:
+        print_table(HEADER, _rows(items, now), wide=wide, flexible=("WHAT",))
+    else:
+        click.echo(name_home("nothing waits for you"), err=True)
+    return EXIT_FINDINGS if items else 0
+
+
+@attention.result_callback()
+def _exit_code(code: int, **_: Any) -> int:
+    return code
+
+
+def _items(home: Home, now_ns: int) -> list[Item]:
+    from relay.doctor import examine
+
+    return waiting(home, examine(home, quick=True), now_ns)
+
+
+def _rows(items: list[Item], now_ns: int) -> list[tuple[object, ...]]:
+    short = short_ids(one.id for one in items if one.id)
+
+    def shown(text: str) -> str:
+        for whole, digits in short.items():
+            text = text.replace(whole, digits)
+        return text
+
+    return [
+        (ago(one.at, now_ns), one.kind, one.who, sanitize(one.what), name_home(shown(one.command)))
+        for one in items
+    ]
+
+
+@command(of=attention, json=False, epilog="\b\nExample:\n  relay attention hush 3f6777fc --for 2h")
+@click.argument("which", metavar="ID|WHO")
+@click.option("--for", "for_s", type=DURATION, help="So long; otherwise until it begins anew.")
+def hush(ctx: click.Context, home: str | None, which: str, for_s: float | None) -> None:
+    """Leave out what waits about a message or an agent, until it begins anew.
+
+    WHO is a word of the column WHO, or for what has none, of the column KIND.
+    """
+    now = time.time_ns()
+    until = FOREVER if for_s is None else now + int(for_s * NS_PER_S)
+    with open_home(ctx, home) as opened:
+        items = _items(opened, now)
+        short = {digits: whole for whole, digits in short_ids(i.id for i in items if i.id).items()}
+        wanted = short.get(which, which)
+        names = [(one, {one.key, one.id, one.who or one.kind}) for one in items]
+        found = [one for one, known in names if wanted in known]
+        if not found:
+            raise NotFound(f"nothing waits about {which!a}", hint="see `relay attention`")
+        for one in found:
+            leave_out(opened, one, until)
+            click.echo(sanitize(f"hushed {one.kind}: {one.what}"))
+
+
+@command(epilog='\b\nExamples:\n  relay approve 3f6777fc\n  relay approve 3f6777fc "on Monday"')
+@as_option
+@click.argument("message_id", metavar="ID")
+@click.argument("words", default="")
+def approve(ctx: click.Context, message_id: str, words: str, **given: Any) -> int:
+    """Answer a question with yes, or the option that means it; WORDS are added.
+
+    The first answer counts. Another one, from a second terminal or a page, is refused and says when
+    the question was answered. Any other option: `relay reply ID OPTION`.
+    """
+    return _decide(ctx, message_id, words, YES, **given)
+
+
+@command(epilog='\b\nExample:\n  relay deny 3f6777fc "not before the release"')
+@as_option
+@click.argument("message_id", metavar="ID")
+@click.argument("words", default="")
+def deny(ctx: click.Context, message_id: str, words: str, **given: Any) -> int:
+    """Answer a question with no, or the option that means it; WORDS are added."""
+    return _decide(ctx, message_id, words, NO, **given)
+
+
+def _decide(
+    ctx: click.Context,
+    given: str,
+    words: str,
+    meant: tuple[str, ...],
+    home: str | None,
+    agent: str,
+    as_json: bool,
+) -> int:
+    from relay.cli.messages import reply
+    from relay.views.message import read_message
+
+    one = read_message(root_of(ctx, home), given)
+    if one.file.kind is not Kind.QUERY:
+        raise Refused(
+            f"message {one.id} is a {one.file.kind}, not a question",
+            hint=f"`relay ack {one.id} completed` or `relay nack {one.id} WHY`",
+        )
+    options = options_of(one.file.headers.get("OPTIONS"))
+    answer = next((each for each in options if each.lower() in meant), "")
+    if options and not answer:
+        raise Refused(
+            f"the options of {one.id} are {', '.join(options)}: none of them means {meant[0]}",
+            hint=f"`relay reply {one.id} OPTION`",
+        )
+    body = "\n\n".join(filter(None, (answer or meant[0], words)))
+    more = {"files": (), "waits": (), "timeout_s": None}
+    code: int = ctx.invoke(
+        reply, home=home, agent=agent, message_id=one.id, body=body, as_json=as_json, **more
+    )
+    return code

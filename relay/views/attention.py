@@ -1,0 +1,248 @@
+"""What waits for a person: one list of all that no agent and no relay settles by itself.
+
+An item vanishes when what it says is no longer so. One that was hushed is left out until the time
+given, or until the same trouble begins anew; ``attention.json`` in the home has those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from relay.base import fsio
+from relay.base.clock import NS_PER_S, local_time
+from relay.base.errors import RelayError
+from relay.base.finding import Finding, Severity
+from relay.base.home import LEDGER, Home, lock_holder, unclean_stop
+from relay.base.message import options_of, parse_delivered
+from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR
+from relay.base.text import plural
+from relay.reach.session import session_lock
+from relay.views.agents import ListedAgent, list_agents
+from relay.views.ids import messages_in
+from relay.views.message import read_message
+from relay.views.sessions import ENDED, UNSEEN
+
+if TYPE_CHECKING:
+    pass
+
+HUSHED = "attention.json"  # in the home: key of an item -> [its time, hushed until]; Unix ns
+FOREVER = 1 << 62
+IDLE_NS = 60 * NS_PER_S  # an agent that has just become idle may go on by itself
+MOST = 200  # of one kind
+MOST_HUSHED = 1000
+GONE = ("terminated", "retired", "inactive")
+_ASKED = """
+SELECT d.message_id, m.agent_name, m.message_type, coalesce(d.written_at, m.discovered_at)
+FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.recipient = ? AND (d.obligation = 'open'
+    OR d.obligation = 'given_up' AND d.state NOT IN ('expired', 'bounced'))
+ORDER BY d.message_id DESC LIMIT ?"""
+_MAIL = """
+SELECT count(*), max(d.written_at) FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.recipient = ? AND d.state = 'written' AND d.obligation IS NULL AND m.agent_name != ?"""
+_DEAD = """
+SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
+    coalesce((SELECT max(at) FROM audit_log AS a WHERE a.message_id = d.message_id
+              AND a.recipient = d.recipient AND a.new_status = 'dead'), d.written_at, d.staged_at)
+FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.state = 'dead' ORDER BY d.message_id DESC LIMIT ?"""
+_REFUSED = """
+SELECT d.message_id, d.recipient, d.written_at
+FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.state = 'written' AND m.agent_name = ? AND m.message_type = 'nack'
+ORDER BY d.message_id DESC LIMIT ?"""
+_HELD = """
+SELECT min(d.message_id), d.recipient, count(*), min(coalesce(d.staged_at, m.discovered_at)),
+    max(d.last_error)
+FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.state = 'held' GROUP BY d.recipient ORDER BY 4 DESC LIMIT ?"""
+_UNREAD_SINCE = """
+SELECT recipient, min(written_at), count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"""
+
+
+class Item(NamedTuple):
+    """Something that waits for a person."""
+
+    key: str  # of this trouble, to hush it: a message id, or ``kind:name``
+    kind: str  # question, mail, blocked, failing, gone, idle, bell, dead, refused, held, relay, …
+    at: int  # Unix ns: since when
+    who: str | None  # the agent that it is about, or that waits
+    what: str  # in words; may contain what an agent wrote
+    command: str  # what settles it
+    id: str | None = None  # of the message
+    options: tuple[str, ...] = ()  # of a question: one of them answers it
+
+
+def attention(
+    home: Home, findings: Iterable[Finding] = (), now_ns: int | None = None
+) -> list[Item]:
+    """All that waits for a person, the newest last; what was hushed is left out.
+
+    ``findings``: of doctor; errors count, and a disk that fills up. Errors: RelayError, OSError.
+    """
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    hushed = _read_hushed(home)
+    items = [*_of_messages(home, now_ns), *_of_agents(home, now_ns), *_of_relay(home, now_ns)]
+    items += _of_findings(findings, now_ns)
+    items = [one for one in items if not _is_hushed(one, hushed.get(one.key), now_ns)]
+    return sorted(items, key=lambda one: (one.at, one.key))
+
+
+def hush(home: Home, item: Item, until_ns: int = FOREVER) -> None:
+    """Leave an item out until then, or until it begins anew. Errors: OSError."""
+    path = home.path(HUSHED)
+    with session_lock(home.root, "attention"):
+        known = _read_hushed(home)
+        known[item.key] = (item.at, until_ns)
+        newest = sorted(known.items(), key=lambda one: one[1])[-MOST_HUSHED:]
+        fsio.write_atomic(path, json.dumps(dict(newest)).encode())
+
+
+def _read_hushed(home: Home) -> dict[str, tuple[int, int]]:
+    """The hushed items; none from a file that is not what ``hush`` writes."""
+    try:
+        with open(home.path(HUSHED), "rb") as file:
+            found = json.loads(file.read(1 << 20))
+        return {str(key): (int(at), int(until)) for key, (at, until) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _is_hushed(item: Item, entry: tuple[int, int] | None, now_ns: int) -> bool:
+    return entry is not None and item.at <= entry[0] and now_ns < entry[1]
+
+
+def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
+    """Yield what messages wait for: questions, mail, dead letters, refusals, what is held."""
+    from relay.ledger.file import open_readonly
+
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        asked = db.execute(_ASKED, (OPERATOR, MOST)).fetchall()
+        mail = db.execute(_MAIL, (OPERATOR, ORCHESTRATOR)).fetchone()
+        dead = db.execute(_DEAD, (MOST,)).fetchall()
+        refused = db.execute(_REFUSED, (ORCHESTRATOR, MOST)).fetchall()
+        held = db.execute(_HELD, (MOST,)).fetchall()
+    for message_id, sender, kind, at in asked:
+        yield _question(home, message_id, sender, kind, at)
+    if mail[0]:
+        what = f"{plural(mail[0], 'message')} not read by the operator"
+        yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
+    for message_id, recipient, sender, why, at in dead:
+        what = f"from {sender}: no acknowledgment" + (f", {why}" if why else "")
+        command = f"relay dead replay {message_id}"
+        yield Item(f"{message_id}:{recipient}", "dead", at or now_ns, recipient, what, command)
+    for nack_id, recipient, at in refused:
+        yield _refusal(home, nack_id, recipient, at or now_ns)
+    for message_id, recipient, count, at, why in held:
+        what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
+        command = f"relay trace {message_id}"
+        yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
+
+
+def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> Item:
+    """A question or a request to the operator, with its first line and its options."""
+    text, options = "", tuple[str, ...]()
+    with contextlib.suppress(RelayError):
+        file = read_message(home.root, message_id).file
+        text = file.body.decode(errors="replace").strip().partition("\n")[0]
+        options = options_of(file.headers.get("OPTIONS"))
+    if options:
+        text, command = f"{text} ({', '.join(options)})", f"relay reply {message_id} {options[0]}"
+    elif kind == "query":
+        command = f'relay reply {message_id} "…"'
+    else:
+        command = f"relay ack {message_id} completed"
+    what = text or f"a {kind}"
+    name = "question" if kind == "query" else "request"
+    return Item(message_id, name, at, sender, what, command, message_id, options)
+
+
+def _refusal(home: Home, nack_id: str, recipient: str, at: int) -> Item:
+    """A nack of the relay that lies unread in the inbox of its sender."""
+    about, why = nack_id, "a message of it was refused"
+    path = home.path("agents", recipient, "inbox", nack_id + MSG_SUFFIX)
+    with contextlib.suppress(OSError, RelayError), open(path, "rb") as file:
+        nack = parse_delivered(file.read(1 << 20), file=path)
+        about = nack.headers.get("RE", nack_id)
+        why = nack.body.decode(errors="replace").partition("\n")[0]
+    return Item(nack_id, "refused", at, recipient, why, f"relay trace {about}", about)
+
+
+def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
+    """Yield agents that need a person: blocked, failing, gone or idle with answers owed."""
+    from relay.ledger.file import open_readonly
+
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        unread = {row[0]: (row[1], row[2]) for row in db.execute(_UNREAD_SINCE)}
+    for one in list_agents(home, now_ns):
+        name, state = one.row["name"], one.state
+        if name in (OPERATOR, ORCHESTRATOR):
+            continue
+        if (item := _of_agent(one, now_ns)) is not None:
+            yield item
+        since, count = unread.get(name, (0, 0))
+        if count and state and _is_not_rung(home, name):
+            what = f"{plural(count, 'message')} unread, and its bell does not run"
+            command = f"relay wake status {name}"
+            yield Item(f"bell:{name}", "bell", since or state.since, name, what, command)
+
+
+def _of_agent(one: ListedAgent, now_ns: int) -> Item | None:
+    row, state = one.row, one.state
+    name, owed = row["name"], row["owed"]
+    owes = f"owes {plural(owed, 'answer')}"
+    show, open_ = f"relay agents show {name}", f"relay open --agent {name}"
+    doing = state.state if state else ""
+    if state and doing in WAITING_STATES:
+        return Item(f"{doing}:{name}", doing, state.since, name, state.text(owed, now_ns), show)
+    if not owed:
+        return None
+    is_gone = row["status"] in GONE or one.alert.ended_pid is not None or doing in (ENDED, UNSEEN)
+    if is_gone:
+        since = (row["changed_at"] if row["status"] in GONE else one.seen_at) or now_ns
+        seen = f"not seen since {local_time(one.seen_at, now_ns)}" if one.seen_at else "gone"
+        return Item(f"gone:{name}", "gone", since, name, f"{seen}, and {owes}", open_)
+    if state and doing == "idle" and now_ns - state.since >= IDLE_NS and not one.unread:
+        return Item(f"idle:{name}", "idle", state.since, name, f"idle, and {owes}", open_)
+    return None
+
+
+WAITING_STATES = ("blocked", "failing")  # of a session: a person has to do something there
+
+
+def _is_not_rung(home: Home, name: str) -> bool:
+    """True for an agent whose live session should have a bell, and has none."""
+    from relay.reach.bell import is_ringing
+    from relay.reach.session import IDLE, load_sessions
+
+    live = [one for one in load_sessions(home.root) if one.agent == name and one.is_live]
+    return any(one.state == IDLE and not is_ringing(home.root, one) for one in live)
+
+
+def _of_relay(home: Home, now_ns: int) -> Iterator[Item]:
+    """Yield files that wait for a relay that does not run."""
+    if lock_holder(home) is not None:
+        return
+    waiting = [message_id for _, message_id in messages_in(home, "outbox")]
+    if waiting or unclean_stop(home) is not None:
+        first = min((_sent_ns(one) for one in waiting), default=now_ns)
+        what = f"no relay is running; {plural(len(waiting), 'message')} in outboxes"
+        yield Item("relay", "relay", min(first, now_ns), None, what, "relay up")
+
+
+def _sent_ns(message_id: str) -> int:
+    return int(message_id.partition("-")[0])
+
+
+def _of_findings(findings: Iterable[Finding], now_ns: int) -> Iterator[Item]:
+    """Yield doctor's errors, and its word on a disk that fills up."""
+    for one in findings:
+        is_disk = one.what == "limits" and "disk" in one.found
+        if one.severity is Severity.ERROR or (is_disk and one.severity is Severity.WARNING):
+            kind = "disk" if is_disk else "doctor"
+            key = f"{kind}:{one.what}:{one.where}"
+            yield Item(key, kind, now_ns, None, one.text, one.advice or "relay doctor")

@@ -1,0 +1,167 @@
+"""What waits for a person is one list, and each line names the command that settles it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent
+from tests.procs import Relay, relay, rows_of, until
+
+QUESTION = "Deploy to production now?"
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send as people do."""
+    monkeypatch.delenv("RELAY_NO_WAIT")
+
+
+def ask(home: Path, options: str = "yes, no, later") -> str:
+    """A question of alice to the operator, by a file, as any program sends it."""
+    with Agent("alice", home) as alice:
+        headers = {"OPTIONS": options} if options else {}
+        asked = alice.send("operator", QUESTION, kind="query", headers=headers)
+    until(lambda: (home / "agents/operator/inbox" / f"{asked}.msg").exists())
+    return asked
+
+
+def taken(home: Path) -> list[dict[str, Any]]:
+    """What alice gets."""
+    return rows_of("inbox", "--as", "alice", "--take", "--all", home=home)
+
+
+def waiting(home: Path) -> list[dict[str, Any]]:
+    done = relay("attention", "--json", home=home)
+    assert done.returncode in (0, 3), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.usefixtures("running")
+def test_nothing_waits_in_a_new_home(home: Path) -> None:
+    done = relay("attention", home=home)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing waits for you\n")
+    assert relay("attention", "--count", home=home).stdout == "0\n"
+
+
+@pytest.mark.usefixtures("running")
+def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path) -> None:
+    asked = ask(home)
+    done = relay("attention", home=home)
+    assert done.returncode == 3
+    assert "question  alice  Deploy to production now? (yes, no, later)" in done.stdout
+    digits = asked.partition("-")[2][:8]
+    assert done.stdout.rstrip().endswith(f"relay reply {digits} yes")
+    assert relay("attention", "--count", home=home).stdout == "1\n"
+
+    wrong = relay("reply", digits, "maybe", home=home)
+    assert wrong.returncode == 6
+    assert "'maybe' is not an answer: expected one of yes, no, later" in wrong.stderr
+    assert relay("attention", "--count", home=home).stdout == "1\n"
+
+    done = relay("approve", digits, "go ahead", home=home)
+    assert done.returncode == 0, done.stderr
+    assert relay("attention", "--count", home=home).stdout == "0\n"
+    (answer,) = taken(home)
+    said = (answer["kind"], answer["headers"]["RE"], answer["body"])
+    assert said == ("response", asked, "yes\n\ngo ahead")
+
+
+@pytest.mark.usefixtures("running")
+def test_the_first_answer_counts_and_the_other_one_hears_of_it(home: Path) -> None:
+    """Two people, or a terminal and a page, answer at the same time."""
+    asked = ask(home)
+    lines = [[sys.executable, "-m", "relay", "--home", str(home), one, asked] for one in PAIR]
+    both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in lines]
+    errors = {word: one.communicate(timeout=30)[1] for word, one in zip(PAIR, both, strict=True)}
+    codes = {word: one.returncode for word, one in zip(PAIR, both, strict=True)}
+    assert sorted(codes.values()) == [0, 6], errors
+    first, second = sorted(PAIR, key=lambda word: codes[word])
+    said = {"approve": "yes", "deny": "no"}[first]
+    assert f"{asked} was answered by operator at " in errors[second]
+    assert errors[second].rstrip().endswith(f": {said}")
+    answers = [one["body"] for one in taken(home)]
+    assert answers == [said]
+
+
+PAIR = ("approve", "deny")
+
+
+@pytest.mark.usefixtures("running")
+def test_what_is_no_question_is_not_approved(home: Path) -> None:
+    sent = relay("send", "--as", "alice", "operator", "deploy", "--kind", "command", home=home)
+    number = sent.stdout.strip()
+    done = relay("approve", number, home=home)
+    assert done.returncode == 6
+    assert f"message {number} is a command, not a question; `relay --home" in done.stderr
+    (row,) = waiting(home)
+    assert (row["kind"], row["command"]) == ("request", f"relay ack {number} completed")
+    odd = ask(home, "today, tomorrow")
+    done = relay("deny", odd, home=home)
+    assert done.returncode == 6
+    assert "are today, tomorrow: none of them means no; `relay --home" in done.stderr
+    plain = ask(home, "")
+    assert relay("deny", plain, "not now", home=home).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "rule"),
+    [
+        ("OPTIONS: yes", "'yes' is not 2 to 9 different answers, with commas between them"),
+        ("OPTIONS: yes, Yes", "'yes, Yes' is not 2 to 9 different"),
+        ("OPTIONS: " + ",".join("abcdefghij"), "is not 2 to 9 different answers"),
+        ("OPTIONS: yes, no\nKIND: message", "header OPTIONS: only KIND query asks something"),
+    ],
+)
+@pytest.mark.usefixtures("running")
+def test_options_that_cannot_be_chosen_from_are_refused(home: Path, header: str, rule: str) -> None:
+    kind = "" if "KIND" in header else "KIND: query\n"
+    outbox = home / "agents/alice/outbox"
+    outbox.mkdir(parents=True, exist_ok=True)
+    (outbox / "1700000000000000001-aa.tmp").write_text(f"TO: operator\n{kind}{header}\n\nso?\n")
+    os.rename(outbox / "1700000000000000001-aa.tmp", outbox / "1700000000000000001-aa.msg")
+    until(lambda: list((home / "agents/alice/inbox").glob("*.msg")))
+    (row,) = waiting(home)  # its sender has not read that, so a person is told
+    assert (row["kind"], row["who"]) == ("refused", "alice")
+    assert rule in str(row["what"]), row
+    (nack,) = taken(home)
+    assert rule in nack["body"], nack
+    until(lambda: waiting(home) == [])
+
+
+def test_what_is_hushed_stays_out_until_it_begins_anew(home: Path, running: Relay) -> None:
+    asked = ask(home)
+    relay("send", "--as", "alice", "operator", "news", home=home)
+    done = relay("attention", "hush", asked, home=home)
+    assert done.stdout.startswith("hushed question: Deploy to production now?")
+    assert [row["kind"] for row in waiting(home)] == ["mail"]
+    assert relay("attention", "hush", "mail", "--for", "1s", home=home).returncode == 0
+    assert waiting(home) == []
+    until(lambda: [row["kind"] for row in waiting(home)] == ["mail"])  # its second is over
+    assert relay("attention", "hush", "mail", home=home).returncode == 0
+    relay("send", "--as", "alice", "operator", "more news", home=home)
+    assert [row["kind"] for row in waiting(home)] == ["mail"]  # it began anew
+    wrong = relay("attention", "hush", "nobody", home=home)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("relay: nothing waits about 'nobody'; see `relay ")
+    # nothing of it is the relay's: a damaged file hushes nothing
+    (home / "attention.json").write_text("[1, {")
+    assert len(waiting(home)) == 2
+    running.stop()
+
+
+def test_messages_wait_for_a_relay_that_does_not_run(home: Path) -> None:
+    relay("init", home=home)
+    with Relay(home):
+        pass  # the home has a ledger
+    with Agent("alice", home) as alice:
+        alice.send("bob", "hi", wait_s=0)
+    row = next(one for one in waiting(home) if one["kind"] == "relay")
+    assert row["what"] == "no relay is running; 1 message in outboxes"
+    assert row["command"] == "relay up"
