@@ -1,12 +1,7 @@
-"""``relay config`` and ``relay where``: the settings, and the home that they belong to.
-
-The descriptions of settings are the texts below them in ``relay.base.config``.
-"""
+"""``relay config`` and ``relay where``: the settings, and the home that they belong to."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import os
 import signal
@@ -73,40 +68,26 @@ class Setting(NamedTuple):
 
 def known_settings() -> dict[str, Setting]:
     """Every setting by its name, in the order of config.json."""
-    import msgspec
+    from msgspec import inspect
 
-    from relay.base import config as source
+    from relay.base.config import Config, flatten
 
-    meanings = _meanings(inspect.getsource(source))
-    defaults = source.flatten(source.Config())
+    described: dict[str, Any] = {}
+    for one in _fields(inspect.type_info(Config)):
+        inner = {f"{one.name}.{field.name}": field.type for field in _fields(one.type)}
+        described |= inner or {one.name: one.type}
     found: dict[str, Setting] = {}
-    for name, default in defaults.items():
-        section, _, key = name.rpartition(".")
-        owner = type(getattr(source.Config(), section)) if section else source.Config
-        info = msgspec.inspect.type_info(owner)
-        assert isinstance(info, msgspec.inspect.StructType)
-        (kind,) = (field.type for field in info.fields if field.name == key)
-        unit = next((unit for end, unit in UNITS.items() if key.endswith(end)), "")
-        meaning = meanings[owner.__name__, key]
-        found[name] = Setting(name, default, unit, _allowed(name, kind), meaning)
+    for name, default in flatten(Config()).items():
+        kind = described[name]
+        unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+        meaning = kind.extra_json_schema["description"]
+        found[name] = Setting(name, default, unit, _allowed(name, kind.type), meaning)
     return found
 
 
-def _meanings(source: str) -> dict[tuple[str, str], str]:
-    """The texts below the fields of each class: (class, field) -> text in one line."""
-    found: dict[tuple[str, str], str] = {}
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        for field, text in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            ):
-                found[node.name, field.target.id] = " ".join(str(text.value.value).split())
-    return found
+def _fields(kind: Any) -> tuple[Any, ...]:
+    """The fields of a section, as msgspec describes it; none for a setting."""
+    return getattr(kind, "fields", ())
 
 
 def _allowed(name: str, kind: Any) -> str:
