@@ -123,6 +123,9 @@ def test_the_wheel_holds_schema_shell_script_and_marks_of_types(tmp_path: Path) 
         for name in ("report.css", "report.html.j2"):
             source = PROJECT / "relay" / "audit" / "report" / name
             assert archive.read(f"relay/audit/report/{name}") == source.read_bytes()
+        for path in (PROJECT / "relay" / "web").glob("*/*.*"):
+            if path.suffix != ".pyc":
+                assert archive.read(str(path.relative_to(PROJECT))) == path.read_bytes()
         assert not [name for name in archive.namelist() if name.startswith(("tests", "scripts"))]
 
 

@@ -1,0 +1,118 @@
+"""``python -m relay.web``: serve the page of one home on loopback, or on a Unix socket."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import socket
+import sys
+
+import uvicorn
+
+from relay.base.errors import RelayError
+from relay.base.home import Home
+from relay.base.status_client import MOST_PATH_BYTES
+from relay.web.app import Web
+
+ADDRESS = "127.0.0.1"
+MOST_CONNECTIONS = 100  # at once; a tab has one for its stream
+
+
+def main() -> int:
+    """Serve until SIGTERM or ^C."""
+    parser = argparse.ArgumentParser(prog="python -m relay.web")
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--uds", metavar="PATH")
+    given = parser.parse_args()
+    try:
+        Home(given.home).close()
+        listening = listen_at(given.uds) if given.uds else listen_on(given.port)
+    except RelayError as exc:
+        print(f"relay: {exc}; {exc.hint}" if exc.hint else f"relay: {exc}", file=sys.stderr)
+        return exc.exit_code
+    except OSError as exc:
+        what = given.uds or f"port {given.port}"
+        print(f"relay: {what}: {exc.strerror}", file=sys.stderr)
+        return 1
+    port = given.port if given.uds else listening.getsockname()[1]
+    host, secret = f"{ADDRESS}:{port}", secrets.token_urlsafe(32)
+    print(f"http://{host}/#{secret}", flush=True)
+    try:
+        serve(given.home, host, secret, listening)
+    finally:
+        listening.close()
+        if given.uds:
+            with contextlib.suppress(OSError):
+                os.unlink(given.uds)
+    return 0
+
+
+def listen_on(port: int) -> socket.socket:
+    """A socket of this machine alone; 0: any free port. Errors: OSError."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((ADDRESS, port))
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def listen_at(path: str) -> socket.socket:
+    """A socket of this user alone; one that a process left is replaced.
+
+    Errors: RelayError for a path that is too long, or is served or something else; OSError.
+    """
+    if len(os.fsencode(path)) > MOST_PATH_BYTES:
+        raise RelayError(f"{path} is longer than {MOST_PATH_BYTES} bytes: name a shorter path")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)  # the mode of the socket, from its first instant
+    try:
+        if _is_left(path):
+            os.unlink(path)
+        listening.bind(path)
+    except BaseException:
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    return listening
+
+
+def _is_left(path: str) -> bool:
+    """True for a socket that nobody serves."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except FileNotFoundError:
+            return False
+    raise RelayError(f"{path} is served already", hint="end that process, or name another path")
+
+
+def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
+    """Answer until a signal ends it."""
+    config = uvicorn.Config(
+        Web(root).app(host, secret),
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,  # nothing in between is believed
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=1,  # streams never end by themselves
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The facts of each page, as its JSON has them. Errors: RelayError, OSError."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from relay.base.errors import MessageError, NotFound
+from relay.base.home import Home, lock_holder
+from relay.base.message import Kind, options_of
+from relay.base.names import OPERATOR, ORCHESTRATOR, uuid4_of
+from relay.search.query import Query, parse
+from relay.views.agents import ListedAgent, agent_facts, agent_page, list_agents
+from relay.views.attention import attention
+from relay.views.message import message_facts, read_message
+from relay.views.messages import find_rows
+from relay.views.names import agent_not_found
+from relay.views.sessions import UNSEEN
+from relay.views.times import with_iso_times
+from relay.views.trace import (
+    UNRECORDED_TEXT,
+    describe_hop,
+    describe_unrecorded,
+    not_yet,
+    trace_message,
+)
+
+Facts = dict[str, Any]
+LIMIT = 50  # messages on a page
+MOST_OPEN = 500  # that are looked at for an overview
+MOST_FAILED = 500
+LOG_BYTES = 16 << 10
+MOST_QUERY = 2000  # characters
+FILTERS = (
+    *("is:open", "is:overdue", "is:unread", "is:failed"),
+    *("has:attachment", "since:1h", "since:1d", "sort:oldest"),
+)
+
+
+class Asked(NamedTuple):
+    """What a request names."""
+
+    home: Home
+    name: str  # in the path: an id, a thread, an agent
+    query: Mapping[str, str]
+
+    def number(self, name: str) -> int:
+        """A number of the query; 0 for anything else."""
+        text = self.query.get(name, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else 0
+
+
+def listed(home: Home, text: str, limit: int = LIMIT, offset: int = 0) -> Facts:
+    """The messages that a text in the language of `relay list` finds."""
+    found = find_rows(home, parse(text, tuple(map(str, Kind))), limit, offset)
+    return {
+        "q": text,
+        "rows": found.rows,
+        "note": found.note,
+        "offset": offset,
+        "limit": limit,
+        "has_more": found.has_more,
+    }
+
+
+def home(asked: Asked) -> Facts:
+    """What waits for the operator, the oldest first; /health has doctor's findings."""
+    return {"items": [one._asdict() for one in attention(asked.home)]}
+
+
+def search(asked: Asked) -> Facts:
+    """Messages by words and keys; each filter is an address."""
+    text = asked.query.get("q", "")[:MOST_QUERY].strip()
+    words = text.split()
+    filters = [
+        {"word": one, "is_on": one in words, "q": _toggled(words, one), "more": "q"}
+        for one in FILTERS
+    ]
+    return listed(asked.home, text, LIMIT, asked.number("offset")) | {"filters": filters}
+
+
+def _toggled(words: list[str], word: str) -> str:
+    return " ".join([one for one in words if one != word] + [word] * (word not in words))
+
+
+def message(asked: Asked) -> Facts:
+    """One message: every step with its time, who is still to act, its text and the answers."""
+    trace, note = trace_message(asked.home, asked.name)
+    message_id, facts = trace["message_id"], None
+    try:
+        facts = message_facts(asked.home, read_message(asked.home.root, message_id))
+    except (NotFound, MessageError) as exc:
+        note = note or str(exc)
+    is_unrecorded = trace["status"] in UNRECORDED_TEXT
+    steps = [one | {"text": describe_hop(one, trace)} for one in trace["hops"]]
+    is_owing = trace.get("kind") in ("command", "query")
+    is_running = lock_holder(asked.home) is not None
+    outcome = trace.get("outcome") or describe_unrecorded(trace, is_running)
+    return {
+        "id": message_id,
+        "from": trace["from"] or (facts or {}).get("from"),
+        "to": trace.get("to") or (facts or {}).get("to"),
+        "kind": trace.get("kind") or (facts or {}).get("kind"),
+        "outcome": outcome,
+        "is_recorded": not is_unrecorded,
+        "note": note,
+        "steps": steps,
+        "not_yet": [*not_yet(trace["deliveries"], is_owing)],
+        "deliveries": trace["deliveries"],
+        "message": facts,
+        "options": options_of((facts or {}).get("headers", {}).get("OPTIONS")),
+        "actions": _actions(trace, facts),
+    }
+
+
+def _actions(trace: Facts, facts: Facts | None) -> list[str]:
+    """What the operator can do with a message, as the forms of its page are called."""
+    found: list[str] = []
+    states = {one["state"] for one in trace["deliveries"]}
+    mine = [one for one in trace["deliveries"] if one["recipient"] == OPERATOR]
+    if facts and facts["from"] not in ("", OPERATOR, ORCHESTRATOR):
+        found.append("reply")
+    if mine and trace.get("kind") == "command" and mine[0]["obligation"] == "open":
+        found.append("complete")
+    if any(one["state"] == "written" for one in mine):
+        found.append("read")
+    if "dead" in states:
+        found += ["replay", "discard"]
+    if trace["from"] == OPERATOR and states & {"staged", "written", "held"}:
+        found.append("cancel")
+    return found
+
+
+def agents(asked: Asked) -> Facts:
+    """Who works, waits for whom, is gone, since when; what each owes, and is owed."""
+    now_ns = time.time_ns()
+    rows = _rows(asked.home, Query(states=("open",)), MOST_OPEN)
+    return {"agents": [_agent(one, rows, now_ns) for one in list_agents(asked.home, now_ns)]}
+
+
+def _agent(one: ListedAgent, open_rows: list[Facts], now_ns: int) -> Facts:
+    name = one.row["name"]
+    owes = Counter(row["from"] for row in open_rows if name in row["recipients"])
+    owed = Counter(who for row in open_rows if row["from"] == name for who in row["recipients"])
+    state = one.state.state if one.state else one.row["status"]
+    since = one.state.since if one.state else one.row["changed_at"]
+    return {
+        **agent_facts(one, now_ns),
+        "doing": "not seen" if state == UNSEEN else state,
+        "since_at": since,
+        "text": one.text(now_ns),
+        "owes": dict(owes.most_common()),
+        "is_owed_by": dict(owed.most_common()),
+    }
+
+
+def agent(asked: Asked) -> Facts:
+    """One agent: its inbox, what it owes, the latest messages, the output of its process."""
+    now_ns, name = time.time_ns(), asked.name
+    found = [one for one in list_agents(asked.home, now_ns) if one.row["name"] == name]
+    if not found:
+        raise agent_not_found(asked.home, name)
+    rows = _rows(asked.home, Query(states=("open",), parties=(name,)), MOST_OPEN)
+    unread = Query(states=("unread",), recipients=(name,), sort="oldest")
+    return {
+        **_agent(found[0], rows, now_ns),
+        **agent_page(asked.home, name, now_ns),
+        "inbox": _rows(asked.home, unread, LIMIT),
+        "open": rows[:LIMIT],
+        "log": _log(asked.home, name),
+    }
+
+
+def _log(home: Home, name: str) -> str:
+    """The end of the output of a process that the relay started; empty if there is none."""
+    try:
+        with open(home.path("logs", f"{name}.log"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
+            return file.read(LOG_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def threads(asked: Asked) -> Facts:
+    """The threads of the newest messages, the one with the newest first."""
+    found: dict[str, Facts] = {}
+    for row in _rows(asked.home, Query(), MOST_OPEN):
+        if row["thread"]:
+            one = found.setdefault(
+                row["thread"], {"thread": row["thread"], "count": 0, "names": [], "last": row}
+            )
+            one["count"] += 1
+            parties = [row["from"], *row["recipients"]]
+            one["names"] = [*dict.fromkeys([*one["names"], *parties])]
+    return {"threads": [*found.values()], "most": MOST_OPEN}
+
+
+def thread(asked: Asked) -> Facts:
+    """One conversation, oldest first, with its texts."""
+    name = asked.name
+    query = Query(threads=(uuid4_of(name),), named_threads=(name,), sort="oldest")
+    found = find_rows(asked.home, query, MOST_OPEN)
+    if not found.rows:
+        raise NotFound(f"thread {name} does not exist, and no message in a thread has this id")
+    return {"thread": name, "rows": found.rows, "has_more": found.has_more, "note": found.note}
+
+
+def failed(asked: Asked) -> Facts:
+    """What failed, by outcome and reason, the most frequent first."""
+    return {"groups": failed_groups(asked.home), "most": MOST_FAILED}
+
+
+def failed_groups(home: Home) -> list[Facts]:
+    """The newest that failed: outcome, reason and rows of each group."""
+    found: dict[tuple[str, str], Facts] = {}
+    for row in _rows(home, Query(states=("failed",)), MOST_FAILED):
+        outcome, reason = row["outcome"] or "failed", row["reason"] or ""
+        fresh: Facts = {"outcome": outcome, "reason": reason, "rows": []}
+        found.setdefault((outcome, reason), fresh)["rows"].append(row)
+    return sorted(found.values(), key=lambda one: len(one["rows"]), reverse=True)
+
+
+def _rows(home: Home, query: Query, most: int) -> list[Facts]:
+    return find_rows(home, query, most).rows
+
+
+class Page(NamedTuple):
+    """One page: its path, which is also that of its JSON with ``.json`` behind it."""
+
+    path: str
+    template: str
+    facts: Callable[[Asked], Facts]
+
+
+PAGES = (
+    Page("/", "home", home),
+    Page("/search", "search", search),
+    Page("/m/{name}", "message", message),
+    Page("/agents", "agents", agents),
+    Page("/agents/{name}", "agent", agent),
+    Page("/threads", "threads", threads),
+    Page("/t/{name}", "thread", thread),
+    Page("/failed", "failed", failed),
+)
+
+
+def page_facts(page: Page, asked: Asked) -> Facts:
+    """The facts of a page; times are ISO 8601."""
+    return with_iso_times(page.facts(asked)) | {"now_ns": time.time_ns()}

@@ -1,0 +1,197 @@
+// Pages work without this. With it they are loaded with the key in a header, follow links and
+// forms without a reload, and change as soon as something happens.
+"use strict";
+(() => {
+  const KEY = "relay-key";
+  const SILENT_MS = 40000; // the stream speaks every 15 s
+  const LEAST_MS = 300; // between two looks
+  const root = document.documentElement;
+  const main = () => document.getElementById("main");
+
+  // The key comes in the fragment, once, and stays in this tab.
+  if (/^#[\w-]{20,}$/.test(location.hash)) {
+    sessionStorage.setItem(KEY, location.hash.slice(1));
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+
+  function ask(address, options = {}) {
+    const key = sessionStorage.getItem(KEY);
+    const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+    return fetch(address, { ...options, headers, cache: "no-store" });
+  }
+
+  function say(text, look) {
+    const state = document.getElementById("state");
+    if (state.textContent === text) return;
+    const span = document.createElement("span");
+    span.className = look;
+    span.textContent = text;
+    state.replaceChildren(span);
+  }
+
+  // -- pages ------------------------------------------------------------------------------------
+
+  async function parsed(response) {
+    return new DOMParser().parseFromString(await response.text(), "text/html");
+  }
+
+  // Change what differs and keep the rest: focus, what is typed, and what is unfolded.
+  function morph(old, fresh) {
+    if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
+    if (old.nodeType !== Node.ELEMENT_NODE) {
+      if (old.data !== fresh.data) old.data = fresh.data;
+      return;
+    }
+    for (const { name } of [...old.attributes])
+      if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+    for (const { name, value } of fresh.attributes)
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (old.nodeName === "TEXTAREA") return;
+    const ids = new Set([...fresh.children].map((one) => one.id));
+    for (const one of [...old.children]) if (one.id && !ids.has(one.id)) one.remove();
+    const kept = new Map([...old.children].map((one) => [one.id, one]));
+    let at = old.firstChild;
+    for (const one of [...fresh.childNodes]) {
+      const isLike = at && !at.id && !one.id && at.nodeName === one.nodeName;
+      const twin = one.id ? kept.get(one.id) : isLike ? at : null;
+      if (!twin) {
+        if (one.classList?.contains("row")) one.classList.add("new");
+        old.insertBefore(one, at);
+        continue;
+      }
+      if (twin === at) at = at.nextSibling;
+      else old.insertBefore(twin, at);
+      morph(twin, one);
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  }
+
+  function head(page) {
+    document.title = page.title;
+    root.dataset.position = page.documentElement.dataset.position || "";
+    morph(document.querySelector(".top nav"), page.querySelector(".top nav"));
+  }
+
+  async function show(response, isPushed) {
+    const page = await parsed(response);
+    const address = new URL(response.url);
+    if (isPushed) history.pushState(null, "", address.pathname + address.search);
+    head(page);
+    main().replaceWith(page.getElementById("main"));
+    const find = document.querySelector(".find input");
+    if (document.activeElement !== find) find.value = page.querySelector(".find input").value;
+    main().focus({ preventScroll: true });
+    scrollTo(0, 0);
+    if (response.status === 401) say("key needed", "bad");
+    else follow();
+  }
+
+  async function go(address, isPushed) {
+    try {
+      await show(await ask(address), isPushed);
+    } catch {
+      say("relay web does not answer", "bad");
+    }
+  }
+
+  let looked = 0;
+  let waiting = null;
+  async function look() {
+    waiting = null;
+    looked = Date.now();
+    try {
+      const response = await ask(location.href);
+      if (response.status === 401) return say("key needed", "bad");
+      const page = await parsed(response);
+      head(page);
+      morph(main(), page.getElementById("main"));
+    } catch {
+      say("relay web does not answer", "bad");
+    }
+  }
+  function lookSoon() {
+    waiting ??= setTimeout(look, Math.max(0, looked + LEAST_MS - Date.now()));
+  }
+
+  // -- links and forms --------------------------------------------------------------------------
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[href]");
+    const isOurs = link && link.origin === location.origin && !link.hash;
+    const isPlain = event.button === 0 && !(event.ctrlKey || event.metaKey || event.shiftKey);
+    if (!isOurs || !isPlain || link.target || link.pathname.endsWith(".json")) return;
+    event.preventDefault();
+    go(link.href, true);
+  });
+  addEventListener("popstate", () => go(location.href, false));
+
+  document.addEventListener("submit", async (event) => {
+    const form = event.target;
+    event.preventDefault();
+    if ("key" in form.dataset) {
+      sessionStorage.setItem(KEY, form.querySelector("input").value.trim().replace(/^.*#/, ""));
+      return go(location.href, false);
+    }
+    const fields = new URLSearchParams(new FormData(form, event.submitter));
+    if (form.method !== "post") return go(`${form.action}?${fields}`, true);
+    const buttons = form.querySelectorAll("button");
+    for (const one of buttons) one.disabled = true; // twice is two messages
+    let error = "relay web does not answer";
+    try {
+      const response = await ask(form.action, { method: "POST", body: fields });
+      if (response.ok) return await show(response, true);
+      error = (await parsed(response)).getElementById("error")?.textContent || response.statusText;
+    } catch {}
+    for (const one of buttons) one.disabled = false;
+    const said = form.querySelector(".said") || form.appendChild(document.createElement("p"));
+    said.className = "said bad";
+    said.setAttribute("role", "alert");
+    said.textContent = error;
+  });
+
+  // -- the stream -------------------------------------------------------------------------------
+
+  let stream = null; // of the tab that is seen; a browser has few connections
+  async function follow() {
+    if (stream || document.hidden) return;
+    const mine = (stream = {});
+    for (let pause = 250; stream === mine; pause = Math.min(2 * pause, 4000)) {
+      const attempt = (mine.attempt = new AbortController());
+      let guard;
+      const heard = () => {
+        clearTimeout(guard);
+        guard = setTimeout(() => attempt.abort(), SILENT_MS);
+      };
+      try {
+        heard();
+        const headers = { "Last-Event-ID": root.dataset.position };
+        const response = await ask("/events", { headers, signal: attempt.signal });
+        if (response.status === 401) say("key needed", "bad");
+        if (!response.ok) break;
+        say("live", "live");
+        const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+        for (let part = await reader.read(); !part.done; part = await reader.read()) {
+          heard();
+          pause = 250;
+          if (part.value.includes("event:")) lookSoon();
+        }
+      } catch {}
+      clearTimeout(guard);
+      if (stream === mine) say("reconnecting", "bad");
+      await new Promise((done) => setTimeout(done, pause));
+    }
+    if (stream === mine) stream = null;
+  }
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) return follow();
+    stream?.attempt.abort();
+    stream = null;
+  });
+
+  if (root.dataset.position) follow();
+  else go(location.href, false);
+})();

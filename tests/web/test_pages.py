@@ -1,0 +1,143 @@
+"""What each page shows, as JSON and as text."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from relay.base.text import visible
+from relay.web.app import Web
+from tests.box import Box
+from tests.web.conftest import HOST, ORIGIN, SECRET
+
+EVIL = (
+    """<script>alert(1)</script> "' onerror=alert(1) &lt; {{ 7*7 }} {% raw %} </pre>\u202e\x1b[2J"""
+)
+
+
+def text_of(page: str) -> str:
+    """What a reader sees of a page."""
+    return html.unescape(re.sub(r"<[^>]*>", " ", page))
+
+
+def test_messages_are_found_as_by_relay_list(box: Box, client: TestClient) -> None:
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy to staging")
+    box.send("bob", "TO: alice\n\nthe build is green")
+    box.send("alice", "TO: nobody\n\ntypo")
+    found = client.get("/search.json", params={"q": "from:alice is:open"}).json()
+    assert [row["content"] for row in found["rows"]] == ["deploy to staging"]
+    everything = client.get("/search.json").json()["rows"]
+    assert {"deploy to staging", "the build is green", "typo"} <= {r["content"] for r in everything}
+    page = client.get("/search", params={"q": "from:bob"}).text
+    assert "the build is green" in page and "deploy to staging" not in page
+
+
+def test_each_filter_is_an_address_and_is_taken_off_by_it(client: TestClient) -> None:
+    page = client.get("/search", params={"q": "deploy is:open"}).text
+    assert 'href="/search?q=deploy+is%3Aopen+is%3Aunread"' in page
+    assert 'href="/search?q=deploy" aria-current="true"' in page
+
+
+def test_what_does_not_fit_is_on_further_pages(box: Box, client: TestClient) -> None:
+    box.send_many(60, flush_every=60)
+    first = client.get("/search.json").json()
+    assert (len(first["rows"]), first["has_more"]) == (50, True)
+    rest = client.get("/search.json", params={"offset": 50}).json()
+    assert (len(rest["rows"]), rest["has_more"]) == (10, False)
+    assert "offset=50" in client.get("/search").text
+    assert 'rel="prev"' in client.get("/search", params={"offset": 50}).text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "why"),
+    [
+        ("/search?q=is:opn", 400, "is:opn is unknown"),
+        ("/search?q=from:nobody", 404, "there is no agent"),
+        ("/search?q=%22", 400, 'closing " is missing'),
+        ("/m/1700000000000000001-99", 404, "no message"),
+        ("/m/%2e%2e%2fconfig", 404, "no such page"),
+        ("/m/x%00y", 400, "not a message id"),
+        ("/nothing", 404, "no such page"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(
+    client: TestClient, path: str, status: int, why: str
+) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status and why in text_of(answer.text)
+    name, mark, query = path.partition("?")
+    said = client.get(f"{name}.json{mark}{query}")
+    assert said.status_code == status and why in said.json()["error"]
+
+
+def test_a_message_has_its_steps_and_who_is_still_to_act(box: Box, client: TestClient) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nTHREAD: release-42\n\ndeploy")
+    facts = client.get(f"/m/{sent}.json").json()
+    assert [step["what"] for step in facts["steps"]][:3] == ["discovered", "accepted", "written"]
+    assert facts["not_yet"] == ["read by bob", "acknowledged by bob"]
+    page = text_of(client.get(f"/m/{sent}").text)
+    assert "written to the inbox of bob" in page and "acknowledged by bob" in page
+    box.take("bob", sent)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted\nit is live")
+    page = text_of(client.get(f"/m/{sent.partition('-')[2]}").text)
+    assert "completed by bob: it is live" in page and "Still to come" not in page
+
+
+def test_a_message_that_no_relay_has_seen_is_found(box: Box, client: TestClient) -> None:
+    sent = box.drop("alice", "TO: bob\n\nhi")
+    assert "in the outbox of alice" in text_of(client.get(f"/m/{sent}").text)
+
+
+def test_what_waits_for_the_operator_is_first(box: Box, client: TestClient) -> None:
+    assert "Nothing waits for you" in client.get("/").text
+    asked = box.send("alice", f"TO: operator\nKIND: query\n\nwhich branch? {EVIL}")
+    (item,) = client.get("/index.json").json()["items"]
+    assert (item["kind"], item["who"], item["id"]) == ("question", "alice", asked)
+    page = client.get("/").text
+    assert f'href="/m/{asked}"' in page and "which branch?" in page
+
+
+@pytest.mark.parametrize("name", ["body", "thread", "query"])
+def test_what_others_wrote_is_text(box: Box, client: TestClient, name: str) -> None:
+    sent = box.send("alice", f"TO: bob\nX-NOTE: {EVIL[:60]}\n\n{EVIL}")
+    path = {"body": f"/m/{sent}", "thread": "/search", "query": "/search?q=" + "%22%3E%3Cscript%3E"}
+    answer = client.get(path[name])
+    assert answer.text.count("<script") == 1  # its own
+    if name == "body":
+        assert visible(EVIL) in html.unescape(answer.text)
+
+
+@settings(max_examples=60)
+@given(st.text(min_size=1, max_size=80).filter(lambda text: text.strip() and "\0" not in text))
+@example(EVIL)
+@example("\ud800")
+def test_any_query_is_shown_as_it_was_given(text: str) -> None:
+    web = Web("/nowhere")
+    page = web._page("search", {"q": text, "filters": [], "rows": [], "note": text, "offset": 0,
+                                "limit": 1, "has_more": False}).body.decode()  # fmt: skip
+    assert page.count("<script") == 1
+    shown = html.unescape(re.search(r'<p class="note">(.*?)</p>', page, re.S)[1])  # type: ignore[index]
+    assert shown == visible(text, keep="\n\t").encode("utf-8", "replace").decode()
+    assert set(re.findall(r"<(\w+)", page)) <= {
+        *("html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav", "form"),
+        *("input", "p", "main", "h1", "ul"),
+    }
+
+
+def test_the_json_of_a_page_is_ascii(box: Box, client: TestClient) -> None:
+    sent = box.send("alice", f"TO: bob\n\n{EVIL} ü")
+    answer = client.get(f"/m/{sent}.json")
+    assert answer.content.isascii() and json.loads(answer.content)["message"]["body"].endswith("ü")
+
+
+def test_a_page_answers_only_under_the_address_that_was_printed() -> None:
+    client = TestClient(Web("/nowhere").app(HOST, SECRET), base_url=ORIGIN)
+    client.headers["authorization"] = f"Bearer {SECRET}"
+    answer = client.get("/")
+    assert answer.status_code == 503 and "there is no relay home at /nowhere" in answer.text
