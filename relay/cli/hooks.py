@@ -58,7 +58,7 @@ def install(
     mcp: bool,
     dry_run: bool,
 ) -> None:
-    """Add hooks to the settings of Claude Code, Codex or Gemini; of all three if none is named.
+    """Add hooks to the settings of Claude Code, Codex, Gemini or agy; of all if none is named.
 
     Entries of others stay as they are; a copy of the file as it was is beside it, with the ending
     `.before-relay`. A project's hooks of Claude Code are in .claude/settings.local.json, which is

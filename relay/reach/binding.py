@@ -72,6 +72,7 @@ def bind(
             session.agent, session.cwd = name, cwd
             if transcript:
                 session.transcript = transcript
+            session.blind |= harness == "agy"  # what its hooks print is for one call of its model
             if not is_same or source in ("startup", "clear"):
                 _begin(root, session, pid, pid_start, source, known is None)
             save_session(root, session)

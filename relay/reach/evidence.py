@@ -65,8 +65,8 @@ def end_offer(root: str, session: Session, ids: list[str], after: str, role: str
 def settle(root: str, session: Session, role: str, after: str, gone: str = "") -> None:
     """Decide about the offers of a session at one of its events, report, and move files to .read.
 
-    ``gone``: why the session cannot see them any more, at its end. The caller saves the session.
-    Killed before that, the next call does the same again. Errors: OSError.
+    ``gone``: why the session cannot see them any more, for example at its end. The caller saves the
+    session. Killed before that, the next call does the same again. Errors: OSError.
     """
     found, is_whole = _search(session)
     inbox = os.path.join(root, "agents", session.agent, "inbox")

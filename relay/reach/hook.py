@@ -32,7 +32,7 @@ TYPE_CHECKING = False  # typing is not loaded for it
 if TYPE_CHECKING:
     from types import FrameType
 
-USAGE = "usage: relay hook claude|codex|gemini EVENT [--home DIR] [--as NAME]"
+USAGE = "usage: relay hook claude|codex|gemini|agy EVENT [--home DIR] [--as NAME]"
 DEADLINE_S = 5.0
 MAX_STDIN = 64 << 20  # a tool's whole response may be in it
 MOST_VALUES = 4_000_000  # in it: so many are parsed in 1.2 s, and no signal interrupts that
@@ -41,6 +41,8 @@ MAX_LOG = 1 << 20
 # what was printed at the last one would not be seen.
 MOST_STOPS = 6
 ENDED = "ended"
+AGY = "agy"
+MAX_PATHS = 1 << 20  # of its stdin, which has no responses of tools
 DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
 MAX_ERROR = 60
 
@@ -78,6 +80,7 @@ EVENTS = {
         "AfterAgent": STOP,
         "SessionEnd": END,
     },
+    "agy": {"PreInvocation": PROMPT, "Stop": STOP},
 }
 TAKES_CONTEXT = (START, PROMPT, OTHERS, TOOL, BATCH)
 ENVELOPE, ENVELOPE_END = "<cross-session-message", "</cross-session-message>"
@@ -111,11 +114,17 @@ class Call:
                 plain.append(word)
         self.words = plain
         self.vendor, self.event = plain if len(plain) == 2 else ("", "")
+        self.is_next = False  # it is not the first event of the turn
+        self.has_printed = False
 
     @property
     def role(self) -> str:
         """The kind of event; empty for one that is not known."""
         role = EVENTS.get(self.vendor, {}).get(self.event, "")
+        if self.vendor == AGY:
+            if role == PROMPT and self.is_next:  # the model has answered its last call
+                return BATCH
+            return FAIL if role == STOP and self.text("error") else role
         return OTHERS if role == PROMPT and _in_envelopes(self.text("prompt")) else role
 
     @property
@@ -145,6 +154,8 @@ def main(words: list[str]) -> int:
         signal.setitimer(signal.ITIMER_REAL, 0)
     except Late:
         _log(call, f"it took more than {DEADLINE_S:g} s")
+    if call.vendor == AGY and not call.has_printed:
+        os.write(1, b"{}\n")  # it expects an object
     return 0
 
 
@@ -157,18 +168,34 @@ def _late(number: int, frame: FrameType | None) -> None:
 
 
 def _run(call: Call) -> None:
-    problem = None
+    given = problem = None
+    if call.vendor == AGY:  # it runs its hooks in the directory of their file
+        given = _read_stdin()
+        _go_to_workspace(given[0])
     try:
         call.root = _home(call)
     except Exception as exc:
         problem = exc
-    data, size = _read_stdin()
+    data, size = given or _read_stdin()
     if problem is not None:
         raise problem
     if not call.root:
         return
     if not call.role:
         raise BadCall(f"expected a vendor and one of its events, got {call.words!r}")
+    call.facts = facts = _parsed(data, size)
+    if call.vendor == AGY:
+        facts |= {"session_id": facts.get("conversationId"), "cwd": os.getcwd()}
+        facts["transcript_path"] = facts.get("transcriptPath")
+    if not call.text("session_id"):
+        raise BadCall("stdin has no session_id")
+    if facts.get("agent_id"):  # a subagent's: it is not the agent
+        return
+    _handle(call)
+
+
+def _parsed(data: bytes, size: int) -> dict[str, object]:
+    """The facts of the event. Errors: BadCall."""
     if size > MAX_STDIN:
         raise BadCall(f"stdin has {size} bytes, at most {MAX_STDIN}")
     values = sum(map(data.count, (b"[", b"{", b",")))  # those in texts, too
@@ -180,12 +207,7 @@ def _run(call: Call) -> None:
         raise BadCall(f"stdin is not valid JSON: {exc}") from exc
     if not isinstance(facts, dict):
         raise BadCall(f"stdin is not a JSON object but {type(facts).__name__}")
-    call.facts = facts
-    if not call.text("session_id"):
-        raise BadCall("stdin has no session_id")
-    if facts.get("agent_id"):  # a subagent's: it is not the agent
-        return
-    _handle(call)
+    return facts
 
 
 def _read_stdin() -> tuple[bytes, int]:
@@ -199,6 +221,14 @@ def _read_stdin() -> tuple[bytes, int]:
     except OSError:  # closed
         pass
     return b"".join(parts), size
+
+
+def _go_to_workspace(data: bytes) -> None:
+    """Change to the workspace of agy's session."""
+    try:
+        os.chdir(json.loads(data[:MAX_PATHS])["workspacePaths"][0])
+    except (ValueError, LookupError, TypeError, OSError, RecursionError):
+        pass  # without a workspace: `agy -p`
 
 
 def _home(call: Call) -> str:
@@ -247,6 +277,7 @@ def _handle(call: Call) -> None:
         session = load_session(call.root, vendor, session_id)
         if session is None or not session.agent:
             return
+        call.is_next = session.state == WORKING and call.facts.get("invocationNum") != 0
         _note_event(call, session)
         _settle(call, session)
         if call.role == STOP:
@@ -270,11 +301,12 @@ def _note_event(call: Call, session: Session) -> None:
     session.seen_at, session.event = time.time_ns(), call.event
     if (transcript := call.text("transcript_path")) and transcript != session.transcript:
         session.transcript, session.transcript_offset, session.transcript_line = transcript, 0, 0
-    if call.role == TOOL:
+    if call.role == TOOL or (call.role == BATCH and call.vendor == AGY):
         session.calls += 1
     elif call.role in (START, PROMPT, STOP):
         session.step += 1
-    if call.role == STOP and call.facts.get("stop_hook_active") is not True:
+    is_again = call.facts.get("stop_hook_active") is True or call.facts.get("executionNum")
+    if call.role == STOP and not is_again:
         session.blocks = 0
 
 
@@ -288,9 +320,10 @@ def _after(call: Call, session: Session) -> str:
 def _settle(call: Call, session: Session) -> None:
     """Find out what became of earlier offers."""
     if session.offered:
-        from relay.reach.evidence import settle
+        from relay.reach.evidence import TURN_OVER, settle
 
-        settle(call.root, session, call.role, _after(call, session))
+        is_gone = call.vendor == AGY and call.role in (PROMPT, FAIL)  # with its call of the model
+        settle(call.root, session, call.role, _after(call, session), TURN_OVER if is_gone else "")
 
 
 def _show(call: Call, session: Session, greeting: str) -> str:
@@ -380,7 +413,7 @@ def waiting(root: str, session: Session) -> list[str]:
 
 def _is_doorbell(call: Call) -> bool:
     """True for a prompt that is ``rungs.ring_text`` and nothing else; envelopes do not count."""
-    if call.role not in (PROMPT, OTHERS) or call.vendor == "gemini":
+    if call.role not in (PROMPT, OTHERS) or call.vendor in ("gemini", AGY):
         return False
     prompt = call.text("prompt")
     return all(map(_is_ring, _in_envelopes(prompt) or [prompt.strip()]))
@@ -433,12 +466,16 @@ def _offer(call: Call, session: Session, names: list[str], first: str) -> bool:
 
 def _print(call: Call, text: str, refuses: bool = False) -> None:
     """Print context, or the reason why a stop or prompt is refused, in the vendor's form."""
+    output: dict[str, object]
     if refuses:
-        verb = "deny" if call.vendor == "gemini" else "block"
-        output: dict[str, object] = {"decision": verb, "reason": text}
+        verb = {"gemini": "deny", AGY: "continue"}.get(call.vendor, "block")
+        output = {"decision": verb, "reason": text}
+    elif call.vendor == AGY:
+        output = {"injectSteps": [{"ephemeralMessage": text}]}
     else:
         context = {"hookEventName": call.event, "additionalContext": text}
         output = {"hookSpecificOutput": context}
+    call.has_printed = True
     left = json.dumps(output).encode() + b"\n"
     while left:
         left = left[os.write(1, left) :]

@@ -80,7 +80,7 @@ def _states(
     for number, path in enumerate(hook_files(vendor, folder, user=user)):
         state = HookStatus(vendor.name, scope, path, (), fired_at or None, event)
         try:
-            entries = read_entries(path)
+            entries = read_entries(vendor, path)
         except SettingsError as exc:
             yield state._replace(problem=str(exc))
             continue

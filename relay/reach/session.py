@@ -32,7 +32,7 @@ class Session:
     """The facts of one session, as its file has them. Times are Unix nanoseconds."""
 
     def __init__(self, harness: str, session_id: str) -> None:
-        self.harness = harness  # claude, codex, gemini
+        self.harness = harness  # claude, codex, gemini, agy
         self.session_id = session_id
         self.agent = ""  # the name it is bound to; empty: none
         self.run = 0  # the agent's n-th session

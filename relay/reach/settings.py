@@ -144,8 +144,7 @@ def _refuse_rivals(vendor: Vendor, folder: str, *, user: bool) -> None:
             continue
         seen.add(real)
         try:
-            _, settings = _read(path)
-            entries = list(_entries(settings, path))
+            entries = read_entries(vendor, path)
         except SettingsError:
             if path in own:
                 raise
@@ -172,10 +171,10 @@ def setups(vendor: Vendor, project: str) -> list[tuple[str, bool]]:
     return [(one, True) for one in users] + [(one, False) for one in theirs]
 
 
-def read_entries(path: str) -> list[tuple[str, Settings]]:
+def read_entries(vendor: Vendor, path: str) -> list[tuple[str, Settings]]:
     """Each hook of a file with its event. Errors: SettingsError."""
-    _, settings = _read(path)
-    return list(_entries(settings, path))
+    entries = _entries_of_sets if vendor.has_sets else _entries
+    return list(entries(_parsed(path, _text_of(path)), path))
 
 
 # -- one change ---------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def _adding_hooks(vendor: Vendor, command: list[str], options: list[str]) -> Edi
     def add(path: str, text: str | None) -> str | None:
         settings = _parsed(path, text)
         _take_out(vendor, settings, path)
-        hooks = settings.setdefault("hooks", {})
+        hooks = settings.setdefault(SERVER if vendor.has_sets else "hooks", {})
         for event in vendor.events:
             words = [*command, "hook", vendor.name, event, *options]
             entries = [_entry(words, ENDS_WELL, TIMEOUT_S * vendor.second)]
@@ -293,7 +292,8 @@ def _adding_hooks(vendor: Vendor, command: list[str], options: list[str]) -> Edi
                 words = [*command, "bell", "--rewake", *_home_of(options)]
                 waits = _entry(words, WAKES, REWAKE_TIMEOUT_S)
                 entries.append(waits | {"asyncRewake": True})
-            hooks.setdefault(event, []).append({"hooks": entries})
+            added = entries if vendor.has_sets else [{"hooks": entries}]
+            hooks.setdefault(event, []).extend(added)
         return _written(path, text, settings)
 
     return add
@@ -333,11 +333,6 @@ def _same(path: str, one: str | None, other: str | None) -> bool:
     if path.endswith(".toml"):
         return (one or "").strip() == (other or "").strip()
     return _parsed(path, one) == _parsed(path, other)
-
-
-def _read(path: str) -> tuple[str | None, Settings]:
-    text = _text_of(path)
-    return text, _parsed(path, text)
 
 
 def _parsed(path: str, text: str | None) -> Settings:
@@ -380,6 +375,21 @@ def _entries(settings: Settings, path: str) -> Iterator[tuple[str, Settings]]:
                 yield event, entry
 
 
+def _entries_of_sets(settings: Settings, path: str) -> Iterator[tuple[str, Settings]]:
+    """Yield the hooks of each event of each set. Errors: SettingsError, as for ``_entries``."""
+    for name in settings:
+        for event, handlers in _object(settings, name, path).items():
+            if event == "enabled":
+                continue
+            if not isinstance(handlers, list):
+                raise _bad(path, f"{name}.{event}", "a list", handlers)
+            for one in handlers:
+                for entry in one.get("hooks", [one]) if isinstance(one, dict) else [one]:
+                    if not isinstance(entry, dict):
+                        raise _bad(path, f"{name}.{event}", "a list of objects", one)
+                    yield event, entry
+
+
 def _object(settings: Settings, name: str, path: str) -> Settings:
     value = settings.get(name, {})
     if not isinstance(value, dict):
@@ -389,6 +399,10 @@ def _object(settings: Settings, name: str, path: str) -> Settings:
 
 def _take_out(vendor: Vendor, settings: Settings, path: str) -> None:
     """Take our hooks out, and what is empty without them."""
+    if vendor.has_sets:
+        if os.path.basename(path) == os.path.basename(vendor.hooks_file):  # not its MCP servers
+            _take_out_set(vendor, settings, path)
+        return
     ours = [id(entry) for _, entry in _entries(settings, path) if is_ours(vendor, entry)]
     hooks = _object(settings, "hooks", path)
     for event, groups in list(hooks.items()) if ours else ():
@@ -404,6 +418,20 @@ def _take_out(vendor: Vendor, settings: Settings, path: str) -> None:
             del hooks[event]
     if ours and not hooks:
         del settings["hooks"]
+
+
+def _take_out_set(vendor: Vendor, settings: Settings, path: str) -> None:
+    list(_entries_of_sets(settings, path))  # a file of another form is left alone
+    own = settings.get(SERVER, {})
+    for event, handlers in list(own.items()):
+        if event != "enabled":
+            left = [one for one in handlers if not is_ours(vendor, one)]
+            if left:
+                own[event] = left
+            elif handlers:
+                del own[event]
+    if SERVER in settings and not own.keys() - {"enabled"}:
+        del settings[SERVER]
 
 
 def _entry(words: list[str], end: str, timeout: int) -> Settings:

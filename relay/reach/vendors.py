@@ -21,6 +21,7 @@ class Vendor(NamedTuple):
     mcp_project_file: str
     advice: str = ""  # after an installation
     former_file: str = ""  # of a project, where earlier versions put the hooks
+    has_sets: bool = False  # its file has named sets of hooks, without groups, and nothing else
 
 
 START = "binds the session to an agent, and shows it what waits in its inbox"
@@ -87,6 +88,20 @@ VENDORS = {
         1000,
         ".gemini/settings.json",
         ".gemini/settings.json",
+    ),
+    "agy": Vendor(
+        "agy",
+        ".gemini/config/hooks.json",
+        ".agents/hooks.json",
+        {
+            "PreInvocation": "binds the session to an agent, and shows it what waits, before each "
+            "call of its model",
+            "Stop": STOP,
+        },
+        1,
+        ".gemini/config/mcp_config.json",
+        ".agents/mcp_config.json",
+        has_sets=True,
     ),
 }
 REWAKE = ("claude", "Stop")  # the one vendor and event whose hook may wake an idle session

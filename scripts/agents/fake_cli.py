@@ -1,6 +1,6 @@
 """A stand-in for an agent CLI, for the demo: its hooks are real, its model is a list of rules.
 
-    python fake_cli.py claude|codex|gemini    in a terminal, with hooks in the directory's settings
+    python fake_cli.py claude|codex|gemini|agy   in a terminal; its hooks are in the directory
 
 It does what the vendors document of their programs: it runs the hooks of its settings file with the
 event's facts on stdin, takes their context into its transcript, goes on when a Stop hook refuses
@@ -20,14 +20,17 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 SETTINGS = {
     "claude": Path(".claude/settings.local.json"),
     "codex": Path(".codex/hooks.json"),
     "gemini": Path(".gemini/settings.json"),
+    "agy": Path(".agents/hooks.json"),
 }
 GEMINI = {"UserPromptSubmit": "BeforeAgent", "PostToolUse": "AfterTool", "Stop": "AfterAgent"}
-REFUSED = ("block", "deny")
+AGY = {"UserPromptSubmit": "PreInvocation", "PostToolUse": "PreInvocation", "Stop": "Stop"}
+REFUSED = ("block", "deny", "continue")
 MESSAGE = re.compile(r"^Message (\S+) from (\w+) \((\w+).*:\n((?:\| .*\n?)*)", re.MULTILINE)
 NAME = re.compile(r"this session is the agent (\S+)")
 
@@ -57,7 +60,8 @@ class FakeCli:
         self.vendor = vendor
         self.session_id = str(uuid.uuid4())
         self.name = ""
-        self.hooks = json.loads(SETTINGS[vendor].read_text())["hooks"]
+        settings = json.loads(SETTINGS[vendor].read_text())
+        self.hooks = settings["agent-relay" if vendor == "agy" else "hooks"]
         self.transcript = Path(f"transcript-{self.session_id}.jsonl").absolute()
         self.todo: list[str] = []
         folder = Path(os.environ["FAKE_SOCKETS"])
@@ -124,8 +128,10 @@ class FakeCli:
     def take_in(self, answers: list[dict[str, object]]) -> None:
         """Take what hooks printed into the context, and think of the messages in it."""
         for answer in answers:
-            inner = answer.get("hookSpecificOutput")
-            text = str(inner["additionalContext"] if isinstance(inner, dict) else answer["reason"])
+            steps: Any = answer.get("injectSteps") or [{}]
+            inner: Any = answer.get("hookSpecificOutput") or {}
+            said = steps[0].get("ephemeralMessage") or inner.get("additionalContext")
+            text = str(said or answer.get("reason"))
             self.note("context", text)
             if found := NAME.search(text):
                 self.name = found[1]
@@ -143,31 +149,36 @@ class FakeCli:
 
     def fire(self, event: str, **facts: object) -> list[dict[str, object]]:
         """Run the event's hooks; what they printed."""
-        event = GEMINI.get(event, event) if self.vendor == "gemini" else event
-        common = {
+        event = {"gemini": GEMINI, "agy": AGY}.get(self.vendor, {}).get(event, event)
+        common: dict[str, object] = {
             "session_id": self.session_id,
             "transcript_path": str(self.transcript),
             "cwd": os.getcwd(),
             "hook_event_name": event,
         }
+        if self.vendor == "agy":
+            common = {"conversationId": self.session_id, "workspacePaths": [os.getcwd()]}
+            common["transcriptPath"] = str(self.transcript)
         answers = []
+        folder = ".agents" if self.vendor == "agy" else "."
         for hook in self.hooks_of(event):
             done = subprocess.run(
                 hook,
                 shell=True,
                 input=json.dumps(common | facts),
                 env=self.environment,
+                cwd=folder,
                 capture_output=True,
                 text=True,
             )
-            if done.returncode == 0 and done.stdout:
+            if done.returncode == 0 and done.stdout.strip() not in ("", "{}"):
                 answers.append(json.loads(done.stdout))
         return answers
 
     def hooks_of(self, event: str) -> Iterator[str]:
         """The commands of an event that run in the foreground."""
         for group in self.hooks.get(event, []):
-            for hook in group["hooks"]:
+            for hook in group.get("hooks", [group]):
                 if not hook.get("async") and not hook.get("asyncRewake"):
                     yield " ".join([hook["command"], *hook.get("args", [])])
 

@@ -16,7 +16,7 @@ from tests.procs import PROJECT
 
 FAKES = PROJECT / "scripts" / "agents"
 NOTHING = re.compile("$.")  # no line is left out
-SESSION = re.compile(r"AGENT_RELAY_NAME=(\w+) (claude|codex|gemini)$")
+SESSION = re.compile(r"AGENT_RELAY_NAME=(\w+) (claude|codex|gemini|agy)$")
 STARTED = """AGENT_RELAY_NAME={0} python "{2}" {1} <> fifo-{0} > "$HOME/screen-{0}" 2>&1 &
 until grep -q '> ' "$HOME/screen-{0}"; do sleep 0.05; done
 until relay agents --json | grep -q '"name": "{0}"'; do sleep 0.05; done"""
@@ -32,19 +32,20 @@ def typed(line: str) -> str:
     if session is None:
         return line
     name, cli = session.groups()
-    return f"mkfifo fifo-{name}; " + STARTED.format(name, cli, FAKES / "fake_cli.py")
+    hello = f"echo hello > fifo-{name} & " if cli == "agy" else ""  # known from its first prompt
+    return f"mkfifo fifo-{name}; {hello}" + STARTED.format(name, cli, FAKES / "fake_cli.py")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["claude-code.md", "codex.md", "gemini.md"])
+@pytest.mark.parametrize("name", ["claude-code.md", "codex.md", "gemini.md", "agy.md"])
 def test_from_nothing_to_two_agents_that_talk(name: str, person: dict[str, str]) -> None:
     page = blocks(PROJECT / "docs" / name, NOTHING)
     sockets = Path(person["HOME"], "sockets")
     sockets.mkdir()
     env = person | {"PATH": f"{FAKES}:{person['PATH']}", "FAKE_SOCKETS": str(sockets)}
     lines = [(i, line) for i, one in enumerate(page) for line in one.lines]
-    if name != "gemini.md":  # it is not woken
+    if name not in ("gemini.md", "agy.md"):  # they are not woken
         lines = [
             (i, ANSWERED + line if line.startswith("relay tail") else line) for i, line in lines
         ]

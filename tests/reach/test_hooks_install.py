@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -66,8 +66,15 @@ def theirs(project: Path, text: str = THEIRS, name: str = ".claude/settings.loca
 
 
 def commands(path: Path, event: str) -> list[str]:
-    groups = json.loads(path.read_text())["hooks"][event]
-    return [entry["command"] for group in groups for entry in group["hooks"]]
+    return [entry["command"] for entry in entries(path, event)]
+
+
+def entries(path: Path, event: str) -> list[dict[str, Any]]:
+    """Ours and others, also of the sets of agy."""
+    found = json.loads(path.read_text())
+    sets = [found["hooks"]] if "hooks" in found else list(found.values())
+    groups = [group for one in sets for group in one.get(event, [])]
+    return [entry for group in groups for entry in group.get("hooks", [group])]
 
 
 def test_what_was_there_stays_and_comes_back_alone(project: Path) -> None:
@@ -124,12 +131,38 @@ def test_nothing_is_left_of_what_was_not_there(project: Path, text: str | None) 
 def test_each_vendor_has_its_events_and_its_unit_of_time(project: Path, vendor: str) -> None:
     relay("install", vendor)
     path = project / VENDORS[vendor].project_file
-    found = json.loads(path.read_text())["hooks"]
+    (found,) = json.loads(path.read_text()).values()
     assert list(found) == list(VENDORS[vendor].events)
-    (entry, *_) = found["SessionStart"][0]["hooks"]
+    (entry, *_) = entries(path, next(iter(found)))
     assert entry["timeout"] == (10_000 if vendor == "gemini" else 10)
     relay("remove", vendor)
     assert not path.parent.exists()  # it was made by the installation
+
+
+def test_the_sets_of_others_stay_as_they_are_in_agys_file(project: Path) -> None:
+    """It drops the whole file for a key that is no set: ours is a set, and nothing else."""
+    text = """{
+  "lint": {"enabled": false, "PostToolUse": [{"matcher": "*", "hooks": [{"command": "lint"}]}]},
+  "say": {"Stop": [{"type": "command", "command": "say done", "timeout": 5}]}
+}
+"""
+    path = theirs(project, text, ".agents/hooks.json")
+    relay("install", "agy")
+    after = json.loads(path.read_text())
+    assert list(after) == ["lint", "say", "agent-relay"]
+    assert after["agent-relay"]["Stop"] == [
+        {"type": "command", "command": f"'{RELAY}' hook agy Stop || exit 0", "timeout": 10}
+    ]
+    assert "installed and never seen to fire" in relay("status", "agy").output
+    after["agent-relay"]["Stop"].append({"command": "mine"})
+    path.write_text(json.dumps(after))
+    relay("remove", "agy")
+    left = json.loads(text) | {"agent-relay": {"Stop": [{"command": "mine"}]}}
+    assert json.loads(path.read_text()) == left
+    for bad in ('{"a": []}', '{"a": {"Stop": {}}}', '{"a": {"Stop": ["x"]}}'):
+        path.write_text(bad)
+        assert "it was left as it is" in relay("install", "agy").output
+        assert path.read_text() == bad
 
 
 def test_again_changes_nothing_and_other_options_replace_ours(project: Path) -> None:
@@ -180,7 +213,7 @@ def test_the_mcp_server_is_registered_where_each_vendor_looks(project: Path) -> 
     before = config.read_text()
     relay("install", "--mcp")
     server = {"command": RELAY, "args": ["mcp"]}
-    for name in (".mcp.json", ".gemini/settings.json"):
+    for name in (".mcp.json", ".gemini/settings.json", ".agents/mcp_config.json"):
         assert json.loads((project / name).read_text())["mcpServers"] == {"agent-relay": server}
     assert config.read_text() == (
         f'{before}\n# >>> agent-relay >>>\n[mcp_servers.agent-relay]\ncommand = "{RELAY}"\n'

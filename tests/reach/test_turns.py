@@ -1,4 +1,4 @@
-"""Turns of the three agent CLIs, as they run the hooks that ``relay hooks install`` wrote."""
+"""Turns of the agent CLIs, as they run the hooks that ``relay hooks install`` wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def installed(root: Path, vendor: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 3 * TURNS)
-@pytest.mark.parametrize("vendor", ["claude", "codex", "gemini"])
+@pytest.mark.parametrize("vendor", ["claude", "codex", "gemini", "agy"])
 def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, vendor: str) -> None:
     project = installed(root, vendor)
     chance = random.Random(vendor)
@@ -73,6 +73,41 @@ def test_a_turn_that_an_error_ended(root: Path) -> None:
         assert session is not None and session.state == IDLE and not session.offered
         assert len(cli.saw(f"Message {one} from alice")) == 1
         assert cli.errors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["fail", "interrupt"])
+def test_what_agy_forgets_with_a_call_of_its_model_is_shown_again(root: Path, end: str) -> None:
+    with Harness("agy", installed(root, "agy")) as cli:
+        put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one := "1700000000000000000-aa")
+        cli.prompt("go", {end: "quota"})
+        session = live_session(str(root), "bob")
+        assert session is not None and session.state == ("failing" if end == "fail" else "working")
+        assert (root / f"agents/bob/inbox/{one}.msg").exists()
+        cli.prompt("again", {"run": "true"})
+        is_again = ["shown before" in seen.text for seen in cli.saw(f"Message {one} from alice")]
+        assert is_again == [False, True]
+        assert (root / f"agents/bob/inbox/.read/{one}.msg").exists()
+        assert cli.errors() == []
+
+
+@pytest.mark.slow
+def test_agy_goes_on_at_its_stop_and_prints_an_object_always(root: Path) -> None:
+    with Harness("agy", installed(root, "agy")) as cli:
+        cli.prompt("go", {"run": f"mv {_later(root)} {root}/agents/bob/inbox/1700-aa.msg"})
+        (seen,) = cli.saw("Message 1700-aa from alice")
+        assert seen.through == "PreInvocation"
+        (greeting,) = cli.saw("this session is the agent bob")
+        assert greeting.through == "PreInvocation"
+        (root / "config.json").rename(root / "config.gone")  # no home any more
+        cli.prompt("go")
+        assert cli.errors() == []
+
+
+def _later(root: Path) -> Path:
+    path = root / "agents/bob/inbox/.pending/1700-aa"
+    path.write_text("FROM: alice\nTO: bob\n\nhello")
+    return path
 
 
 # Hooks of a prompt, whose parent is the agent CLI.

@@ -1,4 +1,4 @@
-"""Fake agent CLIs: the documented part of Claude Code, Codex and Gemini; the model is a script.
+"""Fake agent CLIs: the documented part of Claude Code, Codex, Gemini, agy; the model is a script.
 
     with Harness("claude", project) as cli:
         cli.start()                                     # SessionStart
@@ -7,13 +7,14 @@
         cli.saw("1706…-ab")                             # what entered the model's context
         cli.errors()                                    # outputs outside of the vendor's schema
 
-It runs the hooks of ``project/.claude/settings.json`` (``.codex/hooks.json``, ``.gemini/…``) with
+It runs the hooks of ``project/.claude/settings.json`` (``.codex/hooks.json``, …) with
 their real commands, time-outs and exit status. A text printed by a hook enters the context at the
 model's next call.
 
 As a process, which has a pid and can be killed: ``python -m tests.fakes.harness claude FOLDER``
 reads a JSON list of what the person does, {"prompt": "go", "steps": […]} and {"idle": 5}; the
-step {"die": 1} kills it, {"fail": "rate_limit"} ends the turn with that error.
+step {"die": 1} kills it, {"fail": "rate_limit"} ends the turn with that error,
+{"interrupt": 1} without a hook.
 """
 
 from __future__ import annotations

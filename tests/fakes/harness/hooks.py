@@ -22,11 +22,12 @@ SETTINGS = {
     "claude": (".claude/settings.json", ".claude/settings.local.json"),
     "codex": (".codex/hooks.json", ".codex/config.toml"),
     "gemini": (".gemini/settings.json",),
+    "agy": (".gemini/config/hooks.json", ".agents/hooks.json"),
 }
 # seconds; Codex gives no value of its own for single events
-TIMEOUTS = {"claude": 600.0, "codex": 600.0, "gemini": 60.0}
+TIMEOUTS = {"claude": 600.0, "codex": 600.0, "gemini": 60.0, "agy": 60.0}
 SHORT = {("claude", "UserPromptSubmit"): 30.0}
-UNIT = {"claude": 1.0, "codex": 1.0, "gemini": 0.001}  # of `timeout`, in seconds
+UNIT = {"claude": 1.0, "codex": 1.0, "gemini": 0.001, "agy": 1.0}  # of `timeout`, in seconds
 # the fact of an event that its matcher is compared with
 MATCHED = {
     "SessionStart": "source",
@@ -61,6 +62,9 @@ class Ran(NamedTuple):
     @property
     def context(self) -> str:
         """The text for the model; empty: none."""
+        steps = self.output.get("injectSteps", ())
+        if steps:
+            return "\n".join(one["ephemeralMessage"] for one in steps)
         return str((self.output.get("hookSpecificOutput") or {}).get("additionalContext") or "")
 
     @property
@@ -68,7 +72,7 @@ class Ran(NamedTuple):
         """The reason of a hook that refuses the event; None if it does not."""
         if self.code == BLOCKED:
             return self.err.strip()
-        if self.output.get("decision") in ("block", "deny"):
+        if self.output.get("decision") in ("block", "deny", "continue"):
             return str(self.output["reason"])
         return None
 
@@ -79,8 +83,23 @@ def read_settings(vendor: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     for path in (folder / name for name in SETTINGS[vendor]):
         if path.exists():
             parse = tomllib.loads if path.suffix == ".toml" else json.loads
-            for event, groups in parse(path.read_text()).get("hooks", {}).items():
+            found = parse(path.read_text())
+            if vendor == "agy":
+                found = {"hooks": _of_sets(found)}
+            for event, groups in found.get("hooks", {}).items():
                 events.setdefault(event, []).extend(groups)
+    return events
+
+
+def _of_sets(sets: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The hooks of named sets, in groups; agy drops the whole file for a key that is no set."""
+    events: dict[str, list[dict[str, Any]]] = {}
+    for one in sets.values():
+        for event, handlers in one.items():
+            if event != "enabled" and one.get("enabled", True):
+                assert event in ("PreInvocation", "PostInvocation", "Stop", "SessionStart"), event
+                assert all(type(entry["timeout"]) is int for entry in handlers)
+                events.setdefault(event, []).append({"hooks": handlers})
     return events
 
 
@@ -207,9 +226,9 @@ def _understood(vendor: str, event: str, ran: Ran) -> Ran:
         return ran._replace(error=f"exit status {ran.code}: {first}")
     text = ran.out.strip()
     if not text:
-        return ran
+        return ran._replace(error="expected JSON, got nothing") if vendor == "agy" else ran
     if not text.startswith("{"):
-        if vendor == "gemini" or (vendor == "codex" and event == "Stop"):
+        if vendor in ("gemini", "agy") or (vendor == "codex" and event == "Stop"):
             return ran._replace(error="expected JSON, got text")
         if event not in TEXT_IS_CONTEXT:
             return ran

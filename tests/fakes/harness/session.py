@@ -26,6 +26,8 @@ GEMINI = {
     "PostToolBatch": "",
 }
 CODEX = {"PostToolBatch": "", "StopFailure": ""}
+AGY = dict.fromkeys(("SessionStart", "UserPromptSubmit", "PreToolUse", "PostToolUse"), "")
+AGY |= {"PostToolBatch": "", "StopFailure": ""}
 
 
 class Seen(NamedTuple):
@@ -49,7 +51,13 @@ class Harness:
         self.transcript.parent.mkdir(parents=True, exist_ok=True)
         self.env = {**os.environ, "HOME": str(self.cwd)}
         self.env[f"{vendor.upper()}_PROJECT_DIR"] = str(self.cwd)
-        self._runner = Runner(vendor, self.cwd, self.env)
+        folder = self.cwd
+        if vendor == "agy":  # hooks run in the directory of their file
+            del self.env["AGY_PROJECT_DIR"]
+            folder = self.cwd / ".agents"
+            folder.mkdir(exist_ok=True)
+        self._runner = Runner(vendor, folder, self.env)
+        self._model_calls = 0
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +87,8 @@ class Harness:
     def _enter(self, seen: Seen) -> None:
         self.context.append(seen)
         text, through = seen
+        if through == "PreInvocation":  # ephemeral: for this call of the model alone
+            return
         if through == "prompt":
             role = {"role": "user", "content": text}
             self._write(
@@ -94,6 +104,9 @@ class Harness:
 
     def _call_model(self) -> None:
         """The model gets all that has come since its last call."""
+        if self.vendor == "agy":
+            self.fire("PreInvocation", invocationNum=self._model_calls, initialNumSteps=1)
+            self._model_calls += 1
         for result in self._results:
             self._write(result)
         self._results.clear()
@@ -105,7 +118,7 @@ class Harness:
 
     def fire(self, event: str, **facts: Any) -> list[Ran]:
         """Run the hooks of an event, named as Claude Code names it; their context waits."""
-        own = {"gemini": GEMINI, "codex": CODEX}.get(self.vendor, {}).get(event, event)
+        own = {"gemini": GEMINI, "codex": CODEX, "agy": AGY}.get(self.vendor, {}).get(event, event)
         hooks = (
             matching(self.vendor, read_settings(self.vendor, self.cwd), own, facts) if own else []
         )
@@ -117,12 +130,20 @@ class Harness:
             "cwd": str(self.cwd),
             "hook_event_name": own,
         }
+        if self.vendor == "agy":
+            common = {
+                "conversationId": self.session_id,
+                "transcriptPath": str(self.transcript),
+                "artifactDirectoryPath": str(self.cwd),
+                "workspacePaths": [str(self.cwd)],
+                "modelName": "fake",
+            }
         if self.vendor == "claude":
             common |= {"permission_mode": "default", "prompt_id": f"p-{self._turn_number}"}
         elif self.vendor == "codex":
             more = {"model": "fake", "permission_mode": "default"}
             common |= {"turn_id": f"t-{self._turn_number}", **more}
-        else:
+        elif self.vendor == "gemini":
             common |= {"timestamp": _now()}
         ran = self._runner.run(hooks, own, common | facts)
         self._pending += [Seen(one.context, own) for one in ran if one.context]
@@ -138,6 +159,7 @@ class Harness:
         """One turn: a person types a prompt, the model takes these steps, until the stop that is
         not refused."""
         self._turn_number += 1
+        self._model_calls = 0
         if _refusals(self.fire("UserPromptSubmit", prompt=text)):
             self._pending.clear()
             return
@@ -147,6 +169,11 @@ class Harness:
             self._call_model()
             while left:
                 step = left.pop(0)
+                if "interrupt" in step:  # no hook tells it
+                    return
+                if "fail" in step and self.vendor == "agy":
+                    self.fire("Stop", **_agy_stop(blocks, step["fail"]))
+                    return
                 if "fail" in step:
                     self.fire("StopFailure", error=step["fail"], last_assistant_message="")
                     return
@@ -154,6 +181,8 @@ class Harness:
             facts: dict[str, Any] = {"stop_hook_active": blocks > 0}
             if self.vendor == "gemini":
                 facts |= {"prompt": text, "prompt_response": "noted"}
+            elif self.vendor == "agy":
+                facts = _agy_stop(blocks)
             else:
                 facts |= {"last_assistant_message": "noted"}
             ran = self.fire("Stop", **facts)
@@ -202,6 +231,12 @@ class Harness:
         ms = round((time.monotonic() - began) * 1000)
         ran = self.fire("PostToolUse", **use, tool_response=done.stdout, duration_ms=ms)
         self._pending += [Seen(one, "refused") for one in _refusals(ran)]
+
+
+def _agy_stop(number: int, error: str = "") -> dict[str, Any]:
+    reason = "ERROR" if error else "NO_TOOL_CALL"
+    facts = {"executionNum": number, "terminationReason": reason, "error": error}
+    return facts | {"fullyIdle": True}
 
 
 def _refusals(ran: list[Ran]) -> list[str]:
