@@ -47,6 +47,7 @@ trace      trace
 tail       tail
 attention  attention approve deny
 top        top
+watch      watch
 web        web
 listing    list history thread search
 channel    channel
@@ -92,7 +93,7 @@ SECTIONS = {
         "open unread failed": "The same by name: who owes an answer, and so on.",
         "history thread search": "All; one conversation; with the lines found.",
         "trace": "Show every step of a message with its time.",
-        "tail top web": "Events as they happen; agents and rates; all of it in a browser.",
+        "tail watch top web": "Events, one agent, rates as they happen; a page.",
         "dead": "Show dead letters, replay or discard them.",
         "audit": "Account for every message, on Spark.",
     },

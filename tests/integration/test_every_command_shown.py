@@ -76,6 +76,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "deny": (["--as", "bob", "{id}"], ["--as", "bob", EVIL]),
     "tail": tuple(["--no-follow", "--since", "1h", *more] for more in ([], ["--json"], ["--body"])),
     "top": ([],),
+    "watch": (["bob", "--no-follow"], ["bob", "--no-follow", "--json"], [EVIL]),
     "web": (["--uds", EVIL], ["--port", EVIL]),
     "list": ([], ["--json"], ["is:failed"], ["from:" + EVIL]),
     "history": ([], ["--json"]),

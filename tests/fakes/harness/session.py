@@ -203,6 +203,8 @@ class Harness:
     def _batch(self, steps: list[Step]) -> None:
         """Tool calls of one step of the model; several run in parallel."""
         calls = [(one["run"], f"toolu_{uuid.uuid4().hex[:24]}") for one in steps]
+        for call in calls:
+            self._write(self._call_of(*call))
         work = [threading.Thread(target=self._tool, args=call) for call in calls]
         if len(work) == 1:
             work[0].run()
@@ -213,6 +215,14 @@ class Harness:
                 one.join()
         self.fire("PostToolBatch", tool_calls=[{"tool_use_id": number} for _, number in calls])
         self._call_model()
+
+    def _call_of(self, command: str, number: str) -> dict[str, Any]:
+        """The line of the transcript with a tool call of the model."""
+        if self.vendor == "codex":
+            told = json.dumps({"command": ["bash", "-lc", command]})
+            return {"type": "function_call", "name": "shell", "arguments": told, "call_id": number}
+        use = {"type": "tool_use", "id": number, "name": "Bash", "input": {"command": command}}
+        return {"type": "assistant", "message": {"role": "assistant", "content": [use]}}
 
     def _tool(self, command: str, number: str) -> None:
         began = time.monotonic()

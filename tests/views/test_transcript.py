@@ -1,0 +1,136 @@
+"""What a session did is read from the lines that agent CLIs write, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.views import transcript
+from relay.views.transcript import Transcript, steps
+
+AT = "2026-11-26T12:00:00.500Z"
+
+
+def claude(role: str, content: Any) -> dict[str, Any]:
+    return {"type": role, "timestamp": AT, "message": {"role": role, "content": content}}
+
+
+def codex(**payload: Any) -> dict[str, Any]:
+    return {"type": "response_item", "timestamp": AT, "payload": payload}
+
+
+LINES = [
+    (claude("user", "fix the\n  build"), "prompt", "fix the build"),
+    (claude("assistant", [{"type": "text", "text": "I look."}]), "says", "I look."),
+    (
+        claude(
+            "assistant", [{"type": "tool_use", "name": "Bash", "input": {"command": "make all"}}]
+        ),
+        "tool",
+        "Bash: make all",
+    ),
+    (
+        claude("assistant", [{"type": "tool_use", "name": "Odd", "input": {"depth": 3}}]),
+        "tool",
+        'Odd: {"depth": 3}',
+    ),
+    (
+        claude(
+            "user",
+            [{"type": "tool_result", "is_error": True, "content": [{"text": "exit code 2"}]}],
+        ),
+        "failed",
+        "exit code 2",
+    ),
+    (codex(type="message", role="user", content="hello"), "prompt", "hello"),
+    (
+        codex(type="message", role="assistant", content=[{"type": "output_text", "text": "hi"}]),
+        "says",
+        "hi",
+    ),
+    (
+        codex(type="function_call", name="shell", arguments='{"command": ["ls", "-la"]}'),
+        "tool",
+        "shell: ls -la",
+    ),
+    (
+        codex(type="custom_tool_call", name="apply_patch", input="*** Begin"),
+        "tool",
+        "apply_patch: *** Begin",
+    ),
+    (codex(type="local_shell_call", action={"command": ["make"]}), "tool", "shell: make"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "text"), LINES, ids=[f"{a}-{b}"[:40] for _, a, b in LINES]
+)
+def test_a_step_is_one_line_with_its_time(line: dict[str, Any], what: str, text: str) -> None:
+    (step,) = steps(json.dumps(line).encode())
+    assert (step.what, step.text) == (what, text)
+    assert step.at == 1795694400500000000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        claude("user", [{"type": "tool_result", "content": "fine"}]),
+        claude("assistant", [{"type": "thinking", "thinking": "hm"}]),
+        codex(type="function_call_output", output="fine"),
+        codex(type="message", role="developer", content="rules"),
+        {"type": "summary", "summary": "x"},
+        {"type": "attachment", "attachment": {"content": ["x"]}},
+    ],
+)
+def test_what_is_no_step_is_left_out(line: dict[str, Any]) -> None:
+    assert list(steps(json.dumps(line).encode())) == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "message", "payload", "content", "name", "input", "role", "timestamp"]
+            ),
+            inner | st.sampled_from(["user", "assistant", "message", "tool_use", "function_call"]),
+        )
+    ),
+)
+
+
+@given(JSON)
+def test_no_line_is_an_error(value: Any) -> None:
+    for step in steps(json.dumps(value).encode()):
+        assert "\n" not in step.text
+    assert list(steps(b"\xff" + json.dumps(value).encode())) == []
+
+
+def test_a_transcript_is_followed_by_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    followed = Transcript(str(path))
+    assert followed.read() == []  # not there yet
+    one, two = (json.dumps(claude("user", text)) + "\n" for text in ("one", "two"))
+    path.write_text(one + two[:10])
+    assert [step.text for step in followed.read()] == ["one"]
+    with open(path, "a") as file:
+        file.write(two[10:])
+    assert [step.text for step in followed.read()] == ["two"]
+    path.write_text(one)  # a new file of the same name
+    assert [step.text for step in followed.read()] == ["one"]
+
+
+def test_only_the_end_of_a_long_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript, "MOST_BEFORE", 1000)
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(claude("user", str(n))) + "\n" for n in range(100)))
+    found = [step.text for step in Transcript(str(path)).read()]
+    assert found and found == [str(n) for n in range(100)][-len(found) :] and len(found) < 20
