@@ -14,7 +14,7 @@ from relay.base import config_json
 from relay.base.discovery import CONFIG
 from relay.base.errors import ConfigError
 from relay.base.home import Home
-from relay.base.names import is_agent_name
+from relay.base.names import is_agent_name, listen_address
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -205,6 +205,15 @@ class DeliverySettings(Settings, frozen=True):
     ] = 86_400
 
 
+class AttentionSettings(Settings, frozen=True):
+    """What happens when something new waits for a person."""
+
+    command: Annotated[
+        tuple[str, ...],
+        about("Program, with its arguments, run when `relay attention` has something new."),
+    ] = ()
+
+
 class LogSettings(Settings, frozen=True):
     """The relay's log, logs/relay.log."""
 
@@ -371,6 +380,7 @@ class Config(Settings, frozen=True):
     journal: JournalSettings = JournalSettings()
     retry: RetrySettings = RetrySettings()
     ledger: LedgerSettings = LedgerSettings()
+    attention: AttentionSettings = AttentionSettings()
     log: LogSettings = LogSettings()
     search: SearchSettings = SearchSettings()
     spawn: SpawnSettings = SpawnSettings()
@@ -440,28 +450,6 @@ def read_file(path: str) -> Config:
         return Config()
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror}") from exc
-
-
-def listen_address(text: str) -> tuple[str, int] | None:
-    """(address, port) of ``admin.listen``; None where it is empty.
-
-    Errors: ValueError unless it is a loopback address: requests are not authenticated.
-    """
-    if not text:
-        return None
-    import ipaddress  # here: few name one
-
-    rule = "expected 127.0.0.1:PORT or [::1]:PORT, a loopback address and a port from 1 to 65535"
-    host, _, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 1 << 16
-    if not (is_loopback and is_port):
-        raise ValueError(rule)
-    return host, int(port)
 
 
 def encode(config: Config) -> bytes:

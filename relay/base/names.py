@@ -216,3 +216,25 @@ def _is_uuid4(text: str) -> bool:
         and groups[2][0] == "4"
         and groups[3][0] in "89ab"
     )
+
+
+def listen_address(text: str) -> tuple[str, int] | None:
+    """(address, port) of ``admin.listen``; None where it is empty.
+
+    Errors: ValueError unless it is a loopback address: requests are not authenticated.
+    """
+    if not text:
+        return None
+    import ipaddress  # here: few name one
+
+    rule = "expected 127.0.0.1:PORT or [::1]:PORT, a loopback address and a port from 1 to 65535"
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 1 << 16
+    if not (is_loopback and is_port):
+        raise ValueError(rule)
+    return host, int(port)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import click
 
 from relay.base.clock import NS_PER_S
-from relay.base.errors import EXIT_FINDINGS, NotFound, Refused
+from relay.base.errors import EXIT_FINDINGS, NotFound, Refused, RelayError
 from relay.base.home import Home
 from relay.base.message import Kind, options_of
 from relay.cli.common import (
@@ -26,11 +27,12 @@ from relay.cli.common import (
     when,
 )
 from relay.cli.tables import print_table, wide_option
-from relay.views.attention import FOREVER, Item
+from relay.views.attention import FOREVER, Item, tell_new
 from relay.views.attention import attention as waiting
 from relay.views.attention import hush as leave_out
 from relay.views.ids import short_ids
 
+COMMAND_S = 30  # for the operator's command
 HEADER = ("AGE", "KIND", "WHO", "WHAT", "DO")
 YES = ("yes", "approve", "allow", "ok")
 NO = ("no", "deny", "reject")
@@ -45,12 +47,13 @@ Examples:
   relay attention hush 3f6777fc --for 2h""",
 )
 @click.option("--count", "is_count", is_flag=True, help="Print how many there are; for a prompt.")
+@click.option("--notify", is_flag=True, hidden=True, help="Run attention.command if it is new.")
 @home_option
 @wide_option
 @json_option
 @click.pass_context
 def attention(
-    ctx: click.Context, home: str | None, is_count: bool, wide: bool, as_json: bool
+    ctx: click.Context, home: str | None, is_count: bool, notify: bool, wide: bool, as_json: bool
 ) -> int:
     """List what waits for you, the newest last, each with the command that settles it.
 
@@ -64,6 +67,9 @@ def attention(
     now = time.time_ns()
     with open_home(ctx, home) as opened:
         items = _items(opened, now)
+        if notify:
+            tell_new(opened, items, lambda new: _run_command(opened, new, len(items)))
+            return 0
     if is_count:
         echo_json({"count": len(items)}) if as_json else click.echo(len(items))
     elif as_json:
@@ -79,6 +85,35 @@ def attention(
 @attention.result_callback()
 def _exit_code(code: int, **_: Any) -> int:
     return code
+
+
+def _run_command(home: Home, new: list[Item], count: int) -> None:
+    """Run the operator's command. It hears of kind and name, never of what a message says.
+
+    Errors: RelayError if it fails or takes longer than half a minute.
+    """
+    import subprocess
+
+    from relay.base.config import load
+
+    if not (command := load(home).attention.command):
+        return
+    facts = {"COUNT": count, "NEW": len(new), "KIND": new[-1].kind, "WHO": new[-1].who or ""}
+    env = {f"AGENT_RELAY_ATTENTION_{name}": str(value) for name, value in facts.items()}
+    nothing = subprocess.DEVNULL
+    try:
+        subprocess.run(
+            command,
+            env={**os.environ, **env},
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            timeout=COMMAND_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        hint = "see attention.command in config.json"
+        raise RelayError(f"{command[0]}: {exc}", hint=hint) from exc
 
 
 def _items(home: Home, now_ns: int) -> list[Item]:

@@ -27,10 +27,11 @@ from typing import Any
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_time
-from relay.base.config import digest, listen_address
+from relay.base.config import digest
 from relay.base.disk import DiskUsage
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER
+from relay.base.names import listen_address
 from relay.base.status_client import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
 from relay.base.text import json_line
 from relay.daemon.status import (

@@ -37,6 +37,7 @@ from relay.base.logs import Log, LogCall, make_log, where
 from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import StatusReply, ask, silence
 from relay.daemon.admin import Admin
+from relay.daemon.attention import AttentionThread
 from relay.daemon.session import PATIENCE_S, Session
 from relay.daemon.status import SharedStatus
 
@@ -60,6 +61,7 @@ class Daemon:
         self._notifier = notifier
         self.status = SharedStatus(home.root, config, self._clock)
         self._admin = Admin(self.status, log)
+        self._attention = AttentionThread(home.root, lambda: self._config.attention.command, log)
         self._session: Session | None = None
         self._next_config: Config | None = None  # applied as soon as the session can end
         self._was_ready = False  # reported once
@@ -84,8 +86,10 @@ class Daemon:
             watchdog = Watchdog(self._notifier, lambda: self.status.health().is_healthy)
             stack.callback(self._admin.end)
             stack.callback(watchdog.end)
+            stack.callback(self._attention.end)
             self._admin.begin(self._config.admin.listen)
             watchdog.begin()
+            self._attention.begin()
             try:
                 self._serve(ready)
             finally:  # the pid stays in the lock file unless the end was requested
@@ -263,6 +267,7 @@ class Daemon:
         listen_before = self._config.admin.listen
         self._config = self.status.config = config
         self._log.set(config.log_level, config.log.max_mib, config.log.keep_files)
+        self._attention.begin()
         if config.admin.listen != listen_before:
             self._admin.end()
             self._admin.begin(config.admin.listen)

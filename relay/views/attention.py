@@ -7,10 +7,11 @@ given, or until the same trouble begins anew; ``attention.json`` in the home has
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, local_time
@@ -26,10 +27,7 @@ from relay.views.ids import messages_in
 from relay.views.message import read_message
 from relay.views.sessions import ENDED, UNSEEN
 
-if TYPE_CHECKING:
-    pass
-
-HUSHED = "attention.json"  # in the home: key of an item -> [its time, hushed until]; Unix ns
+KNOWN = "attention.json"  # in the home
 FOREVER = 1 << 62
 IDLE_NS = 60 * NS_PER_S  # an agent that has just become idle may go on by itself
 MOST = 200  # of one kind
@@ -85,7 +83,7 @@ def attention(
     ``findings``: of doctor; errors count, and a disk that fills up. Errors: RelayError, OSError.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    hushed = _read_hushed(home)
+    hushed = _read(home).hushed
     items = [*_of_messages(home, now_ns), *_of_agents(home, now_ns), *_of_relay(home, now_ns)]
     items += _of_findings(findings, now_ns)
     items = [one for one in items if not _is_hushed(one, hushed.get(one.key), now_ns)]
@@ -94,22 +92,46 @@ def attention(
 
 def hush(home: Home, item: Item, until_ns: int = FOREVER) -> None:
     """Leave an item out until then, or until it begins anew. Errors: OSError."""
-    path = home.path(HUSHED)
+    with _changing(home) as known:
+        known.hushed[item.key] = (item.at, until_ns)
+        newest = sorted(known.hushed.items(), key=lambda one: one[1])[-MOST_HUSHED:]
+        known.hushed = dict(newest)
+
+
+def tell_new(home: Home, items: Sequence[Item], tell: Callable[[list[Item]], None]) -> None:
+    """Call ``tell`` with the items that it was not told of; remember them once it returns.
+
+    Errors: those of ``tell``, and OSError.
+    """
+    told = _read(home).told
+    if new := [one for one in items if told.get(one.key, -1) < one.at]:
+        tell(new)
+    with _changing(home) as known:
+        known.told = {one.key: one.at for one in items}
+
+
+class _Known(msgspec.Struct):
+    """What ``attention.json`` has; times are Unix ns."""
+
+    hushed: dict[str, tuple[int, int]] = {}  # key -> the item's time, until when it is left out
+    told: dict[str, int] = {}  # key -> the item's time
+
+
+@contextlib.contextmanager
+def _changing(home: Home) -> Iterator[_Known]:
     with session_lock(home.root, "attention"):
-        known = _read_hushed(home)
-        known[item.key] = (item.at, until_ns)
-        newest = sorted(known.items(), key=lambda one: one[1])[-MOST_HUSHED:]
-        fsio.write_atomic(path, json.dumps(dict(newest)).encode())
+        known = _read(home)
+        yield known
+        fsio.write_atomic(home.path(KNOWN), msgspec.json.encode(known))
 
 
-def _read_hushed(home: Home) -> dict[str, tuple[int, int]]:
-    """The hushed items; none from a file that is not what ``hush`` writes."""
+def _read(home: Home) -> _Known:
+    """What is known; nothing, of a file that ``_changing`` did not write."""
     try:
-        with open(home.path(HUSHED), "rb") as file:
-            found = json.loads(file.read(1 << 20))
-        return {str(key): (int(at), int(until)) for key, (at, until) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
+        with open(home.path(KNOWN), "rb") as file:
+            return msgspec.json.decode(file.read(1 << 20), type=_Known)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return _Known()
 
 
 def _is_hushed(item: Item, entry: tuple[int, int] | None, now_ns: int) -> bool:

@@ -165,3 +165,42 @@ def test_messages_wait_for_a_relay_that_does_not_run(home: Path) -> None:
     row = next(one for one in waiting(home) if one["kind"] == "relay")
     assert row["what"] == "no relay is running; 1 message in outboxes"
     assert row["command"] == "relay up"
+
+
+def test_a_command_hears_once_that_something_new_waits(home: Path, tmp_path: Path) -> None:
+    """Of kind and name, never of what a message says; a restart does not repeat it."""
+    told = tmp_path / "told"
+    script = 'echo "$AGENT_RELAY_ATTENTION_NEW of $AGENT_RELAY_ATTENTION_COUNT:'
+    script += f' $AGENT_RELAY_ATTENTION_KIND $AGENT_RELAY_ATTENTION_WHO" >> {told}'
+    relay("init", home=home)
+    config = home / "config.json"
+    words = {"attention": {"command": ["sh", "-c", script]}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | words))
+    with Relay(home):
+        ask(home)
+        until(told.exists)
+        assert told.read_text() == "1 of 1: question alice\n"
+        assert relay("attention", "--notify", home=home).returncode == 0
+    with Relay(home):
+        assert relay("attention", "--notify", home=home).returncode == 0
+        assert told.read_text() == "1 of 1: question alice\n"
+        relay("send", "--as", "bob", "operator", "news", home=home)
+        assert relay("attention", "--notify", home=home).returncode == 0
+        assert told.read_text() == "1 of 1: question alice\n1 of 2: mail \n"
+
+
+def test_a_command_that_fails_is_named_and_tried_again(home: Path) -> None:
+    relay("init", home=home)
+    config = home / "config.json"
+    words = {"attention": {"command": ["/nowhere/notify"]}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | words))
+    with Relay(home):
+        ask(home)
+        for _ in range(2):
+            done = relay("attention", "--notify", home=home)
+            assert done.returncode == 1
+            assert (
+                "/nowhere/notify: [Errno 2]" in done.stderr and "attention.command" in done.stderr
+            )
+        log = home / "logs/relay.log"
+        until(lambda: "The operator was not told that something waits" in log.read_text())
