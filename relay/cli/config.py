@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.base import fsio
 from relay.base.discovery import (
     CONFIG,
     DEFAULT,
@@ -264,7 +265,6 @@ def set_(
     The whole file is checked first, and the rest of it stays. A running relay takes the change over
     at once; exit code 5 if it does not.
     """
-    from relay.base import fsio
     from relay.base.config import decode, flatten
 
     if unset == (text is not None):

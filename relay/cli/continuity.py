@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.errors import NotFound
 from relay.cli.common import complete_agents, echo_json, print_rows, root_of, sanitize
 from relay.cli.request import control_options, open_agent, require_relay
 from relay.views.ids import short_ids
@@ -82,7 +83,6 @@ def load(
     On a terminal, control characters are shown as escapes.
     """
     from agent_sdk.requests import load_version
-    from relay.base.errors import NotFound
 
     with _agent(ctx, home, agent) as me:
         found = load_version(me, version, timeout_s, name)

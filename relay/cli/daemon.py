@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from relay.base import fsio, process_info
+from relay.base import config, fsio, process_info
 from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
-from relay.base.home import LEDGER, LOCK, Home
+from relay.base.home import LEDGER, LOCK, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import StatusReply, ask, silence, socket_path
 from relay.base.text import format_size
 from relay.cli.common import (
@@ -74,8 +74,6 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
     --here, commands and agents in this directory and below it use the home from then on; git
     ignores it.
     """
-    from relay.base import config
-    from relay.base.home import lock_holder
     from relay.ledger.ledger import Ledger
 
     if here and given_home(ctx, home) is not None:
@@ -177,8 +175,6 @@ def _crash_log(root: str) -> int:
 )
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay after it has finished its current batch."""
-    from relay.base.home import lock_holder
-
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
         if pid is None:
@@ -224,7 +220,6 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """Collect the status from the ledger, the process and the relay itself."""
-    from relay.base.home import lock_holder, running_trouble, unclean_stop
     from relay.ledger.file import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None

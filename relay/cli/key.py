@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from relay.base import fsio
 from relay.base.errors import NotFound
 from relay.base.home import KEY, LEDGER, META
 from relay.base.names import check_agent_name
@@ -45,7 +46,6 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
     The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
     the file, create a new one and confirm it with `relay key trust`.
     """
-    from relay.base import fsio
     from relay.base.crypto import create_key, load_key, public_key
 
     check_agent_name(name)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base import config as configuration
+from relay.base.clock import Clock
 from relay.base.home import LEDGER
 from relay.base.text import json_line, visible
 from relay.cli.common import (
@@ -99,8 +101,6 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     ledger.db.before-rebuild; facts that are not in the journal are copied from it, as far as it is
     readable. A line is printed for each loss.
     """
-    from relay.base import config as configuration
-    from relay.base.clock import Clock
     from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:

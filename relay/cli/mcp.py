@@ -13,6 +13,7 @@ from relay.base.home import Home
 from relay.base.names import NAME_VARIABLE, check_agent_name
 from relay.base.outcomes import Progress, Wait
 from relay.cli.common import command, complete_agents, root_to_take_from
+from relay.views.ids import resolve_id
 
 
 @command(
@@ -62,8 +63,6 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
 
 def id_of(root: str, text: str) -> str:
     """Return the id of the message that ``text`` names. Errors: InvalidName; NotFound."""
-    from relay.views.ids import resolve_id
-
     with Home(root) as home:
         return resolve_id(home, text)
 

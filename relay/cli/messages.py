@@ -15,8 +15,11 @@ from relay.base.errors import (
     EXIT_OK,
     EXIT_STATE,
     InvalidName,
+    Refused,
     RelayError,
+    RelayWarning,
 )
+from relay.base.home import Home, lock_holder
 from relay.base.names import ORCHESTRATOR
 from relay.base.outcomes import Progress, Wait
 from relay.cli.common import (
@@ -57,6 +60,7 @@ from relay.cli.request import (
     wanted,
     watch,
 )
+from relay.views.ids import resolve_id
 from relay.views.names import elsewhere
 
 if TYPE_CHECKING:
@@ -156,8 +160,6 @@ def _send(
 ) -> int:
     """Send a message, print its id, and on stderr what became of it; return the exit code."""
     from agent_sdk.requests import default_wait_s, idle_body
-    from relay.base.errors import Refused, RelayWarning
-    from relay.base.home import Home, lock_holder
 
     if wait.word == "answer" and relay_runs(me.home):
         answer = request(me, to, body, wait.seconds, progress=show_progress, **options)
@@ -251,9 +253,6 @@ def wait_(
     given; 5: not so far, and no relay is running; 6: refused, failed, bounced, expired, dead or
     removed unread.
     """
-    from relay.base.home import Home
-    from relay.views.ids import resolve_id
-
     wait = wanted(ctx, (given, *waits) if given else waits, timeout_s, Wait("done"))
     root = root_of(ctx, home)
     with Home(root) as opened:
@@ -451,8 +450,5 @@ def _answer(
 
 
 def _resolve(root: str, message_id: str) -> str:
-    from relay.base.home import Home
-    from relay.views.ids import resolve_id
-
     with Home(root) as home:
         return resolve_id(home, message_id)

@@ -17,7 +17,7 @@ import click
 
 from relay.base.errors import NotFound
 from relay.base.home import LEDGER, LOG, Home
-from relay.base.names import check_agent_name
+from relay.base.names import ORCHESTRATOR, check_agent_name
 from relay.cli.common import (
     ago,
     command,
@@ -125,7 +125,6 @@ def _ask(
 ) -> None:
     """Send a request about a process and print the answer."""
     from agent_sdk import Agent
-    from relay.base.names import ORCHESTRATOR
 
     with Agent(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers)

@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base import fsio, outcomes
 from relay.base.clock import local_time
-from relay.base.errors import EXIT_OK, EXIT_REFUSED, EXIT_STATE, EXIT_TIMEOUT
+from relay.base.errors import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_STATE,
+    EXIT_TIMEOUT,
+    Interrupted,
+    NotRunning,
+    RelayError,
+)
+from relay.base.home import LEDGER, READ, Home, lock_holder
+from relay.base.names import LEAD, MSG_SUFFIX, ORCHESTRATOR, check_agent_name, is_agent_name
 from relay.base.outcomes import Progress, Wait, parse_wait
+from relay.base.text import plural
 from relay.cli.common import (
     WAIT,
     F,
@@ -92,7 +104,6 @@ def send_command(
     MessageError for a value that is not one line.
     """
     from agent_sdk import MessageError
-    from relay.base.names import ORCHESTRATOR
 
     root = root_of(ctx, home)
     require_relay(root)
@@ -139,7 +150,6 @@ def _answering(me: Agent, sent: Sequence[str], timeout_s: float) -> Iterator[Non
     Errors: Interrupted with the id of the message, which stays sent, after ^C.
     """
     from agent_sdk import Refused, Timeout
-    from relay.base.errors import Interrupted
 
     try:
         yield
@@ -161,16 +171,12 @@ def _answering(me: Agent, sent: Sequence[str], timeout_s: float) -> Iterator[Non
 
 def require_relay(root: str) -> None:
     """Require a running relay. Errors: NotRunning."""
-    from relay.base.errors import NotRunning
-
     if not relay_runs(root):
         raise NotRunning(f"no relay is running for {root}")
 
 
 def relay_runs(root: str) -> bool:
     """True while a relay runs for this home."""
-    from relay.base.home import Home, lock_holder
-
     with Home(root) as home:
         return lock_holder(home) is not None
 
@@ -191,17 +197,12 @@ def open_agent(agent: str, root: str) -> Agent:
 
 def require_mailbox(root: str, agent: str) -> None:
     """Require an inbox, so that a typo does not create an agent. Errors: InvalidName; NotFound."""
-    from relay.base.home import Home
-
     if not _has_mailbox(root, agent):
         with Home(root) as home:
             raise agent_not_found(home, agent)
 
 
 def _has_mailbox(root: str, agent: str) -> bool:
-    from relay.base.home import Home
-    from relay.base.names import check_agent_name
-
     check_agent_name(agent)
     with Home(root) as home, home.dirs() as dirs:
         try:
@@ -218,8 +219,6 @@ def attaching(files: Sequence[str]) -> Iterator[None]:
     import sys
     import threading
 
-    from relay.base.text import plural
-
     text = f"relay: copying {plural(len(files), 'attachment')} into the home"
     timer = threading.Timer(ATTACH_S, lambda: click.echo(text, err=True))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -234,10 +233,6 @@ def attaching(files: Sequence[str]) -> Iterator[None]:
 
 def mark_read(root: str, agent: str, message_id: str) -> None:
     """Move an answered message to ``.read``, if it is still in the inbox."""
-    from relay.base import fsio
-    from relay.base.home import READ, Home
-    from relay.base.names import MSG_SUFFIX
-
     name = message_id + MSG_SUFFIX
     with Home(root) as home, home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
         inbox = dirs.get("agents", agent, "inbox")
@@ -246,9 +241,6 @@ def mark_read(root: str, agent: str, message_id: str) -> None:
 
 def check_has_session(root: str, to: str) -> None:
     """Check that an agent has a session that tells when it is idle. Errors: RelayError."""
-    from relay.base.errors import RelayError
-    from relay.base.home import Home
-    from relay.base.names import LEAD, is_agent_name
     from relay.reach.session import NO_SESSION, live_session
 
     if not is_agent_name(to) or to.lower() == LEAD:
@@ -262,10 +254,6 @@ def check_has_session(root: str, to: str) -> None:
 
 def check_has_not_arrived(root: str, message_id: str) -> None:
     """Check that no recipient has a message or has read it. Errors: RelayError."""
-    from relay.base import outcomes
-    from relay.base.errors import RelayError
-    from relay.base.home import Home
-
     with Home(root) as home, contextlib.closing(_ledger(home)) as db:
         found = outcomes.read_deliveries(db, "message_id = ?", message_id)
     texts = [text for one in found if (text := _arrival(one))]
@@ -277,8 +265,6 @@ def check_has_not_arrived(root: str, message_id: str) -> None:
 
 def _arrival(delivery: Mapping[str, Any]) -> str:
     """When a recipient read a message, or got it; empty if it never did, failed, or gave it up."""
-    from relay.base import outcomes
-
     name, outcome = delivery["recipient"], outcomes.outcome_of(delivery)
     is_over = delivery["obligation"] == "given_up"
     if is_over or outcome in (outcomes.Outcome.FAILED, outcomes.Outcome.REMOVED):
@@ -304,15 +290,11 @@ def wanted(
 
 def watch(home: Home, message_id: str, wait: Wait) -> Progress:
     """Watch the ledger for the progress of a message. Errors: LedgerError."""
-    from relay.base import outcomes
-
     return outcomes.watch(home, lambda: _ledger(home), message_id, wait)
 
 
 def recorded_answer(home: Home, message_id: str) -> str:
     """The id of the answer that the ledger has; empty if it has none."""
-    from relay.base import outcomes
-
     with contextlib.closing(_ledger(home)) as db:
         for one in outcomes.read_deliveries(db, "message_id = ?", message_id):
             if outcomes.has_reached(one, "answer") and one["answer_id"]:
@@ -321,7 +303,6 @@ def recorded_answer(home: Home, message_id: str) -> str:
 
 
 def _ledger(home: Home) -> sqlite3.Connection:
-    from relay.base.home import LEDGER
     from relay.ledger.file import open_readonly
 
     return open_readonly(home.path(LEDGER))
@@ -329,8 +310,6 @@ def _ledger(home: Home) -> sqlite3.Connection:
 
 def _describe_progress(root: str, message_id: str) -> str:
     """Describe the present state of a message."""
-    from relay.base.home import Home, lock_holder
-
     now = Wait("taken", 0)
     with Home(root) as home:
         stopped = "" if lock_holder(home) else ", and the relay has stopped"
@@ -338,8 +317,6 @@ def _describe_progress(root: str, message_id: str) -> str:
 
 
 def wait_for_step(home: Home, message_id: str, wait: Wait) -> int:
-    from relay.base.home import lock_holder
-
     progress = watch(home, message_id, wait)
     if progress.is_there or progress.is_over:
         echo_progress(progress)
@@ -371,8 +348,6 @@ def wait_for_flush(home: Home) -> None:
     A change of a channel is thus visible to the next command. After 15 s a line on stderr says
     that the file is not up to date.
     """
-    from relay.base.home import LEDGER, lock_holder
-    from relay.base.names import ORCHESTRATOR
     from relay.ledger.file import open_readonly
 
     db = open_readonly(home.path(LEDGER))
