@@ -58,8 +58,7 @@ dump       dump build
 journal    journal
 config     config where
 service    service
-ledger     ledger
-upkeep     backup restore prune
+upkeep     ledger backup restore prune
 key        key
 hooks      hooks
 wake       wake bell

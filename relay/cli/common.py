@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -279,6 +279,14 @@ def _is_due(folder: str) -> bool:
 def echo_json(value: object) -> None:
     """Print one JSON object on one line."""
     click.echo(json_line(value))
+
+
+def say(text: str, facts: Mapping[str, object], as_json: bool) -> None:
+    """Print what a command has done or found: facts for programs, or else a text for people."""
+    if as_json:
+        echo_json(facts)
+    else:
+        click.echo(sanitize(text, lines=True))
 
 
 @contextlib.contextmanager

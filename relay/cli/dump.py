@@ -21,7 +21,7 @@ from relay.base.text import json_line
 from relay.cli import check as kinds
 from relay.cli.check import key_option, kind_of
 from relay.cli.common import findings_json, sanitize, when
-from relay.cli.ledger import cell, json_value
+from relay.cli.upkeep import cell, json_value
 from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
 from relay.journal.check import ChunkInspector, SegmentInspector, load_snapshot
 from relay.journal.format import Record
