@@ -50,7 +50,7 @@ def agents_of(home: Path) -> dict[str, dict[str, Any]]:
 def relay_anew(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run one command line to its end, from Python's start on."""
     return subprocess.run(
-        [sys.executable, "-m", "relay.cli", "--home", str(home), *arguments],
+        [sys.executable, "-m", "relay", "--home", str(home), *arguments],
         env=environment(),
         input=stdin,
         capture_output=True,

@@ -62,7 +62,7 @@ upkeep     ledger backup restore prune
 key        key
 hooks      hooks
 wake       wake bell
-mcp        mcp
+hooks      mcp
 check      doctor
 audit      audit
 daemon     sh

@@ -82,7 +82,7 @@ class _Audits:
     """Repeated audits of a home."""
 
     def __init__(self, home: Home) -> None:
-        audit = f"{sys.executable} -m relay.cli --home '{home.root}' audit run"
+        audit = f"{sys.executable} -m relay --home '{home.root}' audit run"
         loop = f"while true; do {audit} >/dev/null 2>&1; done"
         self._process = subprocess.Popen(["sh", "-c", loop], start_new_session=True)
         self._cpu_s: dict[tuple[int, float], float] = {}

@@ -168,7 +168,7 @@ def _gist(text: str) -> str:
 def _ailments(home: Path) -> list[str]:
     """Findings of the doctor, except messages that a killed agent had not sent yet."""
     done = subprocess.run(
-        [sys.executable, "-m", "relay.cli", "--home", str(home), "doctor", "--json"],
+        [sys.executable, "-m", "relay", "--home", str(home), "doctor", "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.home import Home
 from relay.base.names import ORCHESTRATOR
 from relay.cli import run
-from relay.cli.audit_digest import digest_lines
+from relay.cli.audit import digest_lines
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.ledger_rows import DAY, HOUR, MINUTE, MS, agent, delivery, insert, message
 

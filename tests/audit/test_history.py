@@ -105,7 +105,7 @@ def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path
     History(str(home), given(1)).make()
     with pexpect.spawn(
         sys.executable,
-        ["-m", "relay.cli", "audit", "run", *SHOWN, "--home", str(home), "--out", str(out)],
+        ["-m", "relay", "audit", "run", *SHOWN, "--home", str(home), "--out", str(out)],
         env=environment(),
         encoding="utf-8",
         codec_errors="replace",

@@ -27,7 +27,7 @@ def relay_audit(
     """The command in a process of its own; variables that are None are not set."""
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), **environ}
     return subprocess.run(
-        [sys.executable, "-m", "relay.cli", "audit", *arguments],
+        [sys.executable, "-m", "relay", "audit", *arguments],
         cwd=cwd,
         env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,

@@ -251,7 +251,7 @@ def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
     temp = tmp_path / "temp"
     temp.mkdir()
     out = tmp_path / "out"
-    command = ["-m", "relay.cli", "audit", "run", "traffic"]
+    command = ["-m", "relay", "audit", "run", "traffic"]
     command += ["--home", home.path, "--out", str(out), "--master", "local[1]"]
     with pexpect.spawn(
         sys.executable,

@@ -180,7 +180,7 @@ class Process:
     """`relay audit watch` in a process of its own."""
 
     def __init__(self, home: Path, folder: Path, **environ: str) -> None:
-        command = [sys.executable, "-m", "relay.cli", "--home", str(home), "audit", "watch"]
+        command = [sys.executable, "-m", "relay", "--home", str(home), "audit", "watch"]
         options = ["--checkpoint", str(folder / "cp"), "--out", str(folder / "out"), "--json"]
         self.totals = folder / "cp" / "totals"
         self.process = subprocess.Popen(

@@ -43,7 +43,7 @@ def shell_environment(home: Path, tmp_path: Path) -> dict[str, str]:
     """One in which `relay` is this code's."""
     program = tmp_path / "bin" / "relay"
     program.parent.mkdir(exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m relay.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m relay "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     return environment(PATH=path, AGENT_RELAY_DIR=str(home), TERM="dumb")

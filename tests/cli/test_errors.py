@@ -139,7 +139,7 @@ def test_a_folder_that_is_not_there(
 
 def in_shell(home: Path, words: str) -> subprocess.CompletedProcess[str]:
     """A command with redirections, as a shell carries it out."""
-    program = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home)])
+    program = shlex.join([sys.executable, "-m", "relay", "--home", str(home)])
     return subprocess.run(
         ["sh", "-c", f"exec {program} {words}"], env=environment(), capture_output=True, text=True
     )
@@ -176,7 +176,7 @@ def test_M10_hints_name_the_home(
 
 
 def test_a_reader_that_closes_the_pipe_ends_a_command_with_141() -> None:
-    words = [sys.executable, "-m", "relay.cli", "--version"]
+    words = [sys.executable, "-m", "relay", "--version"]
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     with os.fdopen(write_fd, "wb") as closed:

@@ -267,7 +267,7 @@ def test_a_reload_that_is_taken_back_while_it_waits_is_none(
 
 
 def test_a_relay_at_a_terminal_goes_with_it(home: Path) -> None:
-    command = ["-m", "relay.cli", "--home", str(home), "up", "--foreground"]
+    command = ["-m", "relay", "--home", str(home), "up", "--foreground"]
     view = pexpect.spawn(sys.executable, command, env=environment(), timeout=30)  # type: ignore[arg-type]
     view.expect("ready: ")
     view.kill(signal.SIGHUP)

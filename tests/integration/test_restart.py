@@ -174,7 +174,7 @@ def test_behind_a_line_cut_short_the_next_is_whole(
 @pytest.mark.timeout(30)
 def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home")
-    argv = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home), "up"])
+    argv = shlex.join([sys.executable, "-m", "relay", "--home", str(home), "up"])
     command = f"ulimit -f 500; {argv}"  # 250 KiB a file
     up = subprocess.run(
         ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False

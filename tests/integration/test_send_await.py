@@ -118,7 +118,7 @@ def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
     with (
         Agent("alice", home) as alice,
         subprocess.Popen(
-            [sys.executable, "-m", "relay.cli", "--home", str(home), *words],
+            [sys.executable, "-m", "relay", "--home", str(home), *words],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -213,7 +213,7 @@ def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(
     output: str, running: Relay, home: Path
 ) -> None:
     """The message is sent, so nothing suggests to try again."""
-    program = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home)])
+    program = shlex.join([sys.executable, "-m", "relay", "--home", str(home)])
     for words in ("send --as alice bob hi", "ack --as alice {id}", "reply --as alice {id} hi"):
         asked = relay("send", "--as", "bob", "alice", "which?", "--kind", "query", home=home)
         line = f"exec {program} {words.format(id=asked.stdout.strip())} {output}"
@@ -230,7 +230,7 @@ def test_m3_a_reader_that_has_closed_the_pipe(running: Relay, home: Path) -> Non
     os.close(read_fd)
     with os.fdopen(write_fd, "wb") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "relay.cli", "--home", str(home), "send", "bob", "hi"],
+            [sys.executable, "-m", "relay", "--home", str(home), "send", "bob", "hi"],
             env=environment(),
             stdout=closed,
             stderr=subprocess.PIPE,

@@ -39,7 +39,7 @@ def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
     """The command in a terminal."""
     return pexpect.spawn(
         sys.executable,
-        ["-m", "relay.cli", "--home", str(home), *words],
+        ["-m", "relay", "--home", str(home), *words],
         env=environment(TERM="xterm", NO_COLOR="1"),  # type: ignore[arg-type]
         encoding="utf-8",
         timeout=30,

@@ -39,7 +39,7 @@ def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
         env.pop(name, None)
     return pexpect.spawn(
         sys.executable,
-        ["-m", "relay.cli", "--home", str(home), *words],
+        ["-m", "relay", "--home", str(home), *words],
         env=env,  # type: ignore[arg-type]
         dimensions=(24, 100),
         encoding="utf-8",
@@ -156,7 +156,7 @@ def test_a_time_that_is_none_is_named(home: Path) -> None:
 def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(
     running: Relay, home: Path
 ) -> None:
-    relay_top = f"{shlex.quote(sys.executable)} -m relay.cli --home {home} top --every 0.2"
+    relay_top = f"{shlex.quote(sys.executable)} -m relay --home {home} top --every 0.2"
     before, behind = home.parent / "before", home.parent / "behind"
     view = pexpect.spawn(
         "sh",

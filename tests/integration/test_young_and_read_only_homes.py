@@ -38,11 +38,11 @@ def test_m11_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) ->
             pytest.skip("this machine lets nobody mount in a namespace of their own")
     except FileNotFoundError:
         pytest.skip("there is no unshare")
-    done = read_only(home, sys.executable, "-m", "relay.cli", "--home", str(home), "doctor")
+    done = read_only(home, sys.executable, "-m", "relay", "--home", str(home), "doctor")
     assert done.returncode == 3, done.stdout + done.stderr
     said = f"limits: {home} is on a read-only file system: no messages are accepted"
     assert said in done.stdout
-    found = read_only(home, sys.executable, "-m", "relay.cli", "--home", str(home), "search", "x")
+    found = read_only(home, sys.executable, "-m", "relay", "--home", str(home), "search", "x")
     assert "searched the store itself: no search index:" in found.stderr
     assert "Read-only file system" in found.stderr and "[Errno" not in found.stderr
     assert relay("doctor", home=home).stdout == "OK\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
-from relay.cli.mcp import id_of, progress_of, run_command
+from relay.cli.hooks import id_of, progress_of, run_command
 from relay.reach.mcp import ToolServer
 from tests.procs import environment
 from tests.reach.hooks import put

@@ -13,7 +13,7 @@ from mcp import Client
 
 from relay.base.errors import RelayError
 from relay.base.process_info import started_at
-from relay.cli.mcp import run_command
+from relay.cli.hooks import run_command
 from relay.reach import tool_session
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE

@@ -32,7 +32,7 @@ def bob(tmp_path: Path) -> Iterator[Cli]:
     with Home.create(str(tmp_path / "home"), b"{}"):
         pass
     with cli(tmp_path / "home") as made:
-        words = [sys.executable, "-m", "relay.cli", "--home", str(made.root)]
+        words = [sys.executable, "-m", "relay", "--home", str(made.root)]
         subprocess.run([*words, "up"], check=True, cwd=PACKAGE)
         yield made
         subprocess.run([*words, "down"], check=True, cwd=PACKAGE)
