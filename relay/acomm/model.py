@@ -193,6 +193,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return relay_id if isinstance(relay_id, str) else None
 
     @property
+    def not_before_ns(self) -> int:
+        """Until when it is held (Unix ns), as its sender asked; 0: it is not."""
+        at = (self.metadata or {}).get("not_before_ns")
+        return at if isinstance(at, int) else 0
+
+    @property
     def ttl_over_ns(self) -> int | None:
         """When its ttl passes (Unix ns), counted from when it was sent; None without one."""
         if self.ttl is None:

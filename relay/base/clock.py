@@ -16,6 +16,7 @@ MOST_MS = (10**18 - 1) * 1000  # 18 digits of seconds
 UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,18})(?:[.]([0-9]{1,9}))? ?(ms|s|m|min|h|d)?")
 EPOCH = datetime.fromtimestamp(0, UTC)
+_DAY_NS = 86_400 * NS_PER_S
 _DAY = len("2026-11-26")
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -111,6 +112,17 @@ def parse_time(text: str, now_ns: int | None = None) -> int:
     if not EPOCH.year <= at.year < LATEST_YEAR:
         return 0 if at.year < EPOCH.year else LATEST_NS
     return max(0, (at.astimezone(UTC) - EPOCH) // timedelta(microseconds=1) * 1000)
+
+
+def later_time(text: str, now_ns: int) -> int:
+    """Unix nanoseconds of a time to come: ``10m`` from now, the next ``14:05``, or a date as above.
+
+    Errors: ValueError.
+    """
+    with contextlib.suppress(ValueError):
+        return now_ns + duration_ms(text, bare="") * NS_PER_MS
+    at = parse_time(text, now_ns)
+    return at + _DAY_NS if at < now_ns and text[2:3] == ":" else at
 
 
 def local_time(at_ns: int, now_ns: int | None = None, *, precise: bool = False) -> str:

@@ -12,13 +12,12 @@ the relay sets. ``parse_delivered`` reads a file the relay wrote into an inbox a
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from relay.base.clock import duration_ms
+from relay.base.clock import duration_ms, later_time
 from relay.base.errors import MessageError
 from relay.base.names import (
     AGENT_NAME,
@@ -430,6 +429,9 @@ def _check_headers(message: MessageFile, file: str) -> None:
         )
     if "OPTIONS" in message.headers and message.kind is not Kind.QUERY:
         raise MessageError("only KIND query asks something", file=file, header="OPTIONS")
+    if "NOT-BEFORE" in message.headers and (message.to == ORCHESTRATOR or message.kind in ANSWERS):
+        text = "an answer, and what the relay is told, has its effect at once"
+        raise MessageError(text, file=file, header="NOT-BEFORE")
     if not message.body and message.kind not in EMPTY_BODY_CONTENT:
         raise MessageError(
             f"the body is empty; KIND {message.kind} needs one, behind a blank line", file=file
@@ -454,20 +456,16 @@ def _line_of(header: str, head: bytes) -> int:
     return 0
 
 
-def _is_duration(value: str, bare: str, least_ms: int, most_s: int) -> bool:
+def _reads(read: Callable[[str], object], value: str) -> bool:
     try:
-        return duration_ms(value, bare, least_ms, most_s * 1000) > 0
+        return bool(read(value))
     except ValueError:
         return False
 
 
 def _is_signature(value: str) -> bool:
-    if not value.startswith(SIGNATURE_PREFIX):
-        return False
-    try:
-        return len(base64.b64decode(value[len(SIGNATURE_PREFIX) :], validate=True)) == 64
-    except (binascii.Error, ValueError):
-        return False
+    is_of_kind = value.startswith(SIGNATURE_PREFIX)
+    return is_of_kind and len(base64.b64decode(value[len(SIGNATURE_PREFIX) :], validate=True)) == 64
 
 
 # Header -> (does the value keep the rule?, the rule in words).
@@ -480,18 +478,22 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
         f"a topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
     ),
     "TTL": (
-        lambda v: _is_duration(v, "s", 1000, MOST_TTL_S),
+        lambda v: _reads(lambda v: duration_ms(v, "s", 1000, MOST_TTL_S * 1000), v),
         "a duration like 60 (s) or 10m, of 1 s at least and 18 digits of seconds at most",
     ),
     "CHECKSUM": (lambda v: bool(CHECKSUM.fullmatch(v)), "sha256: and 64 hex digits"),
     "DELIVERY": (lambda v: v in DELIVERY_MODES, f"one of {', '.join(DELIVERY_MODES)}"),
-    "SIGNATURE": (_is_signature, "ed25519: and base64 of 64 bytes"),
+    "SIGNATURE": (lambda v: _reads(_is_signature, v), "ed25519: and base64 of 64 bytes"),
     "AWAIT": (
-        lambda v: _is_duration(v, "ms", 1, MOST_AWAIT_S),
+        lambda v: _reads(lambda v: duration_ms(v, "ms", 1, MOST_AWAIT_S * 1000), v),
         f"a duration like 30s, 1m or 60000 (ms), of {MOST_AWAIT_S}s at most",
     ),
     "OPTIONS": (
         lambda v: 2 <= len({o.lower() for o in options_of(v)}) == len(options_of(v)) <= 9,
         "2 to 9 different answers, with commas between them",
+    ),
+    "NOT-BEFORE": (
+        lambda v: _reads(lambda v: later_time(v, 1), v),
+        "a duration like 10m, or a time like 14:05, 2026-11-26T14:05 or 2026-11-26T14:05Z",
     ),
 }

@@ -73,7 +73,7 @@ Examples:
 \b
 Keys; one that is repeated matches any of its values:
   from: to: with:                 sender, recipient, one of both
-  is:unread                       in the inbox, not read
+  is:unread  is:held              in the inbox, not read; not in it yet
   is:open  is:overdue             the recipient owes an answer; it is overdue
   is:late                         the answer came after a reminder
   is:failed                       a nack, no answer at all, or one of the next four

@@ -20,7 +20,7 @@ from relay.base.errors import (
     RelayWarning,
 )
 from relay.base.home import Home, lock_holder
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import EVERYONE, ORCHESTRATOR
 from relay.base.outcomes import Progress, Wait
 from relay.cli.common import (
     WAIT,
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from relay.base.home import Home
 
 RECORD_S = 0.5  # at least, for the ledger's record of a message that the relay has taken over
+MOST_UNASKED = 5  # agents that `*` may be without --yes
 STEPS = ("delivered", "read", "done", "answer")
 
 
@@ -98,11 +99,20 @@ Examples:
 @click.option(
     "--delivery",
     type=click.Choice(["at-most-once", "at-least-once", "exactly-once"]),
-    help="How often it may be delivered [as the channel says].",
+    hidden=True,
+)
+@click.option(
+    "-H",
+    "--header",
+    "lines",
+    multiple=True,
+    metavar="LINE",
+    help="Such as 'NOT-BEFORE: 10m' or 'OPTIONS: yes, no'.",
 )
 @attach_option
 @click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
+@click.option("--yes", is_flag=True, hidden=True, help="To all agents, however many.")
 @wait_options()
 def send(
     ctx: click.Context,
@@ -115,6 +125,8 @@ def send(
     waits: tuple[Wait, ...],
     timeout_s: float | None,
     notify_idle: bool,
+    lines: tuple[str, ...],
+    yes: bool,
     as_json: bool,
     **headers: Any,
 ) -> int:
@@ -140,6 +152,9 @@ def send(
         if wait.word == "answer":
             raise click.UsageError("--notify-idle and --wait answer cannot be used together", ctx)
         check_has_session(root, to)
+    if to == EVERYONE and not yes:
+        _check_audience(root, agent)
+    headers["headers"] = dict(_header(line) for line in lines)
     with contextlib.suppress(InvalidName):  # the error of the message names the option
         headers["re"] = headers["re"] and _resolve(root, headers["re"])
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
@@ -147,6 +162,25 @@ def send(
         with attaching(files):
             headers["attachments"] = [me.attach(path) for path in files]
         return _send(me, to, content, as_json, wait, notify_idle, **headers)
+
+
+def _header(line: str) -> tuple[str, str]:
+    """Name and value of a header line, not checked yet. Errors: UsageError."""
+    name, colon, value = line.partition(":")
+    if not colon:
+        raise click.UsageError(f"--header {line!r}: expected NAME: VALUE")
+    return name.strip(), value.strip()
+
+
+def _check_audience(root: str, sender: str) -> None:
+    """Ask for --yes before many agents are sent something. Errors: UsageError."""
+    from relay.views.agents import reached_by_all
+
+    with Home(root) as home:
+        names, woken = reached_by_all(home, sender)
+    if len(names) > MOST_UNASKED:
+        text = f"'*' is {len(names)} agents, and wakes {woken} of them; with --yes it is sent"
+        raise click.UsageError(text)
 
 
 def _send(

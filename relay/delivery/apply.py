@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Origin
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_S, Clock, iso_time
 from relay.base.errors import CommError, StateFault, StoreCapacity, StoreFull
 from relay.base.logs import LogCall, where
 from relay.base.message import Kind
@@ -93,10 +93,9 @@ class StoreWriter:
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
         duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None
-        if plan.inbound is not None and stored and files and self._view.is_held(stored.id):
-            due = channel_full_until(stored, plan.inbound.seen_at)
-            deferred = [_deferral(file, name, due) for file in files for name in file.recipients]
-            files = ()
+        if plan.inbound is not None and stored and files:
+            if self._view.is_held(stored.id) or "not_before_ns" in (stored.metadata or ()):
+                files, deferred = self._hold(stored, files, plan.inbound.seen_at)
         own, effects = list[OutgoingFile | None](), plan.effects
         if plan.command is not None and not plan.command.is_done and stored is not None:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
@@ -113,6 +112,19 @@ class StoreWriter:
         own += [self._own_file(one, stored) for one in plan.messages]
         files = (*files, *(one for one in own if one is not None))
         return Applied(plan, files, tuple(deferred), duty, effects)
+
+    def _hold(
+        self, stored: Message, files: tuple[OutgoingFile, ...], now_ns: int
+    ) -> tuple[tuple[OutgoingFile, ...], list[Deferral]]:
+        """The files to be written now, and the deliveries that are not made yet."""
+        if stored.not_before_ns > now_ns:
+            why, due = waits_for(stored), stored.not_before_ns
+        elif self._view.is_held(stored.id):
+            why, due = CHANNEL_FULL, channel_full_until(stored, now_ns)
+        else:  # its time has passed
+            return files, []
+        every = [(file, name) for file in files for name in file.recipients]
+        return (), [Deferral(file.message_id, name, why, due) for file, name in every]
 
     def _accept(self, draft: Draft, sender: str, origin: Origin | None = None) -> Message:
         """Store a message; its channel is created or joined if necessary."""
@@ -219,16 +231,17 @@ def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:
     return refuse(inbound, f"internal error of the relay: {fault}")
 
 
+def waits_for(stored: Message) -> str:
+    """Why a message with NOT-BEFORE is held."""
+    return f"not before {iso_time(stored.not_before_ns)[:19]}Z, as its sender asked"
+
+
 def channel_full_until(stored: Message, now_ns: int) -> int:
     """Next check of a throttled message: at most 60 s from now, and no later than its TTL."""
     due = now_ns + CHANNEL_FULL_RECHECK_NS
     if stored.ttl_over_ns is not None:
         due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
     return due
-
-
-def _deferral(file: OutgoingFile, recipient: str, due_at: int) -> Deferral:
-    return Deferral(file.message_id, recipient, CHANNEL_FULL, due_at)
 
 
 def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...]:

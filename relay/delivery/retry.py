@@ -18,7 +18,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Config, RetrySettings
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
-from relay.delivery.apply import CHANNEL_FULL, channel_full_until
+from relay.delivery.apply import CHANNEL_FULL, channel_full_until, waits_for
 from relay.delivery.execute import ExecutionResult, Postponed
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
@@ -153,6 +153,9 @@ class DeferredQueue:
                 )
             return None
         stored = self._view.find(held.message_id)
+        if stored is not None and stored.not_before_ns > now:  # recovery makes it due at once
+            self._hold(held, waits_for(stored), stored.not_before_ns)
+            return None
         is_throttled = stored is not None and self._is_throttled(stored)
         end = self._end_of(held, stored, directory, now, is_throttled=is_throttled)
         if end is not None:
@@ -180,9 +183,8 @@ class DeferredQueue:
             return DeliveryState.EXPIRED, f"its TTL of {stored.ttl} s passed before {way}"
         if away := directory.absence(held.recipient):
             return DeliveryState.BOUNCED, away
-        age_s = (
-            now - held.staged_at - self._store.deliveries.downtime_ns(held.staged_at)
-        ) // NS_PER_S
+        since = max(held.staged_at, stored.not_before_ns if stored else 0)
+        age_s = (now - since - self._store.deliveries.downtime_ns(since)) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             what = (
                 "its channel did not release it"

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.agents.status import Directory
-from relay.base.clock import iso_time
+from relay.base.clock import iso_time, later_time
 from relay.base.errors import FormatError
 from relay.base.message import (
     ANSWERS,
@@ -326,8 +326,7 @@ def new_message(
             metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)
-    if message.ttl_s and sent_ns is not None:
-        metadata["sent_ns"] = sent_ns
+    metadata |= _times(message, discovered_at, sent_ns)
     signature = headers.get("SIGNATURE")
     return NewMessage(
         message_type,
@@ -339,6 +338,17 @@ def new_message(
         message.ttl_s,
         base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX)) if signature else None,
     )
+
+
+def _times(message: MessageFile, discovered_at: int, sent_ns: int | None) -> Metadata:
+    """When its TTL began, and until when it is held."""
+    found: Metadata = {}
+    if message.ttl_s and sent_ns is not None:
+        found["sent_ns"] = sent_ns
+    if "NOT-BEFORE" in message.headers:
+        at = message.headers["NOT-BEFORE"]
+        found["not_before_ns"] = later_time(at, sent_ns or discovered_at)
+    return found
 
 
 def answer_status(message: MessageFile) -> tuple[str, str]:

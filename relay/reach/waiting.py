@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 NS = 10**9
 PAUSES_S = (5, 10, 20, 40, 80, 120)  # between rings that were not answered
 URGENT = ("0", "1")  # PRIORITY
 URGENT_PAUSE_S = 1  # many urgent messages are few rings, too
-HEADER_BYTES = 8192
+MOST_BYTES = 65_536  # of a message: a name after them is not seen
+TALK = ("message", "status", "notification")  # kinds that ask nothing
+EVERYBODY, PERSON = "all", "operator"  # relay.base.names, which a bell does not import
 
 
 class Pace:
@@ -50,11 +53,17 @@ class Pace:
 
 
 class Inbox:
-    """The messages in an agent's inbox; their priorities are read once."""
+    """The messages in an agent's inbox for which it is rung; each is looked at once.
+
+    What agents say to each other in a channel rings those that it names, and waits for the others:
+    else one word to twelve agents is twelve runs of a model. What asks something, is urgent, comes
+    from the operator or goes to everybody rings everybody.
+    """
 
     def __init__(self, root: str, agent: str) -> None:
         self.path = os.path.join(root, "agents", agent, "inbox")
-        self._urgent: dict[str, bool] = {}
+        self._name = re.compile(rb"(?<![\w-])@?%s(?![\w-])" % re.escape(agent).encode(), re.I)
+        self._known: dict[str, bool | None] = {}
 
     def messages(self) -> dict[str, bool]:
         """Message id -> is it urgent. Empty without an inbox."""
@@ -63,22 +72,24 @@ class Inbox:
         except OSError:
             return {}
         ids = [name[:-4] for name in names if name.endswith(".msg") and name[0] != "."]
-        self._urgent = {one: self._is_urgent(one) for one in ids}
-        return dict(self._urgent)
+        self._known = {o: self._known[o] if o in self._known else self._look(o) for o in ids}
+        return {one: is_urgent for one, is_urgent in self._known.items() if is_urgent is not None}
 
-    def _is_urgent(self, message_id: str) -> bool:
-        known = self._urgent.get(message_id)
-        if known is not None:
-            return known
+    def _look(self, message_id: str) -> bool | None:
+        """Is a message urgent; None: it does not ring."""
         try:
             path = os.path.join(self.path, message_id + ".msg")
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(fd, "rb") as file:
-                header = file.read(HEADER_BYTES).replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+                header, _, body = file.read(MOST_BYTES).replace(b"\r\n", b"\n").partition(b"\n\n")
         except OSError:
             return False
-        for line in header.split(b"\n"):
-            name, _, value = line.partition(b":")
-            if name.strip().upper() == b"PRIORITY":
-                return value.strip().decode(errors="replace") in URGENT
-        return False
+        fields = {}
+        for line in header.decode(errors="replace").split("\n"):
+            name, _, value = line.partition(":")
+            fields[name.strip().upper()] = value.strip()
+        if fields.get("PRIORITY") in URGENT:
+            return True
+        is_talk = fields.get("CHANNEL", EVERYBODY) != EVERYBODY and fields.get("FROM") != PERSON
+        is_talk = is_talk and fields.get("KIND", "message").lower() in TALK
+        return None if is_talk and not self._name.search(body) else False

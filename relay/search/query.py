@@ -36,6 +36,7 @@ _FAILED = (
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000"
 STATES = {
     "unread": "state = 'written'",
+    "held": "state IN ('held', 'staged')",
     "open": "obligation = 'open'",
     "overdue": f"obligation = 'open' AND due_at <= {_NOW}",
     "failed": f"({_FAILED}) AND {NOT_CANCELLED}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
-from relay.base.errors import RelayError
+from relay.base.errors import LedgerError, RelayError
 from relay.base.home import LEDGER
 from relay.base.names import DIRECT_PREFIX, MSG_SUFFIX, OPERATOR
 from relay.views.sessions import AgentState, agent_states, latest_calls
@@ -26,6 +26,7 @@ PRESENT = ("active", "inactive")  # for the others, the reason of the status say
 WAITING = """SELECT recipient, min(written_at) FROM deliveries WHERE state = 'written' GROUP BY 1
 UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
+UNREACHED = ("inactive", "terminated", "retired")  # no broadcast goes to them
 LATEST = 10  # messages on an agent's page
 _OWED = """SELECT count(*) AS owed, coalesce(sum(due_at <= :now), 0) AS overdue,
     min(written_at) AS oldest_owed_at
@@ -269,3 +270,19 @@ def process_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     more = ("restarts", "exit_code", "cpu_percent", "rss_bytes", "idle_s", "last_error")
     times = ("started_at", "changed_at", "ended_at")
     return {name: row[name] for name in (*plain, *more, *times)}
+
+
+def reached_by_all(home: Home, sender: str) -> tuple[list[str], int]:
+    """The agents that a message to `*` goes to, and how many of them have a session to wake."""
+    from relay.ledger.file import open_readonly
+    from relay.reach.session import load_sessions
+
+    present = f"status NOT IN {(*UNREACHED,)}"
+    try:
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            names = {row[0] for row in db.execute(f"SELECT name FROM agents WHERE {present}")}
+    except LedgerError:  # no relay has run here yet
+        names = set(home.agent_names())
+    live = {one.agent for one in load_sessions(home.root) if one.is_live}
+    found = sorted(names - {sender})
+    return found, len(live & set(found))

@@ -204,3 +204,33 @@ def test_a_command_that_fails_is_named_and_tried_again(home: Path) -> None:
             )
         log = home / "logs/relay.log"
         until(lambda: "The operator was not told that something waits" in log.read_text())
+
+
+@pytest.mark.usefixtures("running")
+def test_headers_of_a_message_are_given_by_option_and_what_is_held_is_listed(home: Path) -> None:
+    options = ("-H", "OPTIONS: red, green", "-H", "NOT-BEFORE: 1h")
+    sent = relay("send", "--kind", "query", *options, "bob", "which?", home=home)
+    assert sent.returncode == 0, sent.stderr
+    assert "held" in sent.stderr
+    (row,) = rows_of("list", "is:held", home=home)
+    assert row["id"] == sent.stdout.strip()
+    assert row["status"].startswith("held: not before 20")
+    assert waiting(home) == []  # it is as its sender wants it
+    assert relay("cancel", row["id"], home=home).returncode == 0
+    assert rows_of("list", "is:held", home=home) == []
+    wrong = relay("send", "-H", "NOT-BEFORE 1h", "bob", "x", home=home)
+    assert wrong.returncode == 2
+    assert "--header 'NOT-BEFORE 1h': expected NAME: VALUE" in wrong.stderr
+
+
+@pytest.mark.usefixtures("running")
+def test_many_are_not_told_without_a_word(home: Path) -> None:
+    for number in range(6):
+        relay("register", f"agent{number}", home=home)
+    until(lambda: len(rows_of("agents", home=home)) >= 7)
+    done = relay("send", "--as", "agent0", "*", "stand up", home=home)
+    assert done.returncode == 2
+    number = len(rows_of("agents", home=home)) - 1
+    assert f"'*' is {number} agents, and wakes 0 of them; with --yes it is sent" in done.stderr
+    assert rows_of("list", home=home) == []
+    assert relay("send", "--as", "agent0", "--yes", "*", "stand up", home=home).returncode == 0

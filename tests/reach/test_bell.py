@@ -17,9 +17,10 @@ from relay.reach import bell as bells
 from relay.reach.ringing import Bell
 from relay.reach.rungs import TOKEN
 from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
-from relay.reach.waiting import Pace
+from relay.reach.waiting import Inbox, Pace
 from tests.procs import until
 from tests.reach.bells import PACKAGE, Cli, cli
+from tests.reach.hooks import put
 
 S = 10**9
 
@@ -97,6 +98,27 @@ def test_many_urgent_messages_are_few_rings() -> None:
     both = {"1-a": True, "2-b": True}
     assert pace.due(both, 0, now + 10**6) == now + S
     assert pace.due(both, 0, now + 3 * S) == now + 3 * S
+
+
+@pytest.mark.parametrize(
+    ("text", "rings"),
+    [
+        ("FROM: alice\nTO: #ci\nCHANNEL: ci\n\nthe build is green", None),
+        ("FROM: alice\nTO: #ci\nCHANNEL: ci\nKIND: status\n\nbobby is busy", None),
+        ("FROM: alice\nTO: #ci\nCHANNEL: ci\n\n@bob: please look", False),
+        ("FROM: alice\nTO: #ci\nCHANNEL: ci\n\nask Bob, he knows", False),
+        ("FROM: alice\nTO: #ci\nCHANNEL: ci\nKIND: query\n\nwho knows?", False),
+        ("FROM: alice\nTO: #ci\nCHANNEL: ci\nPRIORITY: 1\n\nfire", True),
+        ("FROM: operator\nTO: #ci\nCHANNEL: ci\n\nstop, all of you", False),
+        ("FROM: alice\nTO: *\nCHANNEL: all\n\nhello", False),
+        ("FROM: alice\nTO: bob\n\nhello", False),
+    ],
+)
+def test_talk_in_a_channel_rings_those_that_it_names(
+    root: Path, text: str, rings: bool | None
+) -> None:
+    put(root, "bob", text, one := "1700000000000000000-aa")
+    assert Inbox(str(root), "bob").messages() == ({} if rings is None else {one: rings})
 
 
 def test_none_while_a_permission_dialog_is_open(bob: Cli, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_text_with_a_colon_is_a_text(text: str) -> None:
         ("form:alice", "unknown key form: (perhaps from:)"),
         ("x:y chanel:ci", "unknown key chanel: (perhaps channel:)"),
         ("is:unreed", "is:unreed is unknown (perhaps is:unread)"),
-        ("is:blue", "is:blue is unknown (expected unread, open, overdue, failed, refused, dead,"),
+        ("is:blue", "is:blue is unknown (expected unread, held, open, overdue, failed, refused,"),
         ("sort:size", "sort:size is unknown (expected newest, oldest, priority, sender, kind)"),
         ("topic:a.#.b", "topic:'a.#.b': segments between dots are letters"),
         ("has:wheels", "has:wheels is unknown (expected attachment)"),

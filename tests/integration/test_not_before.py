@@ -1,0 +1,95 @@
+"""NOT-BEFORE: a message waits with the relay until its time, and is delivered once."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.base.clock import NS_PER_S, iso_time
+from tests.box import Box
+
+DAY_S = 86_400
+
+
+def test_it_is_held_until_its_time(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\ngood morning")
+    assert box.states(sent) == {"bob": "held"}
+    ((reason, attempt, due_at),) = box.sql("SELECT last_error, attempt, due_at FROM deliveries")
+    assert (reason, attempt) == (f"not before {iso_time(due_at)[:19]}Z, as its sender asked", 1)
+    assert 595 * NS_PER_S < due_at - box.clock.now_ns() <= 600 * NS_PER_S
+    box.after(590)
+    assert box.inbox("bob") == {}
+    box.after(15)
+    assert list(box.inbox("bob")) == [sent]
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_a_time_that_has_passed_holds_nothing(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 2001-01-01T00:00Z\n\nhi")
+    assert list(box.inbox("bob")) == [sent]
+
+
+def test_all_recipients_wait_and_a_day_more_is_no_failure(box: Box) -> None:
+    """Deliveries that fail are given up after a day; one that waits for its time does not fail."""
+    at = iso_time(box.clock.now_ns() + 3 * DAY_S * NS_PER_S)
+    sent = box.send("alice", f"TO: *\nNOT-BEFORE: {at}\n\nin three days")
+    assert box.states(sent) == dict.fromkeys(("bob", "carol", "operator"), "held")
+    box.after(2 * DAY_S)
+    assert box.states(sent) == dict.fromkeys(("bob", "carol", "operator"), "held")
+    box.after(DAY_S + 5)
+    assert box.states(sent) == dict.fromkeys(("bob", "carol", "operator"), "written")
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_restart_delivers_nothing_early(box: Box, is_killed: bool) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nlater")
+    box.restart() if is_killed else box.stop()
+    if not is_killed:
+        box.open()
+    box.after(300)
+    assert box.inbox("bob") == {} and box.states(sent) == {"bob": "held"}
+    box.after(310)
+    assert list(box.inbox("bob")) == [sent]
+
+
+def test_a_ledger_that_is_gone_delivers_nothing_early(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nlater")
+    box.kill()
+    for suffix in ("", "-wal", "-shm"):
+        box.root.joinpath(f"ledger.db{suffix}").unlink(missing_ok=True)
+    box.open()
+    box.after(300)
+    assert box.inbox("bob") == {} and box.states(sent) == {"bob": "held"}
+    box.after(310)
+    assert list(box.inbox("bob")) == [sent]
+
+
+def test_it_is_withdrawn_by_cancel(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nlater")
+    box.send("alice", f"TO: __orchestrator__\nKIND: command\n\nACTION: message.cancel\nID: {sent}")
+    assert box.states(sent) == {"bob": "expired"}
+    box.after(700)
+    assert box.inbox("bob") == {}
+
+
+def test_what_it_asks_is_owed_from_its_delivery_on(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: query\nNOT-BEFORE: 10m\n\nready?")
+    box.after(300)
+    assert box.inbox("bob") == {}  # no reminder of what it does not have
+    box.after(310)
+    assert list(box.inbox("bob")) == [sent]
+    assert box.sql("SELECT obligation FROM deliveries WHERE recipient = 'bob'") == [("open",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("TO: bob\nNOT-BEFORE: soon\n\nhi", "'soon' is not a duration like 10m, or a time like"),
+        ("TO: __orchestrator__\nKIND: command\nNOT-BEFORE: 1h\n\nACTION: journal.seal", "at once"),
+    ],
+)
+def test_a_time_that_is_none_and_a_command_to_the_relay_are_refused(
+    box: Box, text: str, rule: str
+) -> None:
+    box.send("alice", text)
+    (nack,) = box.nacks("alice")
+    assert "NOT-BEFORE" in nack and rule in nack
