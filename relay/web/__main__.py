@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+from types import FrameType
 
 import uvicorn
 
@@ -97,8 +98,17 @@ def _is_left(path: str) -> bool:
 
 def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
     """Answer until a signal ends it."""
+    web = Web(root)
+
+    class Server(uvicorn.Server):
+        """A server that ends streams, too: by themselves they never do."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            web.is_over = True
+            super().handle_exit(sig, frame)
+
     config = uvicorn.Config(
-        Web(root).app(host, secret),
+        web.app(host, secret),
         http="h11",
         loop="asyncio",
         ws="none",
@@ -108,10 +118,10 @@ def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
         access_log=False,
         log_level="warning",
         limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=1,  # streams never end by themselves
+        timeout_graceful_shutdown=2,
     )
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
+        Server(config).run(sockets=[listening])
 
 
 if __name__ == "__main__":

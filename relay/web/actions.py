@@ -109,7 +109,7 @@ def replay_all(home: Home, name: str, form: Form) -> Done:
             {"to": ORCHESTRATOR, "body": body, "kind": Kind.COMMAND} for body in bodies
         )
         if lock_holder(home) is None:
-            return Done("/failed", f"{plural(len(sent), 'replay')} waits for a relay: `relay up`")
+            return Done("/failed", f"{plural(len(sent), 'replay')} sent, but no relay is running")
         refused = _count_refused(me, sent)
     more = f", {refused} refused: see the inbox of operator" if refused else ""
     return Done("/failed", f"{plural(len(sent) - refused, 'message')} replayed{more}")

@@ -43,7 +43,6 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (MessageError, HTTPStatus.BAD_REQUEST),
     (Refused, HTTPStatus.CONFLICT),
     (Timeout, HTTPStatus.GATEWAY_TIMEOUT),
-    (ValueError, HTTPStatus.BAD_REQUEST),
 )
 
 
@@ -52,13 +51,16 @@ class Web:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.is_over = False  # streams end
         self._said: dict[str, str] = {}  # token -> what became of an action, for the next page
         self._templates = render.environment()
 
     def app(self, host: str, secret: str) -> ASGIApp:
         """The application behind its door: ``host`` is the address of the browser, with port."""
         routes = [Route(path, self._static) for path in render.STATIC]
-        routes += [Route(SIGN_IN, lambda _: RedirectResponse("/", HTTPStatus.SEE_OTHER))]
+        # The whole address: a browser takes name and key from one that it was opened with.
+        signed_in = RedirectResponse(f"http://{host}/", HTTPStatus.SEE_OTHER)
+        routes.append(Route(SIGN_IN, lambda _: signed_in))
         for page in PAGES:
             routes.append(Route(json_path(page.path), self._endpoint(page, is_json=True)))
             routes.append(Route(page.path, self._endpoint(page, is_json=False)))
@@ -89,7 +91,9 @@ class Web:
     def _action(self, do: Action) -> Any:
         async def answer(request: Request) -> Response:
             text = (await request.body()).decode("utf-8", "replace")
-            form = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+            if text.count("&") >= MOST_FIELDS:
+                raise HTTPException(HTTPStatus.BAD_REQUEST)
+            form = dict(parse_qsl(text, keep_blank_values=True))
             return await run_in_threadpool(act, request.path_params.get("name", ""), form)
 
         def act(name: str, form: dict[str, str]) -> Response:
@@ -121,7 +125,7 @@ class Web:
 
     async def _events(self, request: Request) -> Response:
         seen = request.headers.get("last-event-id", "")
-        return StreamingResponse(stream.events(self.root, seen), media_type="text/event-stream")
+        return StreamingResponse(stream.events(self, seen), media_type="text/event-stream")
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 import zlib
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
 
@@ -50,13 +51,20 @@ def _changed(folder: str) -> list[int]:
     return found
 
 
-async def events(root: str, seen: str) -> AsyncIterator[str]:
+class Served(Protocol):
+    """The home that is served, and whether it is no longer."""
+
+    root: str
+    is_over: bool
+
+
+async def events(of: Served, seen: str) -> AsyncIterator[str]:
     """Yield an event when the position is another than ``seen``, and whenever it changes."""
     beat = ": here\n\n"
     yield beat  # the headers go out
     quiet_s = 0.0
-    while True:
-        found = await run_in_threadpool(_position_of, root)
+    while not of.is_over:
+        found = await run_in_threadpool(_position_of, of.root)
         if found != seen:
             seen, quiet_s = found, 0.0
             yield f"event: changed\nid: {found}\ndata: {found}\n\n"

@@ -39,13 +39,22 @@ class Page:
 
     def open(self, path: Path, width: int, *, dark: bool = False) -> None:
         """Load the file into a window of this width."""
+        self.look_at(width, dark=dark)
+        self._driver.get(path.as_uri())
+
+    def look_at(self, width: int, *, dark: bool = False) -> None:
+        """Give the window a width, and the light in which it is seen."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.command("Emulation.setEmulatedMedia", {"features": scheme})
         self.command(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
         )
-        self._driver.get(path.as_uri())
+
+    @property
+    def driver(self) -> webdriver.Chrome:
+        """What a person does: keys, clicks, addresses."""
+        return self._driver
 
     def command(self, name: str, arguments: dict[str, Any]) -> None:
         """Tell the browser something of the DevTools protocol."""

@@ -11,7 +11,7 @@ from relay.web.app import json_path
 from relay.web.door import HEADERS, MOST_FORM, MOST_TARGET, OPEN_PATHS, SIGN_IN
 from relay.web.pages import PAGES
 from tests.box import Box
-from tests.web.conftest import HOST, SECRET, MakeClient
+from tests.web.conftest import HOST, ORIGIN, SECRET, MakeClient
 
 ID = "1700000000000000001-00000001"
 NAMES = {"/m/{name}": ID, "/t/{name}": "release-42", "/agents/{name}": "bob"}
@@ -77,7 +77,7 @@ def test_with_the_key_each_page_is_there(box: Box, make_client: MakeClient, key:
         assert client.get(path).status_code == 200, path
         assert client.get(json_path(path)).headers["content-type"] == "application/json"
     signed_in = client.get(SIGN_IN)
-    assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/")
+    assert (signed_in.status_code, signed_in.headers["location"]) == (303, f"{ORIGIN}/")
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "X"])

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from relay.base.text import visible
 from relay.web.app import Web
 from tests.box import Box
+from tests.procs import PROJECT
 from tests.web.conftest import HOST, ORIGIN, SECRET
 
 EVIL = (
@@ -122,7 +123,7 @@ def test_any_query_is_shown_as_it_was_given(text: str) -> None:
     page = web._page("search", {"q": text, "filters": [], "rows": [], "note": text, "offset": 0,
                                 "limit": 1, "has_more": False}).body.decode()  # fmt: skip
     assert page.count("<script") == 1
-    shown = html.unescape(re.search(r'<p class="note">(.*?)</p>', page, re.S)[1])  # type: ignore[index]
+    shown = html.unescape(re.search(r'<p class="note again">(.*?)</p>', page, re.S)[1])  # type: ignore[index]
     assert shown == visible(text, keep="\n\t").encode("utf-8", "replace").decode()
     assert set(re.findall(r"<(\w+)", page)) <= {
         *("html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav", "form"),
@@ -141,3 +142,18 @@ def test_a_page_answers_only_under_the_address_that_was_printed() -> None:
     client.headers["authorization"] = f"Bearer {SECRET}"
     answer = client.get("/")
     assert answer.status_code == 503 and "there is no relay home at /nowhere" in answer.text
+
+
+def test_there_is_one_script_of_at_most_200_lines_and_nothing_is_from_elsewhere() -> None:
+    folder = PROJECT / "relay" / "web"
+    (script,) = folder.rglob("*.js")
+    assert len(script.read_text().splitlines()) <= 200
+    assert "innerHTML" not in script.read_text() and "eval" not in script.read_text()
+    for path in (*folder.rglob("*.j2"), *folder.rglob("*.css"), script):
+        text = path.read_text()
+        assert "http:" not in text and "https:" not in text and "//" not in re.sub(
+            r"^ *//.*$|; // .*$|\) //.*$", "", text, flags=re.M
+        ), path  # fmt: skip
+        assert "| safe" not in text and "autoescape" not in text, path
+    sources = [*folder.rglob("*.py"), *folder.rglob("*.j2"), *folder.rglob("*.css"), script]
+    assert sum(len(path.read_text().splitlines()) for path in sources) <= 3000

@@ -29,8 +29,6 @@
     state.replaceChildren(span);
   }
 
-  // -- pages ------------------------------------------------------------------------------------
-
   async function parsed(response) {
     return new DOMParser().parseFromString(await response.text(), "text/html");
   }
@@ -74,10 +72,15 @@
     document.title = page.title;
     root.dataset.position = page.documentElement.dataset.position || "";
     morph(document.querySelector(".top nav"), page.querySelector(".top nav"));
+    if (page.querySelector(".again")) setTimeout(lookSoon, 2000); // the index is behind
   }
 
-  async function show(response, isPushed) {
+  let turn = 0; // of pages: what was asked for in an earlier one is not shown any more
+  async function show(asked, isPushed) {
+    const mine = ++turn;
+    const response = await asked;
     const page = await parsed(response);
+    if (mine !== turn) return;
     const address = new URL(response.url);
     if (isPushed) history.pushState(null, "", address.pathname + address.search);
     head(page);
@@ -92,7 +95,7 @@
 
   async function go(address, isPushed) {
     try {
-      await show(await ask(address), isPushed);
+      await show(ask(address), isPushed);
     } catch {
       say("relay web does not answer", "bad");
     }
@@ -103,10 +106,12 @@
   async function look() {
     waiting = null;
     looked = Date.now();
+    const mine = turn;
     try {
       const response = await ask(location.href);
       if (response.status === 401) return say("key needed", "bad");
       const page = await parsed(response);
+      if (mine !== turn) return;
       head(page);
       morph(main(), page.getElementById("main"));
     } catch {
@@ -116,8 +121,6 @@
   function lookSoon() {
     waiting ??= setTimeout(look, Math.max(0, looked + LEAST_MS - Date.now()));
   }
-
-  // -- links and forms --------------------------------------------------------------------------
 
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("a[href]");
@@ -152,8 +155,6 @@
     said.setAttribute("role", "alert");
     said.textContent = error;
   });
-
-  // -- the stream -------------------------------------------------------------------------------
 
   let stream = null; // of the tab that is seen; a browser has few connections
   async function follow() {

@@ -1,0 +1,314 @@
+"""The page in a browser: what is seen without a reload, with the keyboard, and without script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.audit.browser import Page, browser
+from tests.box import MakeBox
+from tests.integration.conftest import home, running
+from tests.procs import Relay, environment, inbox_of, relay, rows_of, until
+
+__all__ = ["home", "running"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e " + "w" * 300
+PAGES = ("/", "/search", "/agents", "/agents/bob", "/threads", "/t/release-42", "/failed")
+
+
+class Served(NamedTuple):
+    """A page that is served."""
+
+    origin: str
+    key: str
+    process: subprocess.Popen[str]
+
+    def address(self, path: str) -> str:
+        """A path with the key, as it was printed."""
+        return f"{self.origin}{path}#{self.key}"
+
+
+@contextlib.contextmanager
+def serving(root: Path, *more: str) -> Iterator[Served]:
+    """``relay web`` as a person starts it, ended by SIGTERM."""
+    words = [sys.executable, "-m", "relay", "--home", str(root), "web", *more]
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        origin, _, key = process.stdout.readline().strip().partition("/#")
+        yield Served(origin, key, process)
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait(10)
+
+
+@pytest.fixture
+def served(running: Relay) -> Iterator[Served]:
+    """The page of a relay that runs."""
+    with serving(running.home) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Page]:
+    """One browser for all tests here."""
+    with tempfile.TemporaryDirectory() as temp, browser(Path(temp)) as page:
+        yield page
+
+
+@pytest.fixture
+def page(chromium: Page) -> Iterator[Page]:
+    """A tab that knows nothing yet."""
+    driver = chromium.driver
+    driver.switch_to.new_window("tab")
+    chromium.look_at(900)
+    yield chromium
+    driver.close()
+    driver.switch_to.window(driver.window_handles[0])
+
+
+def sees(page: Page, text: str) -> bool:
+    """True if the text is on the page now."""
+    return text in str(page.tells("document.body.innerText"))
+
+
+def wait_for(page: Page, text: str, patience_s: float = 20) -> None:
+    """Wait until a text is on the page."""
+    try:
+        until(lambda: sees(page, text), f"the page shows {text!r}", patience_s)
+    except AssertionError as exc:
+        exc.add_note(f"{page.driver.current_url}\n{page.tells('document.body.innerText')}")
+        raise
+
+
+def open_page(page: Page, address: str) -> None:
+    """Load an address, and wait until the page follows what happens."""
+    page.driver.get("about:blank")
+    page.driver.get(address)
+    wait_for(page, "live")
+    page.tells("window.mark = 'not loaded again'")
+
+
+def is_same_load(page: Page) -> bool:
+    """True if nothing was loaded again since ``open_page``."""
+    return bool(page.tells("window.mark") == "not loaded again")
+
+
+def send(root: Path, *words: str) -> str:
+    """Send by the command line; the id."""
+    return relay("send", *words, home=root).stdout.strip()
+
+
+def find(page: Page, selector: str) -> Any:
+    """One element."""
+    return page.driver.find_element(By.CSS_SELECTOR, selector)
+
+
+def press(page: Page, *keys: str) -> None:
+    """Press keys where the focus is."""
+    for key in keys:
+        page.driver.switch_to.active_element.send_keys(key)
+
+
+def tab_to(page: Page, what: str) -> None:
+    """Go on with Tab until an element that ``what`` selects has the focus."""
+    for _ in range(60):
+        press(page, Keys.TAB)
+        if page.tells(f"document.activeElement.matches({what!r})"):
+            return
+    raise AssertionError(f"Tab never came to {what}")
+
+
+def test_a_message_of_the_command_line_appears_without_a_reload(
+    page: Page, served: Served, home: Path
+) -> None:
+    open_page(page, served.address("/search"))
+    send(home, "bob", "the build is green")
+    wait_for(page, "the build is green", 5)
+    assert is_same_load(page) and "#" not in page.driver.current_url
+
+
+def test_a_reply_that_is_written_in_the_page_arrives(
+    page: Page, served: Served, home: Path
+) -> None:
+    asked = send(home, "operator", "which branch?", "--as", "alice", "--kind", "query")
+    open_page(page, served.address("/"))
+    find(page, f'a[href="/m/{asked}"]').click()
+    wait_for(page, "Still to come")
+    find(page, "textarea").send_keys("main\nof course")
+    send(home, "bob", "something else happens while it is typed")
+    until(lambda: rows_of("list", "something", home=home))
+    find(page, 'button[value="reply"]').click()
+    (received,) = until(lambda: inbox_of(home, "alice"))
+    assert received.read_text().endswith("\n\nmain\nof course")
+    wait_for(page, "written to the inbox of alice")
+    assert is_same_load(page) and page.driver.current_url.endswith(received.stem)
+
+
+def test_what_is_typed_stays_while_the_page_changes(page: Page, served: Served, home: Path) -> None:
+    open_page(page, served.address("/agents/bob"))
+    find(page, "textarea").send_keys("half a sen")
+    send(home, "bob", "meanwhile")
+    wait_for(page, "meanwhile")
+    press(page, "tence")
+    assert page.tells("document.activeElement.value") == "half a sentence"
+
+
+def test_a_refusal_is_said_beside_what_was_typed(page: Page, served: Served, home: Path) -> None:
+    open_page(page, served.address("/agents/bob"))
+    page.tells("document.querySelector('textarea').removeAttribute('required')")
+    find(page, "textarea").send_keys("   ")
+    find(page, "#write button").click()
+    wait_for(page, "the text is empty")
+    assert page.tells("document.querySelector('textarea').value") == "   "
+
+
+def test_a_dead_letter_is_replayed_by_a_click(make_box: MakeBox, page: Page) -> None:
+    box = make_box("alice", "bob")
+    sent = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nplease")
+    box.until_dead()
+    box.take("bob", sent)
+    box.close()
+    with Relay(box.root), serving(box.root) as served:
+        open_page(page, served.address("/failed"))
+        find(page, "summary").click()
+        find(page, "details button").click()
+        wait_for(page, "1 message replayed")
+        assert until(lambda: inbox_of(box.root, "bob"))[0].stem == sent
+        assert inbox_of(box.root, "operator") == []  # the relay's answer was taken
+
+
+def test_a_page_that_was_cut_off_catches_up(page: Page, served: Served, home: Path) -> None:
+    open_page(page, served.address("/search"))
+    os.kill(served.process.pid, signal.SIGSTOP)
+    page.tells("dispatchEvent(new Event('offline'))")
+    page.command("Network.enable", {})
+    rates = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.command("Network.emulateNetworkConditions", {"offline": True, **rates})
+    os.kill(served.process.pid, signal.SIGCONT)
+    send(home, "bob", "while it slept")
+    page.command("Network.emulateNetworkConditions", {"offline": False, **rates})
+    wait_for(page, "while it slept", 15)
+    assert is_same_load(page)
+
+
+def test_a_tab_that_nobody_sees_holds_no_connection_and_is_right_when_seen(
+    page: Page, served: Served, home: Path
+) -> None:
+    open_page(page, served.address("/search"))
+    hidden = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s})"
+    page.driver.execute_script(hidden % "true")
+    page.driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
+    send(home, "bob", "nobody looks")
+    until(lambda: rows_of("list", "nobody", home=home))
+    assert not sees(page, "nobody looks")
+    page.driver.execute_script(hidden % "false")
+    page.driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
+    wait_for(page, "nobody looks", 5)
+
+
+def test_a_relay_that_is_killed_is_missed_and_one_that_is_back_is_seen(
+    page: Page, served: Served, running: Relay
+) -> None:
+    open_page(page, served.address("/agents"))
+    assert not sees(page, "no relay is running")
+    running.kill()
+    wait_for(page, "no relay is running")
+    running.start()
+    until(lambda: not sees(page, "no relay is running"))
+    send(running.home, "bob", "after the crash")
+    find(page, 'a[href="/search"]').click()
+    wait_for(page, "after the crash")
+
+
+def test_the_relay_does_not_notice_that_the_page_dies(
+    page: Page, served: Served, home: Path
+) -> None:
+    open_page(page, served.address("/search"))
+    served.process.kill()
+    sent = send(home, "bob", "still here")
+    assert relay("wait", sent, "delivered", home=home).returncode == 0
+    wait_for(page, "reconnecting")
+
+
+def test_with_the_keyboard_alone(page: Page, served: Served, home: Path) -> None:
+    asked = send(home, "operator", "which branch?", "--as", "alice", "--kind", "query")
+    open_page(page, served.address("/"))
+    tab_to(page, ".skip")
+    assert page.tells("document.activeElement.getBoundingClientRect().left") >= 0
+    tab_to(page, ".find input")
+    press(page, "from:alice", Keys.ENTER)
+    wait_for(page, "which branch?")
+    tab_to(page, f'.id[href="/m/{asked}"]')
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.tells(outline) == "solid"
+    press(page, Keys.ENTER)
+    wait_for(page, "Steps")
+    tab_to(page, "textarea")
+    press(page, "main", Keys.TAB, Keys.ENTER)
+    (received,) = until(lambda: inbox_of(home, "alice"))
+    assert received.read_text().endswith("\n\nmain")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_each_page_fits_each_window_in_light_and_dark(
+    page: Page, served: Served, home: Path, dark: bool
+) -> None:
+    sent = send(home, "bob", EVIL, "--as", "alice", "--thread", "release-42", "--kind", "command")
+    send(home, "nobody", EVIL)
+    page.requested(), page.complaints()
+    papers = set()
+    for width in (360, 1400):
+        page.look_at(width, dark=dark)
+        for path in (*PAGES, f"/m/{sent}"):
+            open_page(page, served.address(path))
+            assert page.tells("document.documentElement.scrollWidth") <= width, (path, width)
+            assert page.tells("document.scripts.length") == 1
+            papers.add(page.tells("getComputedStyle(document.body).backgroundColor"))
+    assert papers == {"rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)"}
+    asked = {url.partition("#")[0] for url in page.requested()}
+    assert all(one.startswith(f"{served.origin}/") for one in asked if one != "about:blank")
+    assert not [url for url in asked if served.key in url]
+    assert {"401" in one for one in page.complaints()} == {True}  # before the key was known
+
+
+def test_without_script_pages_are_read_and_forms_are_sent(
+    page: Page, served: Served, home: Path
+) -> None:
+    asked = send(home, "operator", "which branch?", "--as", "alice", "--kind", "query")
+    page.command("Emulation.setScriptExecutionDisabled", {"value": True})
+    page.driver.get(f"{served.origin}/")
+    assert "sign in" in page.driver.page_source and "which branch" not in page.driver.page_source
+    page.driver.get(f"{served.origin.replace('://', f'://me:{served.key}@')}/signin")
+    assert "which branch?" in page.driver.page_source
+    find(page, f'a[href="/m/{asked}"]').click()
+    find(page, "textarea").send_keys("main")
+    find(page, 'button[value="reply"]').click()
+    (received,) = until(lambda: inbox_of(home, "alice"))
+    assert received.read_text().endswith("\n\nmain")
+    assert page.driver.current_url == f"{served.origin}/m/{received.stem}"
+    page.command("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_a_tab_without_the_key_asks_for_it(page: Page, served: Served, home: Path) -> None:
+    send(home, "bob", "only for the operator")
+    page.driver.get(f"{served.origin}/search")
+    wait_for(page, "key needed")
+    assert not sees(page, "only for the operator")
+    press(page, Keys.TAB)
+    find(page, "#secret").send_keys("wrong", Keys.ENTER)
+    until(lambda: find(page, "#secret").get_attribute("value") == "")
+    find(page, "#secret").send_keys(served.address("/"), Keys.ENTER)
+    wait_for(page, "only for the operator")
