@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import click
 
 from relay.base.clock import NS_PER_MS
 from relay.base.errors import NotRunning, RelayError
-from relay.base.home import LEDGER, READ, Home, is_served
+from relay.base.home import READ, Home, is_served
 from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.cli.common import (
     ago,
@@ -25,6 +24,7 @@ from relay.cli.common import (
     sanitize,
 )
 from relay.views.names import agent_not_found
+from relay.views.sessions import last_rings
 
 if TYPE_CHECKING:
     from relay.reach.ringing import Bell, Memory
@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 
 _Found = tuple[str, int] | None  # a text, and its time in Unix ns, or 0: now
 
-RINGS = 10  # in the status
 LOOK_S = 0.01
 NO_BELL = (
     "not running: the session is not rung. The end of its next turn starts it: give it a prompt; "
     "until then `relay bell --as {}` runs the command of wake.json"
 )
-_RINGS = """SELECT at, rung, messages, result FROM rings WHERE agent = ?
-ORDER BY at DESC LIMIT ?"""
 
 
 @click.group(epilog="\b\nExamples:\n  relay wake status bob\n  relay wake test bob --timeout 60")
@@ -309,7 +306,7 @@ def _status(home: Home, agent: str) -> dict[str, Any]:
         raise agent_not_found(home, agent)
     bell, memory = _bell_of(home, agent)
     session = bell.session if bell.session is not None and bell.session.is_live else None
-    rings = _rings(home, agent)
+    rings = last_rings(home, agent)
     if not rings:  # no relay has taken the reports yet
         rings = [_ring_row(one) for one in reversed(memory.rings)]
     worked = next((one for one in rings if one["result"].startswith("rang")), None)
@@ -340,17 +337,3 @@ def _silence(rung: str, session: Session | None) -> str:
 
 def _ring_row(ring: dict[str, Any]) -> dict[str, Any]:
     return {key: ring.get(key) for key in ("at", "rung", "messages", "result")}
-
-
-def _rings(home: Home, agent: str) -> list[dict[str, Any]]:
-    """The last rings by the ledger, newest first; none if it cannot be read."""
-    import sqlite3
-
-    from relay.ledger.file import open_readonly
-
-    try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-            rows = db.execute(_RINGS, (agent, RINGS)).fetchall()
-    except (RelayError, OSError, sqlite3.Error):
-        return []
-    return [dict(zip(("at", "rung", "messages", "result"), row, strict=True)) for row in rows]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.base.clock import NS_PER_S, local_time
+from relay.base.errors import RelayError
+from relay.base.home import LEDGER
 
 if TYPE_CHECKING:
     from relay.base.home import Home
 
 UNSEEN = "unseen"
 ENDED = "ended"
+RINGS = 10  # in the status
 UNSEEN_NS = 10 * 60 * NS_PER_S  # without a hook while it works: longer than most tool calls
+
+_RINGS = """SELECT at, rung, messages, result FROM rings WHERE agent = ?
+ORDER BY at DESC LIMIT ?"""
 
 
 class AgentState(NamedTuple):
@@ -60,3 +67,15 @@ def latest_calls(home: Home) -> dict[str, int]:
         if one.is_live:
             found[one.agent] = max(one.seen_at, found.get(one.agent, 0))
     return found
+
+
+def last_rings(home: Home, agent: str) -> list[dict[str, Any]]:
+    """The last rings of an agent by the ledger, newest first; none if it cannot be read."""
+    from relay.ledger.file import open_readonly
+
+    try:
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            rows = db.execute(_RINGS, (agent, RINGS)).fetchall()
+    except (RelayError, OSError):
+        return []
+    return [dict(zip(("at", "rung", "messages", "result"), row, strict=True)) for row in rows]

@@ -27,6 +27,7 @@ from relay.views.trace import (
     not_yet,
     trace_message,
 )
+from relay.web.health import audit_facts, health_facts
 
 Facts = dict[str, Any]
 LIMIT = 50  # messages on a page
@@ -223,6 +224,16 @@ def failed_groups(home: Home) -> list[Facts]:
     return sorted(found.values(), key=lambda one: len(one["rows"]), reverse=True)
 
 
+def health(asked: Asked) -> Facts:
+    """Doctor, disk, rates, and the rungs that worked last."""
+    return health_facts(asked.home, is_full=asked.query.get("full") == "1")
+
+
+def audits(asked: Asked) -> Facts:
+    """The last report, and the day in numbers."""
+    return audit_facts(asked.home)
+
+
 def _rows(home: Home, query: Query, most: int) -> list[Facts]:
     return find_rows(home, query, most).rows
 
@@ -244,6 +255,8 @@ PAGES = (
     Page("/threads", "threads", threads),
     Page("/t/{name}", "thread", thread),
     Page("/failed", "failed", failed),
+    Page("/health", "health", health),
+    Page("/audits", "audits", audits),
 )
 
 

@@ -24,7 +24,17 @@ from tests.procs import Relay, environment, inbox_of, relay, rows_of, until
 __all__ = ["home", "running"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e " + "w" * 300
-PAGES = ("/", "/search", "/agents", "/agents/bob", "/threads", "/t/release-42", "/failed")
+PAGES = (
+    "/",
+    "/search",
+    "/agents",
+    "/agents/bob",
+    "/threads",
+    "/t/release-42",
+    "/failed",
+    "/health",
+    "/audits",
+)
 
 
 class Served(NamedTuple):

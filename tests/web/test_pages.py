@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from relay.audit.summary import JobReport, Report, to_json
 from relay.base.text import visible
 from relay.web.app import Web
 from tests.box import Box
@@ -129,6 +130,67 @@ def test_any_query_is_shown_as_it_was_given(text: str) -> None:
         *("html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav", "form"),
         *("input", "p", "main", "h1", "ul"),
     }
+
+
+def test_who_owes_whom_and_since_when(box: Box, client: TestClient) -> None:
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    agents = {one["name"]: one for one in client.get("/agents.json").json()["agents"]}
+    assert agents["bob"]["owes"] == {"alice": 1} and agents["alice"]["is_owed_by"] == {"bob": 1}
+    page = client.get("/agents").text
+    assert 'href="/search?q=is%3Aopen+to%3Abob+from%3Aalice"' in page
+    bob = client.get("/agents/bob.json").json()
+    assert [row["content"] for row in bob["inbox"]] == ["deploy"]
+    assert client.get("/agents/nobody").status_code == 404
+
+
+def test_the_output_of_a_process_is_on_the_page_of_its_agent(box: Box, client: TestClient) -> None:
+    box.path("logs", "bob.log").write_bytes(b"first\n" * 9000 + EVIL.encode() + b"\xff last")
+    page = client.get("/agents/bob").text
+    assert visible(EVIL) in html.unescape(page) and "last" in page and len(page) < 60_000
+
+
+def test_a_thread_is_read_from_its_beginning(box: Box, client: TestClient) -> None:
+    box.send("alice", "TO: bob\nTHREAD: release-42\n\nfirst")
+    box.send("bob", "TO: alice\nTHREAD: release-42\n\nsecond")
+    (one,) = client.get("/threads.json").json()["threads"]
+    assert (one["thread"], one["count"], one["last"]["content"]) == ("release-42", 2, "second")
+    page = client.get("/t/release-42").text
+    assert page.index("first") < page.index("second")
+    assert client.get("/t/nothing").status_code == 404
+
+
+def test_what_failed_is_told_by_its_reason(box: Box, client: TestClient) -> None:
+    for name in ("nobody", "nobody", "noone"):
+        box.send("alice", f"TO: {name}\n\ntypo")
+    groups = client.get("/failed.json").json()["groups"]
+    assert [(one["outcome"], len(one["rows"])) for one in groups] == [
+        ("refused", 2),
+        ("refused", 1),
+    ]
+    assert "there is no agent nobody" in client.get("/failed").text
+
+
+def test_health_says_what_doctor_finds(box: Box, client: TestClient) -> None:
+    assert "No relay is running" in client.get("/health").text
+    box.path("agents", "bob", "inbox", ".read").chmod(0o777)
+    for query in ("", "?full=1"):
+        found = client.get(f"/health.json{query}").json()["findings"]
+        assert any(".read" in one["text"] for one in found) == bool(query), query
+
+
+def test_the_last_audit_is_shown(box: Box, client: TestClient) -> None:
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    assert "No audit yet" in client.get("/audits").text
+    job = JobReport("reconcile", 1.5, findings={"missing": 2}, errors=2)
+    report = Report(str(box.root), "2026-01-31T09:30:00Z", 30.0, 7.0, [], {"reconcile": job})
+    folder = box.path("audits", "today")
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_bytes(to_json(report))
+    facts = client.get("/audits.json").json()
+    assert (facts["report"]["findings"], facts["report"]["jobs"][0]["name"]) == (2, "reconcile")
+    assert "2 findings" in client.get("/audits").text
+    (folder / "summary.json").write_bytes(b"{")
+    assert client.get("/audits").status_code == 503
 
 
 def test_the_json_of_a_page_is_ascii(box: Box, client: TestClient) -> None:

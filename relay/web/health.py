@@ -1,0 +1,91 @@
+"""The facts of two pages: whether all is well now, and what the last audit found."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from relay.audit.digest import make_digest
+from relay.audit.report import REPORT
+from relay.audit.summary import SUMMARY, from_json
+from relay.base.clock import NS_PER_S, iso_time, parse_time
+from relay.base.finding import Finding
+from relay.base.home import LEDGER, Home, lock_holder, running_trouble, unclean_stop
+from relay.base.status_client import ask
+from relay.doctor import examine
+from relay.views.sessions import agent_states, last_rings
+
+Facts = dict[str, Any]
+AUDITS = "audits"  # in the home: the folders of runs that the page finds
+ASK_S = 1.0  # for the relay's word about itself
+RATES = ("accepted", "written", "read", "refused", "dead")
+
+
+def health_facts(home: Home, *, is_full: bool) -> Facts:
+    """Process, disk, rates, doctor's findings, and how agents were last rung.
+
+    ``is_full``: all that doctor looks at, which takes longer with more messages.
+    """
+    pid = lock_holder(home)
+    reply = ask(home, ASK_S) if pid is not None else None
+    return {
+        "home": home.root,
+        "pid": pid,
+        "is_silent": reply is not None and reply.is_silent,
+        "trouble": running_trouble(home) if pid is not None else str(unclean_stop(home) or ""),
+        "status": reply.status if reply else None,
+        "rates": _rates(reply.status) if reply and reply.status else {},
+        "is_full": is_full,
+        "findings": [_finding(one) for one in examine(home, quick=not is_full)],
+        "rungs": _rungs(home),
+    }
+
+
+def _rates(status: Facts) -> dict[str, Facts]:
+    """What the relay has done since it started, and per second."""
+    seconds = max(1, time.time() - parse_time(status["started_at"]) / NS_PER_S)
+    totals = status["totals"]
+    return {
+        name: {"total": totals[name], "per_s": round(totals[name] / seconds, 3)} for name in RATES
+    }
+
+
+def _finding(one: Finding) -> Facts:
+    return {"what": one.what, "text": one.text, "advice": one.advice, "severity": one.severity}
+
+
+def _rungs(home: Home) -> list[Facts]:
+    """The rung that worked last for each agent with a session, or the last that did not."""
+    found = []
+    for name in sorted(agent_states(home, time.time_ns())):
+        if rings := last_rings(home, name):
+            worked = next((one for one in rings if one["result"].startswith("rang")), None)
+            found.append({"agent": name, "worked": worked is not None, **(worked or rings[0])})
+    return found
+
+
+def audit_facts(home: Home) -> Facts:
+    """The last run below ``audits`` in the home, and the day in numbers."""
+    now_ns = time.time_ns()
+    digest = make_digest(home.path(LEDGER), parse_time("yesterday"), now_ns)
+    runs = glob.glob(home.path(AUDITS, "*", SUMMARY))
+    report: Facts | None = None
+    if runs:
+        path = max(runs, key=os.path.getmtime)
+        with open(path, "rb") as file:
+            made = from_json(file.read(), path)
+        jobs = [
+            {"name": one.name, "outcome": one.outcome, "seconds": one.seconds}
+            | {"errors": one.errors, "warnings": one.warnings, "failed": one.error is not None}
+            for one in made.jobs.values()
+        ]
+        page = os.path.join(os.path.dirname(path), REPORT)
+        report = {"at": made.snapshot_at, "findings": made.findings, "jobs": jobs, "page": page}
+    since_at = iso_time(digest.since_at)
+    return {"report": report, "folder": home.path(AUDITS), "since_at": since_at} | {
+        "counts": msgspec.to_builtins(digest.counts)
+    }
