@@ -49,7 +49,7 @@ def environment() -> jinja2.Environment:
     )
     found.filters |= {
         "at": at,
-        "ago": ago,
+        "age": age,
         "badge": badge,
         "clock": clock,
         "day": day,
@@ -57,6 +57,7 @@ def environment() -> jinja2.Environment:
         "linked": linked,
         "short": short,
         "size": format_size,
+        "with_short_ids": lambda text: _ID.sub(lambda match: short(match[0]), text),
     }
     found.globals |= {"plural": plural, "href": href}
     return found
@@ -74,7 +75,18 @@ def at(value: int | str | None, now_ns: int) -> Markup:
     if value is None:
         return Markup("")
     at_ns = parse_time(value) if isinstance(value, str) else value
-    said = local_time(at_ns, now_ns)
+    return _time(at_ns, local_time(at_ns, now_ns))
+
+
+def age(value: int | str | None, now_ns: int) -> Markup:
+    """How long ago it was; the time when it is pointed at."""
+    if value is None:
+        return Markup("")
+    at_ns = parse_time(value) if isinstance(value, str) else value
+    return _time(at_ns, ago(at_ns, now_ns))
+
+
+def _time(at_ns: int, said: str) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         iso_time(at_ns), local_time(at_ns, precise=True), said
     )
