@@ -26,8 +26,11 @@ from relay.base.names import (
     LEAD,
     MESSAGE_ID,
     ORCHESTRATOR,
+    PERMISSION,
     SHA256_PREFIX,
     is_channel_name,
+    options_of,
+    permission_ms,
     sha256_hex,
 )
 
@@ -191,11 +194,6 @@ def heading(head: bytes) -> Heading:
     if not is_valid(priority):
         raise MessageError(f"{_shown(priority)} is not {rule}", header="PRIORITY")
     return Heading(to, kind, int(priority), headers)
-
-
-def options_of(value: object) -> tuple[str, ...]:
-    """The answers of which a question wants one: the value of its OPTIONS; empty for None."""
-    return tuple(filter(None, map(str.strip, str(value or "").split(","))))
 
 
 def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
@@ -492,6 +490,7 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
         lambda v: 2 <= len({o.lower() for o in options_of(v)}) == len(options_of(v)) <= 9,
         "2 to 9 different answers, with commas between them",
     ),
+    PERMISSION: (lambda v: permission_ms(v) > 0, "the time it waits, and a tool: 120s Bash"),
     "NOT-BEFORE": (
         lambda v: _reads(lambda v: later_time(v, 1), v),
         "a duration like 10m, or a time like 14:05, 2026-11-26T14:05 or 2026-11-26T14:05Z",

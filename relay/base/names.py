@@ -6,6 +6,7 @@ are not unique over a million messages. See docs/formats/msg.md.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -36,6 +37,7 @@ MAX_CHANNEL_NAME_BYTES = 128
 MESSAGE_ID = re.compile(r"[0-9]{10,20}-[0-9a-f]{0,32}")
 DIRECT_PREFIX = "dm/"
 EVERYONE_CHANNEL = "all"
+PERMISSION = "PERMISSION"  # header of a question: how long the session waits, and the tool
 
 
 def is_agent_name(name: str) -> bool:
@@ -216,6 +218,20 @@ def _is_uuid4(text: str) -> bool:
         and groups[2][0] == "4"
         and groups[3][0] in "89ab"
     )
+
+
+def options_of(value: object) -> tuple[str, ...]:
+    """The answers of which a question wants one: the value of its OPTIONS; empty for None."""
+    return tuple(filter(None, map(str.strip, str(value or "").split(","))))
+
+
+def permission_ms(value: object) -> int:
+    """How long a request for permission waits: the value of its PERMISSION, ``120s Bash``."""
+    from relay.base.clock import duration_ms  # the hooks of agent CLIs need no clock
+
+    with contextlib.suppress(ValueError):
+        return duration_ms(str(value or "").partition(" ")[0])
+    return 0
 
 
 def listen_address(text: str) -> tuple[str, int] | None:

@@ -11,7 +11,8 @@ import click
 from relay.base.clock import NS_PER_S
 from relay.base.errors import EXIT_FINDINGS, NotFound, Refused, RelayError
 from relay.base.home import Home
-from relay.base.message import Kind, options_of
+from relay.base.message import Kind
+from relay.base.names import options_of
 from relay.cli.common import (
     DURATION,
     ago,

@@ -18,6 +18,7 @@ from relay.base.outcomes import Progress, Wait
 from relay.cli.common import (
     command,
     complete_agents,
+    duration,
     echo_json,
     root_of,
     root_to_take_from,
@@ -60,6 +61,14 @@ Examples:
 @_scope
 @click.option("--as", "name", metavar="NAME", help="The agent's name [$AGENT_RELAY_NAME].")
 @click.option("--mcp", is_flag=True, help="Register `relay mcp` as an MCP server, too.")
+@click.option(
+    "--approvals",
+    "ask_s",
+    type=duration(10, 3600),
+    is_flag=False,
+    flag_value="2m",
+    help="Ask the operator about permission requests, so long [2m]; Claude Code and Codex.",
+)
 @_dry_run
 def install(
     ctx: click.Context,
@@ -69,6 +78,7 @@ def install(
     *,
     user: bool,
     mcp: bool,
+    ask_s: float | None,
     dry_run: bool,
 ) -> None:
     """Add hooks to the settings of Claude Code, Codex, Gemini or agy; of all if none is named.
@@ -78,15 +88,21 @@ def install(
     yours alone; those that an earlier version put into settings.json are moved. A session is the
     agent $AGENT_RELAY_NAME, or NAME, or has the vendor's name.
 
+    With --approvals a permission request is a question to the operator, answered by `relay approve`
+    or `deny`. No answer in time, or no relay: the agent CLI's own dialog asks.
+
     Nothing is installed where a message would come twice: beside hooks of the other scope, and
     beside a hook that runs `relay inbox --take`.
     """
     options = ["--home", root_of(ctx, home)] if home or ctx.obj.get("home") else []
     if name is not None:
         options += ["--as", check_agent_name(name)]
-    command, folder = relay_command(), _folder(user=user)
+    command, folder, wait_s = relay_command(), _folder(user=user), int(ask_s or 0)
     plans = [
-        (one, settings.installation(one, folder, command, options, user=user, mcp=mcp))
+        (
+            one,
+            settings.installation(one, folder, command, options, user=user, mcp=mcp, ask_s=wait_s),
+        )
         for one in installed.chosen(vendor)
     ]
     for one, changes in plans:

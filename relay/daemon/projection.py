@@ -17,7 +17,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.delivery import router
 from relay.delivery.values import system_message_row
-from relay.engine import events
+from relay.engine import events, rules
 from relay.engine.events import Event
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
 from relay.ledger.ledger import FileFacts
@@ -304,13 +304,19 @@ def deliveries_of(
         DeliveryFacts(
             relay_id,
             recipient,
-            "read" if recipient == ORCHESTRATOR else _STATES.get(one.state, "written"),
+            "read" if recipient == ORCHESTRATOR else _state_of(one),
             max(one.attempt, 1),
             at,
         )
         for recipient, one in deliveries.items()
         if one.state is not DeliveryState.SENT
     ]
+
+
+def _state_of(one: Delivery) -> str:
+    """The ledger's state; one that waits for its next attempt was read if it left the inbox."""
+    was_read = one.state is DeliveryState.WAITING and not one.queued
+    return "read" if was_read and not rules.is_replayed(one) else _STATES.get(one.state, "written")
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

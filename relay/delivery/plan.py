@@ -60,7 +60,7 @@ def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     if isinstance(route, Bounce) and stored is not None:
         route = router.route_again(sender, sorted(view.recipients(stored.id)))
     if stored is None and route.answers is not None:
-        if why := router.check_choice(message, sender, route.answers, view):
+        if why := router.check_choice(inbound, message, route.answers, view):
             return refuse(inbound, why)
     answer = None if route.answers is None else _answer(message, route.answers)
     if isinstance(route, Bounce):  # the answer counts, even without its sender

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.agents.status import Directory
-from relay.base.clock import iso_time, later_time
+from relay.base.clock import NS_PER_MS, iso_time, later_time
 from relay.base.errors import FormatError
 from relay.base.message import (
     ANSWERS,
@@ -32,7 +32,6 @@ from relay.base.message import (
     SIGNATURE_PREFIX,
     Kind,
     MessageFile,
-    options_of,
 )
 from relay.base.names import (
     DIRECT_PREFIX,
@@ -40,13 +39,16 @@ from relay.base.names import (
     EVERYONE_CHANNEL,
     LEAD,
     ORCHESTRATOR,
+    PERMISSION,
     direct_channel_name,
     is_agent_name,
     lead_by_name,
+    options_of,
+    permission_ms,
     uuid4_of,
 )
 from relay.base.text import did_you_mean
-from relay.delivery.values import Route
+from relay.delivery.values import Inbound, Route
 from relay.delivery.view import StoreView
 from relay.engine.messages import NewMessage
 
@@ -259,16 +261,22 @@ def find_original(message: MessageFile, sender: str, view: StoreView) -> Message
     return waiting[0]
 
 
-def check_choice(message: MessageFile, sender: str, original: Message, view: StoreView) -> str:
+def check_choice(inbound: Inbound, message: MessageFile, original: Message, view: StoreView) -> str:
     """Why an answer to a question with OPTIONS is refused; empty if it is not.
 
-    It must be one of them, and the first: two people may answer at the same time.
+    It must be one of them, and the first: two people may answer at the same time. A request for
+    permission is decided elsewhere once its time is over.
     """
-    options = options_of((original.metadata or {}).get("h.OPTIONS"))
+    sender, metadata = inbound.file.agent, original.metadata or {}
+    options = options_of(metadata.get("h.OPTIONS"))
     if not options or message.kind is Kind.ACK:
         return ""
     if sender not in view.owed(original.id) and (first := _first_answer(original, sender, view)):
         return f"{_relay_id(original)} was answered by {sender} {first}"
+    waits_ms = permission_ms(metadata.get(f"h.{PERMISSION}"))
+    over = int(metadata.get("created_ns") or 0) + waits_ms * NS_PER_MS
+    if waits_ms and inbound.discovered_at > over:
+        return f"{_relay_id(original)} no longer waits: the agent's own dialog asks now"
     said = message.body.decode().strip().partition("\n")[0].strip()
     if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:
         return f"{said[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"

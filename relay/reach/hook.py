@@ -32,7 +32,7 @@ TYPE_CHECKING = False  # typing is not loaded for it
 if TYPE_CHECKING:
     from types import FrameType
 
-USAGE = "usage: relay hook claude|codex|gemini|agy EVENT [--home DIR] [--as NAME]"
+USAGE = "usage: relay hook claude|codex|gemini|agy EVENT [--home DIR] [--as NAME] [--ask S]"
 DEADLINE_S = 5.0
 MAX_STDIN = 64 << 20  # a tool's whole response may be in it
 MOST_VALUES = 4_000_000  # in it: so many are parsed in 1.2 s, and no signal interrupts that
@@ -101,7 +101,7 @@ class Call:
 
     def __init__(self, words: list[str]) -> None:
         self.began = time.monotonic()
-        self.options = dict.fromkeys(("--home", "--as"), "")
+        self.options = dict.fromkeys(("--home", "--as", "--ask"), "")
         self.root = ""
         self.facts: dict[str, object] = {}
         plain = []
@@ -191,6 +191,10 @@ def _run(call: Call) -> None:
         raise BadCall("stdin has no session_id")
     if facts.get("agent_id"):  # a subagent's: it is not the agent
         return
+    if call.options["--ask"]:
+        from relay.reach.approval import ask
+
+        return ask(call.root, call.vendor, facts, call.options["--ask"])
     _handle(call)
 
 
@@ -376,20 +380,16 @@ def _state_of(call: Call, session: Session) -> str:
     if call.role == END:
         return ENDED
     if call.role == FAIL:
-        session.error = _error_text(call.text("error_type") or call.text("error"))
+        from relay.base.text import visible
+
+        name = call.text("error_type") or call.text("error")  # of the vendor: rate_limit
+        session.error = visible(name.replace("_", " ").strip()[:MAX_ERROR]) or "unknown error"
         return FAILING
     kind = call.text("notification_type")
     if call.role == ASK or kind in DIALOGS:
         return BLOCKED
     at_prompt = kind == "idle_prompt" and session.state != FAILING
     return IDLE if at_prompt else session.state or IDLE
-
-
-def _error_text(name: str) -> str:
-    """The vendor's name of an error as words: ``rate limit``."""
-    from relay.base.text import visible
-
-    return visible(name.replace("_", " ").strip()[:MAX_ERROR]) or "unknown error"
 
 
 def _report_state(root: str, session: Session, state: str) -> None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from relay.base.errors import SettingsError
 from relay.base.text import visible
 from relay.reach.bell import WOKEN
-from relay.reach.vendors import REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
+from relay.reach.vendors import ASKED, REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
 
 BACKUP = ".before-relay"
 SERVER = "agent-relay"  # the name of the MCP server
@@ -74,14 +74,16 @@ def installation(
     *,
     user: bool,
     mcp: bool,
+    ask_s: int = 0,
 ) -> list[Change]:
     """The changes that install our hooks; those in other files of the scope are taken over.
 
-    Errors: SettingsError, also where another set-up gives the same messages to the same sessions.
+    ``ask_s``: how long the operator is asked for a permission, or 0. Errors: SettingsError, also
+    where another set-up gives the same messages to the same sessions.
     """
     _refuse_rivals(vendor, folder, user=user)
     first, *former = hook_files(vendor, folder, user=user)
-    edits: dict[str, list[Edit]] = {first: [_adding_hooks(vendor, command, options)]}
+    edits: dict[str, list[Edit]] = {first: [_adding_hooks(vendor, command, options, ask_s)]}
     if mcp:
         edits.setdefault(_mcp_file(vendor, folder, user=user), []).append(
             _adding_server(command, options)
@@ -184,10 +186,8 @@ def _check_writable(path: str) -> None:
     """Refuse a file of another user, or one that is read-only. Errors: SettingsError, OSError."""
     status = os.stat(path)
     if status.st_uid != os.geteuid():
-        raise SettingsError(
-            f"{path} belongs to user {status.st_uid}; it was left as it is",
-            hint="run this as that user",
-        )
+        text = f"{path} belongs to user {status.st_uid}; it was left as it is"
+        raise SettingsError(text, hint="run this as that user")
     if not status.st_mode & 0o200:
         hint = f"`chmod u+w {shlex.quote(path)}`, and try again"
         raise SettingsError(f"{path} is read-only; it was left as it is", hint=hint)
@@ -278,7 +278,7 @@ def takes_messages(entry: Settings) -> bool:
     return _TAKES.search(" ".join(one for one in words if isinstance(one, str))) is not None
 
 
-def _adding_hooks(vendor: Vendor, command: list[str], options: list[str]) -> Edit:
+def _adding_hooks(vendor: Vendor, command: list[str], options: list[str], ask_s: int) -> Edit:
     """Put our hooks in, in the places of those that are there."""
 
     def add(path: str, text: str | None) -> str | None:
@@ -290,10 +290,11 @@ def _adding_hooks(vendor: Vendor, command: list[str], options: list[str]) -> Edi
             entries = [_entry(words, ENDS_WELL, TIMEOUT_S * vendor.second)]
             if (vendor.name, event) == REWAKE:
                 words = [*command, "bell", "--rewake", *_home_of(options)]
-                waits = _entry(words, WAKES, REWAKE_TIMEOUT_S)
-                entries.append(waits | {"asyncRewake": True})
-            added = entries if vendor.has_sets else [{"hooks": entries}]
-            hooks.setdefault(event, []).extend(added)
+                entries.append(_entry(words, WAKES, REWAKE_TIMEOUT_S) | {"asyncRewake": True})
+            if event == ASKED and ask_s:
+                words = [*words, "--ask", str(ask_s)]
+                entries.append(_entry(words, ENDS_WELL, (ask_s + TIMEOUT_S) * vendor.second))
+            hooks.setdefault(event, []).extend(entries if vendor.has_sets else [{"hooks": entries}])
         return _written(path, text, settings)
 
     return add

@@ -104,4 +104,5 @@ VENDORS = {
         has_sets=True,
     ),
 }
+ASKED = "PermissionRequest"  # the event whose hook may ask the operator
 REWAKE = ("claude", "Stop")  # the one vendor and event whose hook may wake an idle session

@@ -14,12 +14,19 @@ from typing import NamedTuple
 import msgspec
 
 from relay.base import fsio
-from relay.base.clock import NS_PER_S, local_time
+from relay.base.clock import NS_PER_MS, NS_PER_S, local_time
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import LEDGER, Home, lock_holder, unclean_stop
-from relay.base.message import options_of, parse_delivered
-from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR
+from relay.base.message import parse_delivered
+from relay.base.names import (
+    MSG_SUFFIX,
+    OPERATOR,
+    ORCHESTRATOR,
+    PERMISSION,
+    options_of,
+    permission_ms,
+)
 from relay.base.text import plural
 from relay.reach.session import session_lock
 from relay.views.agents import ListedAgent, list_agents
@@ -67,7 +74,7 @@ class Item(NamedTuple):
     """Something that waits for a person."""
 
     key: str  # of this trouble, to hush it: a message id, or ``kind:name``
-    kind: str  # question, mail, blocked, failing, gone, idle, bell, dead, refused, held, relay, …
+    kind: str  # question, permission, mail, blocked, gone, idle, dead, refused, held, relay, …
     at: int  # Unix ns: since when
     who: str | None  # the agent that it is about, or that waits
     what: str  # in words; may contain what an agent wrote
@@ -150,7 +157,9 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         refused = db.execute(_REFUSED, (ORCHESTRATOR, MOST)).fetchall()
         held = db.execute(_HELD, (MOST,)).fetchall()
     for message_id, sender, kind, at in asked:
-        yield _question(home, message_id, sender, kind, at)
+        item, over = _question(home, message_id, sender, kind, at)
+        if now_ns < over:
+            yield item
     if mail[0]:
         what = f"{plural(mail[0], 'message')} not read by the operator"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
@@ -166,22 +175,29 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
 
 
-def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> Item:
-    """A question or a request to the operator, with its first line and its options."""
-    text, options = "", tuple[str, ...]()
+def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> tuple[Item, int]:
+    """A question or a request to the operator, and when it no longer matters (Unix ns)."""
+    text, options, waits_ms = "", tuple[str, ...](), 0
     with contextlib.suppress(RelayError):
         file = read_message(home.root, message_id).file
+        waits_ms = permission_ms(file.headers.get(PERMISSION))
         text = file.body.decode(errors="replace").strip().partition("\n")[0]
         options = options_of(file.headers.get("OPTIONS"))
     if options:
-        text, command = f"{text} ({', '.join(options)})", f"relay reply {message_id} {options[0]}"
+        may_approve = "yes" in [one.lower() for one in options]
+        command = f"relay reply {message_id} {options[0]}"
+        command = f"relay approve {message_id}" if may_approve else command
+        text = f"{text} ({', '.join(options)})"
     elif kind == "query":
         command = f'relay reply {message_id} "…"'
     else:
         command = f"relay ack {message_id} completed"
     what = text or f"a {kind}"
     name = "question" if kind == "query" else "request"
-    return Item(message_id, name, at, sender, what, command, message_id, options)
+    over = FOREVER
+    if waits_ms:  # then the agent's own dialog asks
+        name, over = "permission", at + waits_ms * NS_PER_MS
+    return Item(message_id, name, at, sender, what, command, message_id, options), over
 
 
 def _refusal(home: Home, nack_id: str, recipient: str, at: int) -> Item:

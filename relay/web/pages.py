@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from relay.base.errors import MessageError, NotFound
 from relay.base.home import Home, lock_holder
-from relay.base.message import Kind, options_of
-from relay.base.names import OPERATOR, ORCHESTRATOR, uuid4_of
+from relay.base.message import Kind
+from relay.base.names import OPERATOR, ORCHESTRATOR, options_of, uuid4_of
 from relay.search.query import Query, parse
 from relay.views.agents import ListedAgent, agent_facts, agent_page, list_agents
 from relay.views.attention import attention

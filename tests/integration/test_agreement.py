@@ -369,3 +369,14 @@ def test_a_nack_that_stands_in_the_inbox_is_delivered_in_the_store_too(box: Box)
     restart(box)
     box.after(1)
     agree(box, nack, alice="written")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_between_two_attempts_both_say_whether_it_was_read(box: Box, is_read: bool) -> None:
+    """A home that is stopped in the pause before the next attempt is sound."""
+    sent = box.send("alice", "TO: bob\nKIND: query\nAWAIT: 3s\n\nready?")
+    if is_read:
+        box.take("bob", sent)
+        box.tick(2)
+    box.after(3.2, turns=1)  # overdue; the next attempt is due after a second
+    agree(box, sent, bob="read" if is_read else "written")

@@ -57,7 +57,7 @@ def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path)
     assert done.returncode == 3
     assert "question  alice  Deploy to production now? (yes, no, later)" in done.stdout
     digits = asked.partition("-")[2][:8]
-    assert done.stdout.rstrip().endswith(f"relay reply {digits} yes")
+    assert done.stdout.rstrip().endswith(f"relay approve {digits}")
     assert relay("attention", "--count", home=home).stdout == "1\n"
 
     wrong = relay("reply", digits, "maybe", home=home)

@@ -195,6 +195,15 @@ class Harness:
                 self._pending.clear()
                 return
 
+    def ask(self, command: str) -> str:
+        """A tool call that needs a permission: what the hooks decide, or that its dialog asks."""
+        ran = self.fire("PermissionRequest", tool_name="Bash", tool_input={"command": command})
+        for one in ran:
+            decision = (one.output.get("hookSpecificOutput") or {}).get("decision")
+            if decision:
+                return ": ".join(filter(None, (decision["behavior"], decision.get("message"))))
+        return "dialog"
+
     def _do(self, step: Step) -> None:
         if "die" in step:
             os.kill(os.getpid(), 9)

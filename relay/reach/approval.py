@@ -1,0 +1,111 @@
+"""The operator is asked for a permission, by the hook of PermissionRequest that has ``--ask``.
+
+The request is a question to the operator, with the options yes and no. An answer in time decides
+it; without one, or without a relay, nothing is printed, and the vendor's own dialog decides. A
+question that no longer matters is withdrawn: when the time is over, and when the vendor ends the
+hook. Killed before that, it stays in the list until its time is over, and its answer decides
+nothing. What was asked and answered is in ledger and journal, like every message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from types import FrameType
+
+from agent_sdk import Agent
+from relay.base.errors import RelayError, Timeout
+from relay.base.home import Home, lock_holder
+from relay.base.names import OPERATOR, ORCHESTRATOR, PERMISSION
+from relay.base.text import visible
+from relay.reach.session import load_session
+
+MOST_S = 3600.0
+MARGIN_S = 2.0  # before the vendor ends the hook
+WITHDRAW_S = 2.0
+MOST_TEXT = 4000  # characters of what the tool is told
+TELLING = ("command", "file_path", "notebook_path", "url", "path")  # the first line has one of them
+
+
+class Ended(BaseException):
+    """The vendor ends the hook: it does not wait any more."""
+
+
+def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
+    """Ask, wait for the answer, and print what the vendor reads as a decision; or nothing.
+
+    ``given``: the seconds. Errors: ValueError, RelayError, OSError.
+    """
+    seconds = min(float(given), MOST_S)
+    signal.setitimer(signal.ITIMER_REAL, seconds + MARGIN_S + WITHDRAW_S)  # as for other hooks
+    session = load_session(root, vendor, str(facts.get("session_id", "")))
+    if session is None or not session.agent or session.agent == OPERATOR:
+        return
+    with Home(root) as home:
+        if lock_holder(home) is None:
+            return
+    ends_at = time.monotonic() + seconds
+    tool = visible(str(facts.get("tool_name", "")) or "a tool")[:64]
+    signal.signal(signal.SIGTERM, _end)
+    with Agent(session.agent, root, registers=False) as agent:
+        question = ""
+        try:
+            question = agent.send(
+                OPERATOR,
+                _text(session.agent, tool, facts.get("tool_input")),
+                kind="query",
+                priority=1,
+                headers={"OPTIONS": "yes, no", PERMISSION: f"{seconds:g}s {tool}"},
+            )
+            answer = agent.wait(question, f"answer={max(1, int(seconds * 1000))}ms")
+        except Timeout:
+            answer = None
+        except BaseException:
+            _withdraw(agent, question)
+            raise
+        if answer is None and _withdraw(agent, question):
+            left = max(0.001, ends_at + MARGIN_S / 2 - time.monotonic())
+            with contextlib.suppress(Timeout):  # it was answered in the meantime
+                answer = agent.wait(question, f"answer={int(left * 1000)}ms")
+    if answer is not None:
+        os.write(1, _decision(answer.body).encode())
+
+
+def _text(name: str, tool: str, told: object) -> str:
+    """The question: the tool and what tells most of what it is told, and all of it."""
+    fields = told if isinstance(told, dict) else {}
+    most = next((str(fields[key]) for key in TELLING if fields.get(key)), "")
+    first = " ".join(f"{name} asks for permission: {tool} {most}".split())[:300]
+    whole = json.dumps(told, indent=2, ensure_ascii=False) if told else ""
+    return f"{first}\n\n{whole[:MOST_TEXT]}".strip()
+
+
+def _withdraw(agent: Agent, question: str) -> bool:
+    """Take the question back; True if that came too late, because it is answered."""
+    if not question:
+        return False
+    try:
+        body = f"ACTION: message.cancel\nID: {question}"
+        said = agent.request(ORCHESTRATOR, body, WITHDRAW_S, kind="command")
+        return "cancelled" not in said.body
+    except RelayError as exc:
+        return "acknowledged" in str(exc)
+
+
+def _decision(body: str) -> str:
+    """The vendor's form of an answer: yes or no, and the words of the operator."""
+    word, _, words = body.partition("\n")
+    is_yes = word.strip().lower() == "yes"
+    decision: dict[str, str] = {"behavior": "allow" if is_yes else "deny"}
+    if not is_yes:
+        said = " ".join(words.split())
+        decision["message"] = f"the operator answered no{': ' + said if said else ''}"
+    facts = {"hookEventName": "PermissionRequest", "decision": decision}
+    return json.dumps({"hookSpecificOutput": facts}) + "\n"
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended
