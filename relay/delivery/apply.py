@@ -106,7 +106,7 @@ class StoreWriter:
                 state = DeliveryState.ACKNOWLEDGED
                 self._store.deliveries.move(stored.id, [ORCHESTRATOR], state)
             notices = cancelled_notices(plan.subject, given.effects.cancelled, self._view)
-            said = (*_reply_of(plan.subject, given), *notices)
+            said = (*_reply_of(plan.subject, given), *notices, *given.told)
             own = [self._own_file(one, stored) for one in said]
             own = [*self.store_messages([one for one in own if one is not None])]
         own += [self._own_file(one, stored) for one in plan.messages]

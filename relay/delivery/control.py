@@ -7,6 +7,8 @@ by ``relay.delivery.actions``, ``continuity`` by ``relay.delivery.saved_state``;
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from relay.acomm.model import Channel, ChannelType, MessageFilter
 from relay.agents.requests import Requester, read_request
 from relay.agents.roster import Roster
@@ -19,10 +21,12 @@ from relay.base.text import plural
 from relay.delivery import actions, saved_state
 from relay.delivery.cancel import Canceller
 from relay.delivery.filters import filter_of, where
+from relay.delivery.plan import notices_of_end
 from relay.delivery.saved_state import StateStore
-from relay.delivery.values import ControlReply, Effects, Subject
+from relay.delivery.values import ControlReply, Effects, Subject, SystemMessage
 from relay.engine import rules
 from relay.engine.engine import Engine
+from relay.ledger.ledger import Ledger
 from relay.reach.session import NO_SESSION, live_session
 
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
@@ -41,6 +45,7 @@ class Orchestrator:
         states: StateStore,
         spawn: SpawnSettings,
         canceller: Canceller,
+        ledger: Ledger,
     ) -> None:
         self._store = store
         self._roster = roster
@@ -48,6 +53,7 @@ class Orchestrator:
         self._states = states
         self._spawn = spawn
         self._canceller = canceller
+        self._ledger = ledger
 
     def carry_out(self, message: MessageFile, subject: Subject) -> ControlReply:
         """Carry out a message. Errors: DiskFull, which is transient."""
@@ -71,8 +77,10 @@ class Orchestrator:
         if idle is not None and (why := self._no_session(idle.name)):
             return ControlReply(False, why)
         change = reply.effects.status_change
-        if change is None or self._exists(change):
+        if change is None:
             return reply
+        if self._exists(change):
+            return replace(reply, told=self._notices_of_end(change, subject.at_ns))
         return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
 
     def _no_session(self, name: str) -> str:
@@ -82,6 +90,14 @@ class Orchestrator:
         if live_session(self._states.home.root, name) is None:
             return NO_SESSION.format(name)
         return ""
+
+    def _notices_of_end(self, change: StatusChange, at_ns: int) -> tuple[SystemMessage, ...]:
+        """What the senders of an agent's unread mail hear when it is retired."""
+        if change.status != AgentStatus.RETIRED or change.name in self._statuses.retired:
+            return ()
+        unread = self._ledger.deliveries.unread_senders(change.name)
+        plans = notices_of_end(change, at_ns, unread, self._roster.agents)
+        return tuple(one for plan in plans for one in plan.messages)
 
     def _exists(self, change: StatusChange) -> bool:
         """True if the status may change; an agent without a mailbox may be retired.

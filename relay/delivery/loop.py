@@ -110,7 +110,9 @@ class Dispatcher:
         )
         self._reads = ReadDetector(self._home, ledger, store, events, self.metrics, clock, log)
         canceller = Canceller(self._home, ledger, store, self._reads)
-        orchestrator = Orchestrator(store, roster, self._statuses, states, config.spawn, canceller)
+        orchestrator = Orchestrator(
+            store, roster, self._statuses, states, config.spawn, canceller, ledger
+        )
         self._executor = PlanExecutor(
             store=store,
             events=events,

@@ -116,16 +116,8 @@ class Notifier:
     def _plans_of_end(self, change: StatusChange, at_ns: int) -> list[Plan]:
         if change.status != AgentStatus.TERMINATED:
             return []
-        plans: list[Plan] = []
-        for sender, count, oldest in self._ledger.deliveries.unread_senders(change.name):
-            if sender in self._roster.agents and sender != change.name:
-                are = "messages of yours are" if count > 1 else "message of yours is"
-                text = (
-                    f"{change.name} is terminated: {change.reason}; {count} {are} unread in its "
-                    f"inbox, the first is {oldest}"
-                )
-                plans.append(planning.notice(sender, at_ns, f"end of {change.name}", text))
-        return plans
+        unread = self._ledger.deliveries.unread_senders(change.name)
+        return planning.notices_of_end(change, at_ns, unread, self._roster.agents)
 
     def answer(self, subject: Subject, kind: Kind, text: str) -> bool:
         """Send the answer to a command that was not answered at once; False: not possible now."""

@@ -8,12 +8,12 @@ docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
-from relay.agents.status import NO_AGENT, Directory
+from relay.agents.status import NO_AGENT, Directory, StatusChange
 from relay.base.clock import NS_PER_S
 from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
@@ -113,6 +113,25 @@ def notice(agent: str, at_ns: int, key: str, text: str) -> Plan:
     subject = Subject(agent=agent, at_ns=at_ns)
     body = f"{text}\n".encode()
     return Plan(subject, messages=(system_message(subject, agent, Kind.NOTIFICATION, body, key),))
+
+
+def notices_of_end(
+    change: StatusChange, at_ns: int, unread: Iterable[tuple[str, int, str]], agents: Set[str]
+) -> list[Plan]:
+    """Tell the senders of an agent's unread mail that it no longer reads, once for each ``at_ns``.
+
+    ``unread``: sender, number of its messages, the first of them.
+    """
+    plans = []
+    for sender, count, oldest in unread:
+        if sender in agents and sender != change.name:
+            are = "messages of yours are" if count > 1 else "message of yours is"
+            text = (
+                f"{change.name} is {change.status}: {change.reason}; {count} {are} unread in its "
+                f"inbox, the first is {oldest}"
+            )
+            plans.append(notice(sender, at_ns, f"end of {change.name}", text))
+    return plans
 
 
 def end_delivery(

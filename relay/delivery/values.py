@@ -370,6 +370,7 @@ class ControlReply(msgspec.Struct, frozen=True, gc=False):
     ok: bool | None
     text: str = ""
     effects: Effects = NO_EFFECTS
+    told: tuple[SystemMessage, ...] = ()  # to others
     attached: bytes = b""  # appended to the text
 
 

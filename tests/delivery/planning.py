@@ -31,9 +31,15 @@ class Table:
     def __init__(self) -> None:
         self.store: Engine = relay_engine()
         self.lead: str | None = None
-        clock, roster = FakeClock(AT_NS), SimpleNamespace(trusted_lead=str, agents=AGENTS)
+        clock = FakeClock(AT_NS)
+        roster = SimpleNamespace(trusted_lead=str, agents=AGENTS, retired=[])
+        ledger = SimpleNamespace(deliveries=SimpleNamespace(unread_senders=lambda _: []))
         orchestrator: Any = Orchestrator(
-            self.store, *[cast(Any, roster)] * 3, SpawnSettings(), cast(Any, None)
+            self.store,
+            *[cast(Any, roster)] * 3,
+            SpawnSettings(),
+            cast(Any, None),
+            cast(Any, ledger),
         )
         self.writer = StoreWriter(self.store, orchestrator, clock, lambda *_, **__: None)
         self.number = 0

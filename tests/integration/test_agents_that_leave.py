@@ -222,6 +222,24 @@ def test_the_senders_of_its_unread_mail_are_told_once(box: Box, start: Start) ->
     assert box.bodies("carol") == []
 
 
+def test_who_is_retired_leaves_nobody_waiting_for_it(box: Box) -> None:
+    """The senders of what it has not read are told, in the commit of its retirement."""
+    first = box.send("alice", "TO: bob\n\none")
+    box.take("bob", box.send("carol", "TO: bob\n\nread"))
+    box.tick()
+    box.command("operator", "agent.retire", "NAME: bob", "REASON: done")
+    box.restart()
+    box.tick(3)
+    assert life(box, "bob")[0] == "retired"
+    text = (
+        f"bob is retired: done; 1 message of yours is unread in its inbox, the first is {first}\n"
+    )
+    assert box.bodies("alice") == [text]
+    assert box.bodies("carol") == []
+    box.command("operator", "agent.retire", "NAME: bob", "REASON: really")
+    assert box.bodies("alice") == [text]
+
+
 def test_a_process_that_comes_back_gets_its_mail_at_once(box: Box, start: Start) -> None:
     terminate(box, "bob", start)
     start("bob")
