@@ -27,13 +27,14 @@ from relay.cli.common import (
     sanitize,
     when,
 )
-from relay.cli.tables import print_table, wide_option
+from relay.cli.tables import screen_columns, table_lines, wide_option
 from relay.views.attention import FOREVER, Item, tell_new
 from relay.views.attention import attention as waiting
 from relay.views.attention import hush as leave_out
 from relay.views.ids import short_ids
 
 COMMAND_S = 30  # for the operator's command
+WIDE = 100  # columns
 HEADER = ("AGE", "KIND", "WHO", "WHAT", "DO")
 YES = ("yes", "approve", "allow", "ok")
 NO = ("no", "deny", "reject")
@@ -77,7 +78,7 @@ def attention(
         for one in items:
             echo_json(one._asdict() | {"at": when(one.at)})
     elif items:
-        print_table(HEADER, _rows(items, now), wide=wide, flexible=("WHAT",))
+        _show(_rows(items, now), screen_columns(wide=wide))
     else:
         click.echo(name_home("nothing waits for you"), err=True)
     return EXIT_FINDINGS if items else 0
@@ -121,6 +122,18 @@ def _items(home: Home, now_ns: int) -> list[Item]:
     from relay.doctor import examine
 
     return waiting(home, examine(home, quick=True), now_ns)
+
+
+def _show(rows: list[tuple[object, ...]], columns: int | None) -> None:
+    """A line for each; on a narrow terminal its command has one of its own, so that it is whole."""
+    if columns is None or columns >= WIDE:
+        for line in table_lines(HEADER, rows, columns, flexible=("WHAT",)):
+            click.echo(line)
+        return
+    first, *lines = table_lines(HEADER[:-1], [row[:-1] for row in rows], columns)
+    click.echo(first)
+    for line, row in zip(lines, rows, strict=True):
+        click.echo(f"{line}\n     {row[-1]}")
 
 
 def _rows(items: list[Item], now_ns: int) -> list[tuple[object, ...]]:

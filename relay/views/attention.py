@@ -161,7 +161,7 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         if now_ns < over:
             yield item
     if mail[0]:
-        what = f"{plural(mail[0], 'message')} not read by the operator"
+        what = f"{plural(mail[0], 'unread message')} for the operator"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
     for message_id, recipient, sender, why, at in dead:
         what = f"from {sender}: no acknowledgment" + (f", {why}" if why else "")
@@ -208,6 +208,7 @@ def _refusal(home: Home, nack_id: str, recipient: str, at: int) -> Item:
         nack = parse_delivered(file.read(1 << 20), file=path)
         about = nack.headers.get("RE", nack_id)
         why = nack.body.decode(errors="replace").partition("\n")[0]
+        why = why.replace(f"{about}{MSG_SUFFIX}: ", "")
     return Item(nack_id, "refused", at, recipient, why, f"relay trace {about}", about)
 
 
