@@ -183,7 +183,7 @@ def default_wait_s(most_s: float = WAIT_S) -> float:
 
 
 class HowToWait(NamedTuple):
-    """What a send waits for."""
+    """The step that a send waits for."""
 
     seconds: float  # for the relay to take the message over
     committed: bool  # it must

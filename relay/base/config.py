@@ -206,7 +206,7 @@ class DeliverySettings(Settings, frozen=True):
 
 
 class AttentionSettings(Settings, frozen=True):
-    """What happens when something new waits for a person."""
+    """The reaction to something new that waits for a person."""
 
     command: Annotated[
         tuple[str, ...],

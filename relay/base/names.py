@@ -226,7 +226,7 @@ def options_of(value: object) -> tuple[str, ...]:
 
 
 def permission_ms(value: object) -> int:
-    """How long a request for permission waits: the value of its PERMISSION, ``120s Bash``."""
+    """Milliseconds that a request for permission waits: its PERMISSION is ``120s Bash``."""
     from relay.base.clock import duration_ms  # the hooks of agent CLIs need no clock
 
     with contextlib.suppress(ValueError):

@@ -328,7 +328,7 @@ def _status(home: Home, agent: str) -> dict[str, Any]:
 
 
 def _silence(rung: str, session: Session | None) -> str:
-    """What may be so if a rung has rung, and no hook ran since."""
+    """Possible reasons when a rung has rung, and no hook ran since."""
     from relay.reach.rungs import RUNGS
 
     text = next((one.silence for one in RUNGS if one.name == rung), "")

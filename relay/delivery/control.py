@@ -92,7 +92,7 @@ class Orchestrator:
         return ""
 
     def _notices_of_end(self, change: StatusChange, at_ns: int) -> tuple[SystemMessage, ...]:
-        """What the senders of an agent's unread mail hear when it is retired."""
+        """Notices to the senders of an agent's unread mail when it is retired."""
         if change.status != AgentStatus.RETIRED or change.name in self._statuses.retired:
             return ()
         unread = self._ledger.deliveries.unread_senders(change.name)

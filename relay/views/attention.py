@@ -1,4 +1,4 @@
-"""What waits for a person: one list of all that no agent and no relay settles by itself.
+"""The list of all that waits for a person: no agent and no relay settles it by itself.
 
 An item vanishes when what it says is no longer so. One that was hushed is left out until the time
 given, or until the same trouble begins anew; ``attention.json`` in the home has those.
@@ -119,7 +119,7 @@ def tell_new(home: Home, items: Sequence[Item], tell: Callable[[list[Item]], Non
 
 
 class _Known(msgspec.Struct):
-    """What ``attention.json`` has; times are Unix ns."""
+    """The content of ``attention.json``; times are Unix ns."""
 
     hushed: dict[str, tuple[int, int]] = {}  # key -> the item's time, until when it is left out
     told: dict[str, int] = {}  # key -> the item's time
@@ -134,7 +134,7 @@ def _changing(home: Home) -> Iterator[_Known]:
 
 
 def _read(home: Home) -> _Known:
-    """What is known; nothing, of a file that ``_changing`` did not write."""
+    """The content of the file; none of one that ``_changing`` did not write."""
     try:
         with open(home.path(KNOWN), "rb") as file:
             return msgspec.json.decode(file.read(1 << 20), type=_Known)

@@ -120,7 +120,7 @@ def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
 
 
 def message_facts(home: Home, one: StoredMessage) -> dict[str, Any]:
-    """What `relay show --json` prints."""
+    """The facts that `relay show --json` prints."""
     rows = _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", one.id)
     deliveries = _deliveries(home, one.id)
     answers = {each["answer_id"]: each["recipient"] for each in deliveries if each["answer_id"]}

@@ -42,7 +42,7 @@ POLL_S = 0.02
 
 
 class Rows(NamedTuple):
-    """What a query found."""
+    """The result of a query."""
 
     rows: list[dict[str, Any]]  # as `relay list --json` prints them
     has_more: bool

@@ -1,4 +1,4 @@
-"""What a session of an agent CLI does, from the transcript that its hooks told of.
+"""The steps of an agent CLI's session, from the transcript that its hooks told of.
 
 Claude Code and Codex write JSON lines, of which these are known [doc, obs 2026-11]; what else a
 line says is left out, and a line that is not understood is no error.
