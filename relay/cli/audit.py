@@ -108,7 +108,9 @@ def list_jobs(context: click.Context, home: str | None) -> None:
     from relay.audit.jobs import JOBS
 
     for job in (*JOBS.values(), *own_checks.find(root_of(context, home)).values()):
-        click.echo(sanitize(f"{job.name:<13} {job.description}"))
+        text = sanitize(f"{job.name:<13} {job.description}") or ""
+        columns = screen_columns()
+        click.echo(click.wrap_text(text, columns, "", " " * 14) if columns else text)
 
 
 @command(of=audit, json=False, epilog=RUN_EXAMPLES)

@@ -23,7 +23,8 @@ GAP = "  "
 BEFORE = 20  # characters of a text before the first part that is marked
 ENOUGH = 20  # columns of the terminal in which a text can be recognized
 LEAST = 5  # for any cell that is cut
-WHOLE = ("ID", "AT", "NAME")  # columns that are never cut
+NARROW, INDENT = 80, "    "
+WHOLE = ("ID", "AT", "NAME", "SETTING")  # columns that are never cut
 COLOURED = ("STATUS", "STATE", "SEVERITY", "DUE")
 _COLOURS = {
     "red": "refused security failed dead bounced error overdue crashed terminated damaged nack",
@@ -47,10 +48,34 @@ def print_table(
     """Print rows in columns; None is shown as ``-``, control characters are escaped.
 
     On a terminal the columns named in ``flexible`` (by default the last one) are cut to fit its
-    width, the widest first, unless ``wide``; an end that was cut is ``…``.
+    width, the widest first, unless ``wide``; an end that was cut is ``…``. On a narrow one, where
+    that would leave nothing to read, the last column has lines of its own.
     """
-    for line in table_lines(header, rows, screen_columns(wide=wide), flexible=flexible):
+    most, cells = screen_columns(wide=wide), [_texts(row) for row in rows]
+    if most is None or most >= NARROW or _least(header, cells, flexible) <= most:
+        lines = table_lines(header, cells, most, flexible=flexible)
+    else:
+        first = table_lines(header[:-1], [row[:-1] for row in cells], most, flexible=flexible)
+        last = [row[-1] for row in cells]
+        title = colour(INDENT + header[-1], bold=True) if set(last) - {"-"} else ""
+        below = (cut(INDENT + cell, most) if cell != "-" else "" for cell in last)
+        pairs = zip(first, (title, *below), strict=True)
+        lines = [line for pair in pairs for line in pair if line]
+    for line in lines:
         click.echo(line)
+
+
+def _least(header: Sequence[str], cells: Sequence[Sequence[str]], flexible: Sequence[str]) -> int:
+    """Columns that a table takes if only what is flexible is cut."""
+    total = len(GAP) * (len(header) - 1)
+    for name, *column in zip(header, *cells, strict=True):
+        width = max(map(_width, (name, *column)))
+        total += min(width, ENOUGH) if name in (flexible or header[-1:]) else width
+    return total
+
+
+def _texts(row: Iterable[object]) -> list[str]:
+    return ["-" if cell is None else visible(str(cell)) for cell in row]
 
 
 def table_lines(
@@ -65,7 +90,7 @@ def table_lines(
 
     The columns named in ``numbers`` are aligned to the right.
     """
-    cells = [[("-" if cell is None else visible(str(cell))) for cell in row] for row in rows]
+    cells = [_texts(row) for row in rows]
     widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
     if most is not None:
         wanted = [n for n, name in enumerate(header) if name in (flexible or header[-1:])]

@@ -46,6 +46,34 @@ def test_the_last_column_is_cut_to_the_terminal(columns: int) -> None:
     assert lines[1].endswith("…") is (columns < 118)
 
 
+FIVE = """
+from relay.cli.tables import print_table
+row = ("3f6777fc", "a-reviewer", "another-one", "overdue 4 min", "which branch? " * 9)
+print_table(("ID", "FROM", "TO", "STATUS", "BODY"), [row, ("cafe", "bob", "alice", "read", None)])
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 72, 80])
+def test_a_narrow_terminal_has_the_last_column_on_lines_of_its_own(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a few letters of each cell would be left; a row without one has no second line."""
+    monkeypatch.setitem(globals(), "TABLE", FIVE)
+    lines = on_a_terminal(columns)
+    assert max(map(len, lines)) <= columns
+    row = "3f6777fc  a-reviewer  another-one  overdue 4 min"
+    if columns > 60:
+        assert len(lines) == 3 and lines[1].startswith(f"{row}  which branch?")
+    else:
+        assert lines == [
+            "ID        FROM        TO           STATUS",
+            "    BODY",
+            row,
+            f"    {'which branch? ' * 9}"[:59] + "…",
+            "cafe      bob         alice        read",
+        ]
+
+
 def test_wide_cuts_nothing() -> None:
     """As a pipe would get it."""
     assert "".join(on_a_terminal(60, "wide=True")).count("x") == 100
