@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import os
 import secrets
+import signal
 import socket
+import stat
 import sys
 from types import FrameType
 
@@ -41,6 +43,7 @@ def main() -> int:
     port = given.port if given.uds else listening.getsockname()[1]
     host, secret = f"{ADDRESS}:{port}", secrets.token_urlsafe(32)
     print(f"http://{host}/#{secret}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again at its end
     try:
         serve(given.home, host, secret, listening)
     finally:
@@ -53,10 +56,12 @@ def main() -> int:
 
 def listen_on(port: int) -> socket.socket:
     """A socket of this machine alone; 0: any free port. Errors: OSError."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # With the protocol named asyncio sends at once; otherwise each answer waits for 40 ms.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((ADDRESS, port))
+        listening.listen()  # before the address is printed
     except BaseException:
         listening.close()
         raise
@@ -76,6 +81,7 @@ def listen_at(path: str) -> socket.socket:
         if _is_left(path):
             os.unlink(path)
         listening.bind(path)
+        listening.listen()
     except BaseException:
         listening.close()
         raise
@@ -85,14 +91,16 @@ def listen_at(path: str) -> socket.socket:
 
 
 def _is_left(path: str) -> bool:
-    """True for a socket that nobody serves."""
+    """True for a socket that nobody serves. Errors: RelayError for anything else that is there."""
+    if not os.path.lexists(path):
+        return False
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise RelayError(f"{path} is there, and is not a socket", hint="name another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             return True
-        except FileNotFoundError:
-            return False
     raise RelayError(f"{path} is served already", hint="end that process, or name another path")
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from relay.base.errors import MessageError, NotFound
 from relay.base.home import Home, lock_holder
 from relay.base.message import Kind
-from relay.base.names import OPERATOR, ORCHESTRATOR, options_of, uuid4_of
+from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, options_of, uuid4_of
 from relay.search.query import Query, parse
 from relay.views.agents import ListedAgent, agent_facts, agent_page, list_agents
 from relay.views.attention import attention
@@ -113,11 +113,11 @@ def message(asked: Asked) -> Facts:
         "deliveries": trace["deliveries"],
         "message": facts,
         "options": options_of((facts or {}).get("headers", {}).get("OPTIONS")),
-        "actions": _actions(trace, facts),
+        "actions": _actions(asked.home, trace, facts),
     }
 
 
-def _actions(trace: Facts, facts: Facts | None) -> list[str]:
+def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:
     """What the operator can do with a message, as the forms of its page are called."""
     found: list[str] = []
     states = {one["state"] for one in trace["deliveries"]}
@@ -126,7 +126,7 @@ def _actions(trace: Facts, facts: Facts | None) -> list[str]:
         found.append("reply")
     if mine and trace.get("kind") == "command" and mine[0]["obligation"] == "open":
         found.append("complete")
-    if any(one["state"] == "written" for one in mine):
+    if os.path.lexists(home.path("agents", OPERATOR, "inbox", trace["message_id"] + MSG_SUFFIX)):
         found.append("read")
     if "dead" in states:
         found += ["replay", "discard"]

@@ -24,6 +24,7 @@ from scripts.benchmarks import (
     search,
     senders,
     start,
+    web,
 )
 
 DRAIN = [
@@ -40,6 +41,7 @@ END_TO_END_MESSAGES = 8_000  # below the burst that one agent may send
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
 START_MESSAGES = 100_000
+WEB_MESSAGES = 100_000
 SEARCHED = [100_000, 1_000_000]
 IDLE_AGENTS = 1_000
 RINGS = 100
@@ -64,6 +66,7 @@ CASES = (
     "search",
     "senders",
     "start",
+    "web",
 )
 
 
@@ -88,6 +91,7 @@ def main() -> None:
         "search": lambda: search.run(base, sizes=SEARCHED),
         "senders": lambda: senders.run(base),
         "start": lambda: start.run(base, messages=START_MESSAGES),
+        "web": lambda: web.run(base, messages=WEB_MESSAGES),
         PEERS: lambda: peers.run(base),
     }
     for case, run in single.items():

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import pytest
 from starlette.testclient import TestClient
 
+from relay.web import actions
 from relay.web.actions import ACTIONS
 from tests.box import Box
 from tests.web.conftest import MakeClient
@@ -98,6 +99,23 @@ def test_a_message_is_marked_as_read_only_when_told(box: Box, client: TestClient
     box.tick()
     assert box.states(sent) == {"operator": "read"}
     assert send_form(client, f"/m/{sent}/read", {}).status_code == 404
+
+
+def test_an_answer_is_sent_also_if_its_message_could_not_be_moved(
+    box: Box, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the process was killed in between."""
+    asked = box.send("alice", "TO: operator\nKIND: query\n\nwhich branch?")
+    monkeypatch.setattr(actions, "_mark_read", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    assert send_form(client, f"/m/{asked}/answer", {"body": "main"}).status_code == 503
+    box.tick()
+    assert [one.body for one in box.inbox("alice").values()] == [b"main"]
+    facts = client.get(f"/m/{asked}.json").json()
+    assert facts["deliveries"][0]["obligation"] == "answered" and "read" in facts["actions"]
+    assert client.get("/index.json").json()["items"] == []
+    monkeypatch.undo()
+    post(client, f"/m/{asked}/read")
+    assert asked not in box.inbox("operator")
 
 
 def test_a_dead_letter_is_delivered_again(box: Box, client: TestClient) -> None:

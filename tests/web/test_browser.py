@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -129,7 +130,7 @@ def find(page: Page, selector: str) -> Any:
 def press(page: Page, *keys: str) -> None:
     """Press keys where the focus is."""
     for key in keys:
-        page.driver.switch_to.active_element.send_keys(key)
+        ActionChains(page.driver).send_keys(key).perform()
 
 
 def tab_to(page: Page, what: str) -> None:

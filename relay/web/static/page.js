@@ -81,6 +81,7 @@
     const response = await asked;
     const page = await parsed(response);
     if (mine !== turn) return;
+    turn += 1; // nor what was asked for meanwhile
     const address = new URL(response.url);
     if (isPushed) history.pushState(null, "", address.pathname + address.search);
     head(page);
