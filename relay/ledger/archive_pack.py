@@ -18,7 +18,7 @@ import re
 import sys
 import tarfile
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from relay.base import fsio
 from relay.base.clock import iso_date
@@ -33,7 +33,12 @@ else:
 
 SUFFIX = ".tar.zst"
 PRUNED = "pruned"
-LEVEL = 9  # text to a fifth; 30 MB/s, in a thread of low priority
+_OPTIONS = {  # a flipped byte that still inflates is an error, too
+    int(
+        zstd.CompressionParameter.compression_level
+    ): 9,  # text to a fifth; 30 MB/s, in a thread of low priority
+    int(zstd.CompressionParameter.checksum_flag): 1,
+}
 SLICE_FILES = 16  # files between pauses: two milliseconds, which the loop may wait for
 SLICE_NAMES = 200  # the same, when files are only listed
 DAY_NS = 86_400 * 10**9
@@ -178,7 +183,7 @@ def _write(dirs: Dirs, target: str, files: list[str]) -> Iterator[None]:
     fd = fsio.open_rw(temp, new=True)
     try:
         with os.fdopen(fd, "wb", closefd=False) as raw:
-            with zstd.ZstdFile(raw, "w", level=LEVEL) as packed:
+            with create(raw) as packed:
                 with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar:
                     yield from _fill(dirs, tar, target, files)
         fsio.sync_data(fd, temp)
@@ -207,6 +212,11 @@ def _fill(dirs: Dirs, tar: tarfile.TarFile, target: str, files: list[str]) -> It
         add(tar, path, data, int(status.st_mtime))
         if number % SLICE_FILES == SLICE_FILES - 1:
             yield
+
+
+def create(raw: IO[bytes]) -> zstd.ZstdFile:
+    """The stream that packs a tar, with a checksum of the whole at its end."""
+    return zstd.ZstdFile(raw, "w", options=_OPTIONS)
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes, at_s: int) -> None:
@@ -258,6 +268,8 @@ def _walk(file: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes, int]
                 content = tar.extractfile(facts)
                 if content is not None:
                     yield facts.name, content.read(), int(facts.mtime)
+            while plain.read(1 << 20):  # to the checksum at the end
+                pass
     except (zstd.ZstdError, tarfile.TarError, EOFError) as exc:
         raise FormatError(path, 0, "a tar packed with zstd", exc) from exc
 

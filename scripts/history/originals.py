@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tarfile
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_date
 from relay.base.home import Home
 from relay.ledger import archive_pack
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 
 class Originals:
@@ -55,7 +49,7 @@ class Originals:
         self._packing.close()
         path = self._home.path("archive", day + archive_pack.SUFFIX)
         raw = self._packing.enter_context(open(path, "xb", opener=_private))
-        packed = self._packing.enter_context(zstd.ZstdFile(raw, "w", level=archive_pack.LEVEL))
+        packed = self._packing.enter_context(archive_pack.create(raw))
         self._tar = self._packing.enter_context(
             tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from relay.audit.sources import originals_source
 from relay.base.errors import FormatError
+from relay.ledger import archive_pack
 from relay.ledger.archive_pack import zstd
 
 NAMES = (
@@ -70,3 +72,29 @@ def test_one_that_is_cut_short_is_an_error(tmp_path: Path, keep: float) -> None:
     (tmp_path / "pack").write_bytes(whole[:cut])
     with pytest.raises(FormatError, match="a pack at "):
         read(tmp_path / "pack")
+
+
+def test_no_flipped_byte_gives_other_members(tmp_path: Path) -> None:
+    """Also one behind which everything inflates: the pack has a checksum of the whole."""
+    members = {f"archive/{number}.msg": b"TO: bob\n\nhi %d" % number for number in range(9)}
+    with (tmp_path / "pack").open("wb") as raw, archive_pack.create(raw) as plain:
+        with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            for name, data in members.items():
+                archive_pack.add(tar, name, data, 1769851800)
+    whole, unseen = (tmp_path / "pack").read_bytes(), 0
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        (tmp_path / "pack").write_bytes(damaged)
+        for reader in (read, read_by_library):
+            try:
+                assert reader(tmp_path / "pack") == list(members.items()), at
+                unseen += 1
+            except FormatError:
+                pass
+    assert unseen < len(whole) // 10  # bits of the frame's header that have no meaning
+
+
+def read_by_library(path: Path) -> list[tuple[str, bytes]]:
+    with contextlib.ExitStack() as stack:
+        return [(name, data) for name, data, _ in archive_pack.members(stack, str(path))]

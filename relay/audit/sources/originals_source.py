@@ -357,7 +357,8 @@ def pack_members(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
     while True:
         head = source.take(BLOCK)
         if not head.strip(b"\0"):
-            return  # two empty blocks end it; what is behind them is filling
+            source.drain()  # two empty blocks end it; what is behind them is filling
+            return
         size = _size_of(head, path, source.at)
         data = source.take(size)
         source.take(-size % BLOCK)
@@ -389,6 +390,14 @@ class _PackReader:
         begin, self._begin = self._begin, end
         self.at += count
         return self._piece[begin:end]
+
+    def drain(self) -> None:
+        """Read on to the checksum at the end. Errors: FormatError."""
+        try:
+            while self._plain.read(PIECE_BYTES):
+                pass
+        except (zstd.ZstdError, EOFError) as exc:
+            raise FormatError(self._path, self.at, _EXPECTED, exc) from exc
 
     def _fill(self, count: int) -> None:
         pieces = [self._piece[self._begin :]]
