@@ -313,6 +313,14 @@ def test_without_script_pages_are_read_and_forms_are_sent(
     page.command("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+def test_who_signed_in_has_a_page_that_changes_too(page: Page, served: Served, home: Path) -> None:
+    page.driver.get(f"{served.origin.replace('://', f'://me:{served.key}@')}/signin")
+    find(page, 'a[href="/search"]').click()
+    wait_for(page, "live")
+    send(home, "bob", "by a name and a key")
+    wait_for(page, "by a name and a key", 5)
+
+
 def test_a_tab_without_the_key_asks_for_it(page: Page, served: Served, home: Path) -> None:
     send(home, "bob", "only for the operator")
     page.driver.get(f"{served.origin}/search")

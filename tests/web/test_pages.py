@@ -219,3 +219,26 @@ def test_there_is_one_script_of_at_most_200_lines_and_nothing_is_from_elsewhere(
         assert "| safe" not in text and "autoescape" not in text, path
     sources = [*folder.rglob("*.py"), *folder.rglob("*.j2"), *folder.rglob("*.css"), script]
     assert sum(len(path.read_text().splitlines()) for path in sources) <= 3000
+
+
+@settings(max_examples=60)
+@given(st.text(min_size=1, max_size=60))
+@example(EVIL)
+@example('"><a href="javascript:alert(1)">')
+def test_whatever_a_row_has_is_text(text: str) -> None:
+    """Names, ids, states, threads and bodies, whoever wrote them."""
+    names = ("id", "from", "to", "kind", "status", "content", "thread")
+    row = dict.fromkeys(names, text) | {"recipients": [text, text], "at": "2026-01-31T09:30:00Z"}
+    web = Web("/nowhere")
+    facts = {"thread": text, "rows": [row], "has_more": False, "note": ""}
+    one = {"thread": text, "count": 1, "names": [text], "last": row}
+    for name, more in (("thread", facts), ("threads", {"threads": [one], "most": 1})):
+        page = web._page(name, more).body.decode()
+        assert page.count("<script") == 1
+        addresses = re.findall(r'href="([^"]*)"', page)
+        assert all(re.match(r"/|#main$", one) for one in addresses), addresses
+        tags = set(re.findall(r"<([a-z][a-z0-9]*)", page))
+        assert tags <= {
+            *("html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav"),
+            *("form", "input", "p", "main", "h1", "ul", "li", "span", "article", "pre", "time"),
+        }
