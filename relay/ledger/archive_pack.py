@@ -33,11 +33,10 @@ else:
 
 SUFFIX = ".tar.zst"
 PRUNED = "pruned"
-_OPTIONS = {  # a flipped byte that still inflates is an error, too
-    int(
-        zstd.CompressionParameter.compression_level
-    ): 9,  # text to a fifth; 30 MB/s, in a thread of low priority
-    int(zstd.CompressionParameter.checksum_flag): 1,
+_PARAMETER = zstd.CompressionParameter
+_OPTIONS = {
+    int(_PARAMETER.compression_level): 9,  # text to a fifth; 30 MB/s, at low priority
+    int(_PARAMETER.checksum_flag): 1,  # a flipped byte that still inflates is an error, too
 }
 SLICE_FILES = 16  # files between pauses: two milliseconds, which the loop may wait for
 SLICE_NAMES = 200  # the same, when files are only listed

@@ -211,10 +211,16 @@ class HomeBuilder:
         return str(path)
 
     def inputs(
-        self, spark: object, folder: Path, clock: Clock | None = None, grace_s: float = 30
+        self,
+        spark: object,
+        folder: Path,
+        clock: Clock | None = None,
+        grace_s: float = 30,
+        **more: bool,
     ) -> Inputs:
         """What a run over this home would look at, an hour after START unless told otherwise."""
         folder.mkdir()
         clock = clock or FakeClock(START_NS + 3600 * NS_PER_S)
         # shared: a source that is read anew costs a second of its own
-        return Inputs(spark, snapshot_home(self.path, str(folder), clock, grace_s), shared=True)
+        snapshot = snapshot_home(self.path, str(folder), clock, grace_s)
+        return Inputs(spark, snapshot, shared=True, **more)

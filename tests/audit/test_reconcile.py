@@ -167,6 +167,27 @@ def test_a_store_that_was_never_written_is_empty(
     }
 
 
+def test_what_a_damaged_file_may_have_does_not_hide_what_is_wrong(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Its store file is passed over; its original has another text, whatever the store has."""
+    home.sent("1-lost")
+    home.sent("1-forged")
+    archive = home.root / "archive/2026-01-31/alice"
+    archive.mkdir(parents=True, exist_ok=True)
+    for name, (_, data) in home.files.items():
+        forged = data.replace(b"hello", b"jello") if name == "1-forged" else data
+        (archive / f"{name}.msg").write_bytes(forged)
+    damaged = Path(home.write_store("store/archive/2026-01-31/000001.acomm"))
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    inputs = home.inputs(spark, tmp_path / "run", permissive=True)
+    table = reconcile.make(inputs)["reconcile"].collect()
+    assert {row["message_id"]: row["class"] for row in table} == {
+        "1-lost": "not_checked",
+        "1-forged": "original_differs",
+    }
+
+
 # id: created_ns, created_at, class; the snapshot is an hour later, the grace is 30 s
 LATE_S = 3570
 AGES = {

@@ -26,9 +26,7 @@ def message_class(judged: Horizon, grace_ns: int) -> Column:
         .when(status.isin(*OPEN), "in_flight")
         .when(status == "failed", "failed")
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
-        .when(
-            F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("not_checked")
-        )
+        .when(F.col("copies").isNull() & F.col("is_whole"), "missing")
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
@@ -39,6 +37,7 @@ def message_class(judged: Horizon, grace_ns: int) -> Column:
         .when(_has_other_size(), "original_differs")
         .when(_lacks_original(), "original_missing")
         .when(_has_other_path(), "path_differs")
+        .when(F.col("copies").isNull(), "not_checked")  # nothing else is wrong with it
         .when(F.col("waiting_for").isNotNull(), "undelivered")
         .when(F.col("ended_for").isNotNull(), "returned")
         .when(unknown, "unverified")

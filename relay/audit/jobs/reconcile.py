@@ -11,7 +11,7 @@ A message has one class, the worst that is true of it:
 | undelivered | completed, but a delivery is still held or staged | warning |
 | checksum_differs | the content in the store is not the ledger's, or the ledger lost it | error |
 | missing | completed or archived in the ledger, and not in the store | error |
-| not_checked | the same, but a damaged file was skipped, which may have it | |
+| not_checked | not in the store, but a damaged file was skipped, which may have it | |
 | journal_differs | the content in the journal is not the ledger's | error |
 | headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
 | | priority, TTL, topic or thread; or processed later than the snapshot | |
