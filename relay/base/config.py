@@ -269,7 +269,7 @@ class SpawnSettings(Settings, frozen=True):
 
 
 class AgentSettings(Settings, frozen=True):
-    """Times after which a silent agent counts as inactive or terminated."""
+    """Times after which a silent agent counts as inactive or terminated; agents in one checkout."""
 
     inactive_after_s: Annotated[
         Positive, about("Silence after which an agent gets no broadcasts; other mail still waits.")
@@ -277,6 +277,9 @@ class AgentSettings(Settings, frozen=True):
     dead_after_s: Annotated[
         Positive, about("Time since the end of an agent's process after which its mail bounces.")
     ] = 300
+    shared_checkout: Annotated[
+        bool, about("Tell sessions in one git work tree of each other; ask before git changes it.")
+    ] = True
 
 
 class ContinuitySettings(Settings, frozen=True):

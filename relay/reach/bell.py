@@ -50,7 +50,7 @@ def start(root: str, session: Session) -> bool:
             return False
         _spawn([root, session.harness, session.session_id])
     except OSError as exc:
-        from relay.reach.ringing import log
+        from relay.reach.report import log
 
         log(root, f"the bell of {session.agent} was not started: {exc}")
         return False
@@ -88,7 +88,8 @@ def _spawn(arguments: list[str]) -> None:
 
 def serve(root: str, harness: str, session_id: str) -> None:
     """Be the bell of a session, unless there is one."""
-    from relay.reach.ringing import Bell, log
+    from relay.reach.report import log
+    from relay.reach.ringing import Bell
 
     session = load_session(root, harness, session_id)
     if session is None:
@@ -257,7 +258,7 @@ def _rewake_hook(root: str) -> int:
             return 0
         return rewake(root, str(facts["session_id"]))
     except Exception as exc:
-        from relay.reach.ringing import log
+        from relay.reach.report import log
 
         log(root, f"relay bell --rewake: {type(exc).__name__}: {exc}")
         return 0

@@ -84,7 +84,7 @@ def bind(
                     with session_lock(root, session_file(one.harness, one.session_id)):
                         remove_session(root, one)
     _tell_shells(name, root)
-    return _greeting(root, session, asked, source)
+    return _greeting(root, session, asked, source, others)
 
 
 def _is_older(pid_start: int | None, session: Session) -> bool:
@@ -209,8 +209,8 @@ def _tell_shells(name: str, root: str) -> None:
             file.write(f"export AGENT_RELAY_NAME={quote(name)} AGENT_RELAY_DIR={quote(root)}\n")
 
 
-def _greeting(root: str, session: Session, asked: str, source: str) -> str:
-    """The text that tells a session of itself, and of what it owes."""
+def _greeting(root: str, session: Session, asked: str, source: str, others: list[Session]) -> str:
+    """The text that tells a session of itself, of its neighbours, and of what it owes."""
     name = session.agent
     text = f"agent-relay: this session is the agent {name} (run {session.run}) of {root}."
     if name != asked:
@@ -220,8 +220,11 @@ def _greeting(root: str, session: Session, asked: str, source: str) -> str:
         f" Messages for {name} are shown here as they come; `relay send --as {name} NAME TEXT` "
         "sends one, `relay guide` tells more."
     )
+    from relay.reach.checkout import who_else
     from relay.reach.owed import owed_answers, owed_text
 
+    if line := who_else(root, session, others):
+        text += f"\n{line}"
     owed = owed_answers(root, name)
     return f"{text}\n{owed_text(name, owed, time.time_ns())}" if owed else text
 

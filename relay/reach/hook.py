@@ -16,6 +16,22 @@ import os
 import signal
 import time
 
+from relay.reach.events import (
+    ACT,
+    AGY,
+    ASK,
+    BATCH,
+    END,
+    EVENTS,
+    FAIL,
+    OTHERS,
+    PROMPT,
+    START,
+    STOP,
+    TAKES_CONTEXT,
+    TOOL,
+    WRITERS,
+)
 from relay.reach.session import (
     BLOCKED,
     FAILING,
@@ -36,53 +52,14 @@ USAGE = "usage: relay hook claude|codex|gemini|agy EVENT [--home DIR] [--as NAME
 DEADLINE_S = 5.0
 MAX_STDIN = 64 << 20  # a tool's whole response may be in it
 MOST_VALUES = 4_000_000  # in it: so many are parsed in 1.2 s, and no signal interrupts that
-MAX_LOG = 1 << 20
 # Stops in a row that are refused for messages; after 8 Claude Code ends the turn all the same, and
 # what was printed at the last one would not be seen.
 MOST_STOPS = 6
 ENDED = "ended"
-AGY = "agy"
 MAX_PATHS = 1 << 20  # of its stdin, which has no responses of tools
 DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
 MAX_ERROR = 60
 
-START, PROMPT, ACT, ASK, TOOL, BATCH = "start", "prompt", "act", "ask", "tool", "batch"
-NOTE, STOP, FAIL, END = "note", "stop", "fail", "end"
-OTHERS = "others"  # a text of another session at the prompt, also in mid-turn: not the person's
-EVENTS = {
-    "claude": {
-        "SessionStart": START,
-        "UserPromptSubmit": PROMPT,
-        "PreToolUse": ACT,
-        "PermissionRequest": ASK,
-        "PostToolUse": TOOL,
-        "PostToolUseFailure": TOOL,
-        "PostToolBatch": BATCH,
-        "Notification": NOTE,
-        "Stop": STOP,
-        "StopFailure": FAIL,
-        "SessionEnd": END,
-    },
-    "codex": {
-        "SessionStart": START,
-        "UserPromptSubmit": PROMPT,
-        "PreToolUse": ACT,
-        "PermissionRequest": ASK,
-        "PostToolUse": TOOL,
-        "Stop": STOP,
-    },
-    "gemini": {
-        "SessionStart": START,
-        "BeforeAgent": PROMPT,
-        "BeforeTool": ACT,
-        "AfterTool": TOOL,
-        "Notification": NOTE,
-        "AfterAgent": STOP,
-        "SessionEnd": END,
-    },
-    "agy": {"PreInvocation": PROMPT, "Stop": STOP},
-}
-TAKES_CONTEXT = (START, PROMPT, OTHERS, TOOL, BATCH)
 ENVELOPE, ENVELOPE_END = "<cross-session-message", "</cross-session-message>"
 # The session's own directory; a tool may have changed the working directory.
 PROJECT_VARIABLES = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
@@ -287,9 +264,11 @@ def _handle(call: Call) -> None:
         if call.role == STOP:
             state = _stop(call, session)
         elif call.role in TAKES_CONTEXT:
-            state = _show(call, session, greeting)
+            first = "\n".join(filter(None, (greeting, _written(call, session))))
+            state = _show(call, session, first)
         else:
             state = _state_of(call, session)
+            _ask(call, session)
         _report_state(call.root, session, state)
         if call.role == END and call.text("reason") != "clear":
             session.pid = 0  # the name is free; the session has it again when it is resumed
@@ -346,6 +325,25 @@ def _show(call: Call, session: Session, greeting: str) -> str:
     if call.role in (START, PROMPT, BATCH):
         session.step += 1
     return state
+
+
+def _written(call: Call, session: Session) -> str:
+    """What is said after a write to a file that another session has written, too."""
+    if call.event not in ("PostToolUse", "AfterTool") or call.text("tool_name") not in WRITERS:
+        return ""
+    from relay.reach.checkout import wrote
+
+    return wrote(call.root, session, call.facts)
+
+
+def _ask(call: Call, session: Session) -> None:
+    """Let Claude Code ask its person before git changes a work tree in which others live."""
+    if (call.vendor, call.event) == ("claude", "PreToolUse"):
+        from relay.reach.checkout import question
+
+        if reason := question(call.root, session, call.facts):
+            asked = {"permissionDecision": "ask", "permissionDecisionReason": reason}
+            _write(call, {"hookSpecificOutput": {"hookEventName": call.event} | asked})
 
 
 def _stop(call: Call, session: Session) -> str:
@@ -475,6 +473,10 @@ def _print(call: Call, text: str, refuses: bool = False) -> None:
     else:
         context = {"hookEventName": call.event, "additionalContext": text}
         output = {"hookSpecificOutput": context}
+    _write(call, output)
+
+
+def _write(call: Call, output: dict[str, object]) -> None:
     call.has_printed = True
     left = json.dumps(output).encode() + b"\n"
     while left:
@@ -482,18 +484,8 @@ def _print(call: Call, text: str, refuses: bool = False) -> None:
 
 
 def _log(call: Call, text: str) -> None:
-    """Append a line to logs/hooks.log; nothing if that is not possible."""
-    if not call.root:
-        return
-    path = os.path.join(call.root, "logs", "hooks.log")
-    facts = {"at": time.time_ns(), "vendor": call.vendor, "event": call.event}
-    facts |= {"session": call.text("session_id")[:128], "text": text[:500]}
-    try:
-        if os.path.lexists(path) and os.lstat(path).st_size > MAX_LOG:
-            os.rename(path, path + ".1")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(path, flags, 0o600)
-        os.write(fd, json.dumps(facts).encode() + b"\n")
-        os.close(fd)
-    except OSError:
-        pass
+    if call.root:
+        from relay.reach.report import log
+
+        session = call.text("session_id")
+        log(call.root, text, vendor=call.vendor, event=call.event, session=session)

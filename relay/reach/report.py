@@ -23,6 +23,7 @@ import os
 import time
 from collections.abc import Iterable
 
+MAX_LOG = 1 << 20
 SUFFIX = ".report"
 OFFERED, IN_CONTEXT, RETURNED, RING, STATE = "offered", "in_context", "returned", "ring", "state"
 MAX_BYTES = 1 << 20
@@ -44,3 +45,18 @@ def write_report(root: str, agent: str, entries: Iterable[dict[str, object]]) ->
     except BaseException:
         os.unlink(pending)
         raise
+
+
+def log(root: str, text: str, *, vendor: str = "", event: str = "bell", session: str = "") -> None:
+    """Append a line to logs/hooks.log, of hooks and bells; nothing if that is not possible."""
+    path = os.path.join(root, "logs", "hooks.log")
+    facts = {"at": time.time_ns(), "vendor": vendor, "event": event, "session": session[:128]}
+    try:
+        if os.path.lexists(path) and os.lstat(path).st_size > MAX_LOG:
+            os.rename(path, path + ".1")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        os.write(fd, json.dumps(facts | {"text": text[:500]}).encode() + b"\n")
+        os.close(fd)
+    except OSError:
+        pass

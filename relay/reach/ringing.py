@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from relay.reach.inotify import Folders
-from relay.reach.report import RING, write_report
+from relay.reach.report import RING, log, write_report
 from relay.reach.rungs import (
     NO_RUNG,
     RUNGS,
@@ -36,7 +36,6 @@ from relay.reach.session import (
 )
 from relay.reach.waiting import NS, PAUSES_S, Inbox, Pace
 
-MAX_LOG = 1 << 20
 TRIES = 2
 LOOK_S = 30.0  # without any event
 QUIET_S = 120  # a turn without a hook for so long may have been interrupted: no hook tells it
@@ -304,18 +303,3 @@ def ask_rung(root: str, session: Session, rung: str, seconds: float) -> None:
     with open(path + ".tmp", "w", encoding="utf-8") as file:
         json.dump({"rung": rung, "until": time.time_ns() + round(seconds * NS)}, file)
     os.rename(path + ".tmp", path)
-
-
-def log(root: str, text: str) -> None:
-    """Add a line to the log of hooks and bells; never fails."""
-    path = os.path.join(root, "logs", "hooks.log")
-    facts = {"at": time.time_ns(), "vendor": "", "event": "bell", "session": "", "text": text[:500]}
-    try:
-        if os.path.lexists(path) and os.lstat(path).st_size > MAX_LOG:
-            os.rename(path, path + ".1")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-        os.write(fd, json.dumps(facts).encode() + b"\n")
-        os.close(fd)
-    except OSError:
-        pass

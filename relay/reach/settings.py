@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from relay.base.errors import SettingsError
 from relay.base.text import visible
 from relay.reach.bell import WOKEN
-from relay.reach.vendors import ASKED, REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
+from relay.reach.vendors import ASKED, FOR_TOOL, REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
 
 BACKUP = ".before-relay"
 SERVER = "agent-relay"  # the name of the MCP server
@@ -289,12 +289,15 @@ def _adding_hooks(vendor: Vendor, command: list[str], options: list[str], ask_s:
             words = [*command, "hook", vendor.name, event, *options]
             entries = [_entry(words, ENDS_WELL, TIMEOUT_S * vendor.second)]
             if (vendor.name, event) == REWAKE:
-                words = [*command, "bell", "--rewake", *_home_of(options)]
+                own_home = options[:2] if "--home" in options else []  # it is first
+                words = [*command, "bell", "--rewake", *own_home]
                 entries.append(_entry(words, WAKES, REWAKE_TIMEOUT_S) | {"asyncRewake": True})
             if event == ASKED and ask_s:
                 words = [*words, "--ask", str(ask_s)]
                 entries.append(_entry(words, ENDS_WELL, (ask_s + TIMEOUT_S) * vendor.second))
-            hooks.setdefault(event, []).extend(entries if vendor.has_sets else [{"hooks": entries}])
+            only = {"matcher": FOR_TOOL[event]} if event in FOR_TOOL else {}
+            added = entries if vendor.has_sets else [only | {"hooks": entries}]
+            hooks.setdefault(event, []).extend(added)
         return _written(path, text, settings)
 
     return add
@@ -437,11 +440,6 @@ def _take_out_set(vendor: Vendor, settings: Settings, path: str) -> None:
 
 def _entry(words: list[str], end: str, timeout: int) -> Settings:
     return {"type": "command", "command": shlex.join(words) + end, "timeout": timeout}
-
-
-def _home_of(options: list[str]) -> list[str]:
-    at = options.index("--home") if "--home" in options else len(options)
-    return options[at : at + 2]
 
 
 def _written(path: str, text: str | None, settings: Settings) -> str | None:

@@ -43,6 +43,7 @@ VENDORS = {
         {
             "SessionStart": START,
             "UserPromptSubmit": PROMPT,
+            "PreToolUse": "lets it ask you before git changes a checkout in which others live",
             "PermissionRequest": DIALOG,
             "PostToolUse": TOOL,
             "PostToolUseFailure": "shows what has come, after a tool call that failed",
@@ -106,3 +107,4 @@ VENDORS = {
 }
 ASKED = "PermissionRequest"  # the event whose hook may ask the operator
 REWAKE = ("claude", "Stop")  # the one vendor and event whose hook may wake an idle session
+FOR_TOOL = {"PreToolUse": "Bash"}  # events whose hook runs for one tool only

@@ -87,7 +87,8 @@ def test_what_was_there_stays_and_comes_back_alone(project: Path) -> None:
     before = json.loads(THEIRS)
     assert list(after) == list(before)
     assert after["new-in-2030"] == before["new-in-2030"]
-    assert after["hooks"]["PreToolUse"] == before["hooks"]["PreToolUse"]
+    assert after["hooks"]["PreToolUse"][:1] == before["hooks"]["PreToolUse"]
+    assert after["hooks"]["PreToolUse"][1]["matcher"] == "Bash"
     assert after["hooks"]["Stop"][0] == before["hooks"]["Stop"][0]
     assert commands(path, "SessionStart") == [f"'{RELAY}' hook claude SessionStart || exit 0"]
     assert commands(path, "Stop")[1:] == [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.process_info import started_at
+from relay.base.process_info import started_at, words_of
 from relay.reach import rungs
 from relay.reach.rungs import (
     SOCKET,
@@ -288,6 +288,7 @@ def test_a_run_of_codex_exec_is_not_rung_by_its_queue(eve: Cli, tmp_path: Path) 
     assert CodexQueue().missing(target(eve)) == ""
     words = ["sh", "-c", "read line", "exec", "do it"]  # `codex exec "do it"`
     with subprocess.Popen(words, stdin=subprocess.PIPE) as run:
+        until(lambda: words_of(run.pid)[:1] == ["sh"])
         eve.session.pid, eve.session.pid_start = run.pid, started_at(run.pid)
         lost = "what is queued for its thread is lost"
         until(lambda: lost in CodexQueue().missing(target(eve)))  # the kernel shows its words soon

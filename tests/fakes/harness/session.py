@@ -44,6 +44,7 @@ class Harness:
         self.vendor, self.cwd = vendor, Path(cwd)
         self.session_id = str(uuid.uuid4())
         self.context: list[Seen] = []
+        self.asked: list[str] = []  # why hooks let its person be asked; the answer is yes
         self._turn_number = 0
         self._pending: list[Seen] = []  # the model has not got it yet
         self._results: list[dict[str, Any]] = []
@@ -242,7 +243,10 @@ class Harness:
         }
         if not is_gemini:
             use["tool_use_id"] = number
-        self.fire("PreToolUse", **use)
+        for one in self.fire("PreToolUse", **use):
+            said = one.output.get("hookSpecificOutput") or {}
+            if said.get("permissionDecision") == "ask":
+                self.asked.append(said["permissionDecisionReason"])
         done = subprocess.run(
             command, shell=True, cwd=self.cwd, env=self.env, capture_output=True, text=True
         )

@@ -1,0 +1,171 @@
+"""Several agents in one git work tree: what their sessions are told of each other.
+
+    at its start      who else lives in this work tree, working or idle, and since when
+    after a write     that another live session wrote the same file within ``CLASH_NS``: this one in
+                      its context, the other and the operator by a message
+    before a command  that changes all of the tree (``git_words``): the agent CLI asks its person
+
+Nothing is locked and nothing denied. ``agents.shared_checkout`` in the configuration ends it.
+
+    sessions/.written   {"written": {agent and path: Unix ns}, "told": {pair and path: Unix ns}}
+
+Killed between the message and this file, the next write tells it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+
+from relay.base.clock import NS_PER_S, elapsed, local_time
+from relay.base.discovery import CONFIG
+from relay.base.process_info import words_of
+from relay.base.text import visible
+from relay.reach.git_words import tree_changes
+from relay.reach.session import FOLDER, IDLE, Session, load_sessions, session_lock
+
+WRITTEN = ".written"
+CLASH_NS = 600 * NS_PER_S
+TOLD_NS = 3600 * NS_PER_S
+MOST_FILES = 500  # of all agents; the oldest are forgotten
+PATCHED = ("*** Update File: ", "*** Add File: ", "*** Delete File: ", "*** Move to: ")
+UNATTENDED = ("-p", "--print")  # claude runs without a person: a question would be a refusal
+
+
+def is_on(root: str) -> bool:
+    """False if the configuration ends it; the relay itself tells of one that is damaged."""
+    try:
+        with open(os.path.join(root, CONFIG), encoding="utf-8") as file:
+            return json.load(file)["agents"]["shared_checkout"] is not False
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
+
+
+def worktree_of(folder: str) -> str:
+    """The top of the git work tree that a directory is in; empty if it is in none."""
+    folder = os.path.realpath(folder) if folder else ""
+    while folder and not os.path.lexists(os.path.join(folder, ".git")):
+        folder = os.path.dirname(folder) if folder != os.path.dirname(folder) else ""
+    return folder
+
+
+def neighbours(sessions: Iterable[Session], tree: str, agent: str) -> list[Session]:
+    """The live sessions of other agents in a work tree."""
+    others = [one for one in sessions if one.agent not in ("", agent) and one.is_live]
+    return [one for one in others if tree and worktree_of(one.cwd) == tree]
+
+
+def who_else(root: str, session: Session, sessions: Iterable[Session]) -> str:
+    """The line at a session's start; empty if nobody else lives in its work tree."""
+    tree = worktree_of(session.cwd)
+    found = neighbours(sessions, tree, session.agent) if is_on(root) else []
+    return f"In this checkout, {visible(tree)}, live also {_named(found)}." if found else ""
+
+
+def question(root: str, session: Session, facts: dict[str, object]) -> str:
+    """The reason to ask before a tool call; empty if there is none, or nobody could answer."""
+    given = facts.get("tool_input")
+    command = given.get("command") if isinstance(given, dict) else None
+    if not isinstance(command, str) or "git" not in command or not is_on(root):
+        return ""
+    changes = tree_changes(command, str(facts.get("cwd") or session.cwd))
+    is_alone = set(UNATTENDED) & set(words_of(session.pid))
+    if not changes or is_alone or facts.get("permission_mode") == "dontAsk":
+        return ""
+    sessions = load_sessions(root)
+    for one in changes:
+        tree = worktree_of(one.folder)
+        is_all = not one.is_below or os.path.realpath(one.folder) == tree
+        if is_all and (others := neighbours(sessions, tree, session.agent)):
+            return (
+                f"agent-relay: `{one.words}` changes the whole checkout {visible(tree)}, "
+                f"in which live also {_named(others)}"
+            )
+    return ""
+
+
+def _named(sessions: list[Session]) -> str:
+    now = time.time_ns()
+    return ", ".join(
+        f"{one.agent} ({one.state or IDLE} since {local_time(one.state_at or one.bound_at, now)})"
+        for one in sessions
+    )
+
+
+# -- files that two have written ----------------------------------------------------------------
+
+
+def paths_in(tool_input: object, folder: str) -> list[str]:
+    """The files that a tool call writes: Claude Code, Gemini CLI, and patches of Codex."""
+    if not isinstance(tool_input, dict):
+        return []
+    named = [tool_input.get("file_path"), tool_input.get("notebook_path")]
+    for text in (tool_input.get("command"), tool_input.get("input")):
+        for line in text.splitlines() if isinstance(text, str) else ():
+            named += [line[len(mark) :].strip() for mark in PATCHED if line.startswith(mark)]
+    paths = [one for one in named if isinstance(one, str) and one and "\0" not in one]
+    return [os.path.realpath(os.path.join(folder, one)) for one in dict.fromkeys(paths)]
+
+
+def wrote(root: str, session: Session, facts: dict[str, object]) -> str:
+    """Note the files that a tool call wrote; what is told of others that did. Errors: OSError.
+
+    The others and the operator get a message, once an hour for a pair and a file.
+    """
+    paths = paths_in(facts.get("tool_input"), str(facts.get("cwd") or session.cwd))
+    if not paths or not is_on(root):
+        return ""
+    now, own, lines = time.time_ns(), session.agent, []
+    others = {one.agent for one in load_sessions(root) if one.is_live} - {own, ""}
+    with session_lock(root, WRITTEN):
+        written, told = _read(root, now)
+        for path in paths:
+            for other in sorted(others):
+                key = "\n".join((*sorted((own, other)), path))
+                if (at := written.get(f"{other}\n{path}")) is None or key in told:
+                    continue
+                _tell(root, (own, other), path, at, now)
+                told[key] = now
+                lines.append(f"{other} wrote {visible(path)}, too, {elapsed(now - at)} ago.")
+            written[f"{own}\n{path}"] = now
+        _write(root, written, told)
+    return f"agent-relay: {' '.join(lines)}" if lines else ""
+
+
+def _tell(root: str, pair: tuple[str, str], path: str, at: int, now: int) -> None:
+    from agent_sdk import Agent
+    from relay.base.names import OPERATOR
+
+    own, other = pair
+    times = f"{other} at {local_time(at, now)}, {own} at {local_time(now, now)}"
+    body = f"{own} and {other} have both written {visible(path)}: {times}. A hook of {own} says so."
+    with Agent(own, root, registers=False) as sender:
+        for name in (other, OPERATOR):
+            sender.send(name, body, wait_s=0)
+
+
+def _read(root: str, now: int) -> tuple[dict[str, int], dict[str, int]]:
+    """When agents wrote files, and when pairs were told, as far as it still matters."""
+    try:
+        fd = os.open(os.path.join(root, FOLDER, WRITTEN), os.O_RDONLY | os.O_NOFOLLOW)
+        with open(fd, encoding="utf-8") as file:
+            known = json.load(file)
+        spans = {"written": CLASH_NS, "told": TOLD_NS}
+        written, told = (
+            {str(key): int(at) for key, at in known[name].items() if 0 <= now - at < span}
+            for name, span in spans.items()
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none, or damaged
+        return {}, {}
+    return written, told
+
+
+def _write(root: str, written: dict[str, int], told: dict[str, int]) -> None:
+    path = os.path.join(root, FOLDER, WRITTEN)
+    written = dict(sorted(written.items(), key=lambda one: one[1])[-MOST_FILES:])
+    fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        json.dump({"written": written, "told": told}, file)
+    os.rename(f"{path}.tmp", path)
