@@ -127,7 +127,7 @@ def _of_body(headers: Headers, method: str) -> Refusal | None:
         if length not in (None, "0") or "transfer-encoding" in headers:
             return Refusal(HTTPStatus.BAD_REQUEST, f"{method} has no body")
         return None
-    if length is None or not length.isdecimal():
+    if length is None or not length.isdecimal() or "transfer-encoding" in headers:
         return Refusal(HTTPStatus.LENGTH_REQUIRED, "expected Content-Length")
     if int(length) > MOST_FORM:
         return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_FORM} bytes")

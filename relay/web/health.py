@@ -13,7 +13,6 @@ from relay.audit.digest import make_digest
 from relay.audit.report import REPORT
 from relay.audit.summary import SUMMARY, from_json
 from relay.base.clock import NS_PER_S, iso_time, parse_time
-from relay.base.finding import Finding
 from relay.base.home import LEDGER, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import ask
 from relay.doctor import examine
@@ -21,6 +20,7 @@ from relay.views.sessions import agent_states, last_rings
 
 Facts = dict[str, Any]
 AUDITS = "audits"  # in the home: the folders of runs that the page finds
+FULL_EVERY_S = 60
 ASK_S = 1.0  # for the relay's word about itself
 RATES = ("accepted", "written", "read", "refused", "dead")
 
@@ -40,7 +40,7 @@ def health_facts(home: Home, *, is_full: bool) -> Facts:
         "status": reply.status if reply else None,
         "rates": _rates(reply.status) if reply and reply.status else {},
         "is_full": is_full,
-        "findings": [_finding(one) for one in examine(home, quick=not is_full)],
+        "findings": _all_findings(home) if is_full else _findings(home, is_full=False),
         "rungs": _rungs(home),
     }
 
@@ -54,8 +54,23 @@ def _rates(status: Facts) -> dict[str, Facts]:
     }
 
 
-def _finding(one: Finding) -> Facts:
-    return {"what": one.what, "text": one.text, "advice": one.advice, "severity": one.severity}
+_looked: dict[str, tuple[float, list[Facts]]] = {}  # home -> when, and what was found
+
+
+def _all_findings(home: Home) -> list[Facts]:
+    """All findings, of the last minute: an open page asks whenever something happens."""
+    at, found = _looked.get(home.root, (0.0, []))
+    if not at or time.monotonic() - at > FULL_EVERY_S:
+        found = _findings(home, is_full=True)
+        _looked[home.root] = (time.monotonic(), found)
+    return found
+
+
+def _findings(home: Home, *, is_full: bool) -> list[Facts]:
+    return [
+        {"what": one.what, "text": one.text, "advice": one.advice, "severity": one.severity}
+        for one in examine(home, quick=not is_full)
+    ]
 
 
 def _rungs(home: Home) -> list[Facts]:

@@ -22,7 +22,7 @@ from relay.base.home import LEDGER, SESSIONS, Home, lock_holder
 from relay.ledger.file import open_readonly
 
 POLL_S = 0.25
-BEAT_S = 15.0  # so that a cut connection is noticed
+BEAT_S = 15.0  # so that a cut connection is noticed, too
 GONE = "gone"  # the home
 _POSITION = """SELECT (SELECT value FROM orchestrator_state WHERE key = 'journal'),
 (SELECT max(id) FROM audit_log), (SELECT max(id) FROM security_events),
@@ -59,9 +59,11 @@ class Served(Protocol):
 
 
 async def events(of: Served, seen: str) -> AsyncIterator[str]:
-    """Yield an event when the position is another than ``seen``, and whenever it changes."""
-    beat = ": here\n\n"
-    yield beat  # the headers go out
+    """Yield an event when the position is another than ``seen``, and whenever it changes.
+
+    And one now and then, without a new position: an answer becomes overdue by the clock alone.
+    """
+    yield ": here\n\n"  # the headers go out
     quiet_s = 0.0
     while not of.is_over:
         found = await run_in_threadpool(_position_of, of.root)
@@ -70,7 +72,7 @@ async def events(of: Served, seen: str) -> AsyncIterator[str]:
             yield f"event: changed\nid: {found}\ndata: {found}\n\n"
         elif quiet_s >= BEAT_S:
             quiet_s = 0.0
-            yield beat
+            yield "event: time\ndata:\n\n"
         await asyncio.sleep(POLL_S)
         quiet_s += POLL_S
 

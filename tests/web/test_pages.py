@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from relay.audit.summary import JobReport, Report, to_json
 from relay.base.text import visible
+from relay.web import health
 from relay.web.app import Web
 from tests.box import Box
 from tests.procs import PROJECT
@@ -128,7 +129,7 @@ def test_any_query_is_shown_as_it_was_given(text: str) -> None:
     assert shown == visible(text, keep="\n\t").encode("utf-8", "replace").decode()
     assert set(re.findall(r"<(\w+)", page)) <= {
         *("html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav", "form"),
-        *("input", "p", "main", "h1", "ul"),
+        *("input", "p", "main", "h1", "ul", "span"),
     }
 
 
@@ -242,3 +243,14 @@ def test_whatever_a_row_has_is_text(text: str) -> None:
             *("html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav"),
             *("form", "input", "p", "main", "h1", "ul", "li", "span", "article", "pre", "time"),
         }
+
+
+def test_a_whole_look_of_doctor_is_shared_for_a_minute(
+    box: Box, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open page asks for it with whatever happens."""
+    looks: list[bool] = []
+    monkeypatch.setattr(health, "examine", lambda _, quick: looks.append(quick) or [])
+    for query in ("?full=1", "?full=1", "", ""):
+        assert client.get(f"/health{query}").status_code == 200
+    assert looks == [False, True, True]

@@ -141,6 +141,9 @@ def web(*words: str) -> subprocess.CompletedProcess[str]:
 # -- the stream ------------------------------------------------------------------------------
 
 
+TIME = "event: time\ndata:\n\n"
+
+
 async def first(events: AsyncIterator[str]) -> str:
     """The first event after the headers; what is still to come is given up."""
     assert await anext(events) == ": here\n\n"
@@ -157,12 +160,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_stream_goes_on_where_the_page_was(box: Box, quick: None) -> None:
     served = SimpleNamespace(root=str(box.root), is_over=False)
     before = stream.position(box.home)
-    assert await first(stream.events(served, before)) == ": here\n\n"  # nothing has happened
+    assert await first(stream.events(served, before)) == TIME  # nothing has happened
     box.send("alice", "TO: bob\n\nwhile it slept")
     event = await first(stream.events(served, before))
     now = stream.position(box.home)
     assert event == f"event: changed\nid: {now}\ndata: {now}\n\n"
-    assert await first(stream.events(served, now)) == ": here\n\n"
+    assert await first(stream.events(served, now)) == TIME
     for unknown in ("", "9999999-ffffffff", "no position"):  # of another ledger, or none
         assert f"id: {now}" in await first(stream.events(served, unknown))
 
@@ -181,11 +184,11 @@ async def test_a_home_that_is_gone_ends_no_stream(box: Box, quick: None) -> None
     events = stream.events(served, stream.position(box.home))
     assert await anext(events) == ": here\n\n"
     os.rename(box.root, f"{box.root}-away")
-    while "event" not in (found := await anext(events)):
+    while (found := await anext(events)) == TIME:
         pass
     assert found == "event: changed\nid: gone\ndata: gone\n\n"
     os.rename(f"{box.root}-away", box.root)
-    while "event" not in (found := await anext(events)):
+    while (found := await anext(events)) == TIME:
         pass
     assert "gone" not in found
 

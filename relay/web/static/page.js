@@ -94,20 +94,18 @@
     else follow();
   }
 
-  async function go(address, isPushed) {
-    try {
-      await show(ask(address), isPushed);
-    } catch {
-      say("relay web does not answer", "bad");
-    }
-  }
+  const failed = () => say("relay web does not answer", "bad");
+  const go = (address, isPushed) => show(ask(address), isPushed).catch(failed);
 
-  let looked = 0;
   let waiting = null;
+  let isLooking = false;
+  let next = 0; // look: a page that takes long is looked at less often
   async function look() {
     waiting = null;
-    looked = Date.now();
-    const mine = turn;
+    if (isLooking) return lookSoon();
+    const [mine, began] = [turn, Date.now()];
+    next = began + LEAST_MS;
+    isLooking = true;
     try {
       const response = await ask(location.href);
       if (response.status === 401) return say("key needed", "bad");
@@ -116,11 +114,14 @@
       head(page);
       morph(main(), page.getElementById("main"));
     } catch {
-      say("relay web does not answer", "bad");
+      failed();
+    } finally {
+      isLooking = false;
+      next = Math.max(next, Date.now() + 5 * (Date.now() - began));
     }
   }
   function lookSoon() {
-    waiting ??= setTimeout(look, Math.max(0, looked + LEAST_MS - Date.now()));
+    waiting ??= setTimeout(look, Math.max(0, next - Date.now()));
   }
 
   document.addEventListener("click", (event) => {
