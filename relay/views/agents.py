@@ -110,6 +110,7 @@ def agent_facts(one: ListedAgent, now_ns: int) -> dict[str, object]:
         "owed": row["owed"],
         "state": state and state.state,
         "state_since": state and when(state.since),
+        "state_error": (state and state.error) or None,
         "session": state and state.session,
         "session_seen_at": state and state.seen_at,
     }

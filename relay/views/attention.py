@@ -225,8 +225,8 @@ def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
         if (item := _of_agent(one, now_ns)) is not None:
             yield item
         since, count = unread.get(name, (0, 0))
-        if count and state and _is_not_rung(home, name):
-            what = f"{plural(count, 'message')} unread, and its bell does not run"
+        if count and state and (why := _why_not_rung(home, name)):
+            what = f"{plural(count, 'message')} unread, and {why}"
             command = f"relay wake status {name}"
             yield Item(f"bell:{name}", "bell", since or state.since, name, what, command)
 
@@ -254,13 +254,17 @@ def _of_agent(one: ListedAgent, now_ns: int) -> Item | None:
 WAITING_STATES = ("blocked", "failing")  # of a session: a person has to do something there
 
 
-def _is_not_rung(home: Home, name: str) -> bool:
-    """True for an agent whose live session should have a bell, and has none."""
+def _why_not_rung(home: Home, name: str) -> str:
+    """Why a live session is not rung that should be; empty if it is."""
     from relay.reach.bell import is_ringing
+    from relay.reach.rungs import silence
     from relay.reach.session import IDLE, load_sessions
 
     live = [one for one in load_sessions(home.root) if one.agent == name and one.is_live]
-    return any(one.state == IDLE and not is_ringing(home.root, one) for one in live)
+    idle = [one for one in live if one.state == IDLE]
+    if any(not is_ringing(home.root, one) for one in idle):
+        return "its bell does not run"
+    return next((f"it was {why}" for one in idle if (why := silence(home.root, one))), "")
 
 
 def _of_relay(home: Home, now_ns: int) -> Iterator[Item]:

@@ -7,7 +7,9 @@ import time
 import pytest
 
 from relay.base.clock import NS_PER_S, local_time
+from relay.reach import bell
 from relay.reach.session import BLOCKED, FAILING, IDLE, WORKING, Session, load_session, save_session
+from relay.views.attention import attention
 from tests.box import Box
 from tests.procs import relay, rows_of
 from tests.reach.test_idle_notices import has_session
@@ -96,6 +98,26 @@ def test_an_error_that_ended_a_turn_is_said(busy: Box) -> None:
         line for line in relay("agents", home=busy.root).stdout.splitlines() if "alice" in line
     ]
     assert alice.endswith(f"  failing: rate limit, since {seen(busy, 'alice')}")
+    found = {row["name"]: row["state_error"] for row in rows_of("agents", home=busy.root)}
+    assert (found["alice"], found["bob"]) == ("rate limit", None)
+
+
+def test_who_is_woken_and_reads_nothing_waits_for_a_person(
+    busy: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bell, "is_ringing", lambda *_: True)
+    sent = busy.send("alice", "TO: bob\n\nhi")
+    busy.tick()
+    changed(busy, has_session(busy, IDLE, "bob"), woken=3, woken_for=[sent])
+
+    def items() -> list[str]:
+        return [one.what for one in attention(busy.home) if one.key == "bell:bob"]
+
+    said = "1 message unread, and it was woken 3 times, and read nothing"
+    assert items() == [f"{said}: it is not woken until it reads"]
+    busy.take("bob", sent)
+    busy.tick()
+    assert items() == []
 
 
 def test_who_works_and_gave_no_sign_for_long_is_not_seen(busy: Box) -> None:
