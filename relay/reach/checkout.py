@@ -68,7 +68,7 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
     """The reason to ask before a tool call; empty if there is none, or nobody could answer."""
     given = facts.get("tool_input")
     command = given.get("command") if isinstance(given, dict) else None
-    if not isinstance(command, str) or "git" not in command or not is_on(root):
+    if not isinstance(command, str) or not is_on(root):
         return ""
     changes = tree_changes(command, str(facts.get("cwd") or session.cwd))
     is_alone = set(UNATTENDED) & set(words_of(session.pid))

@@ -338,7 +338,8 @@ def _written(call: Call, session: Session) -> str:
 
 def _ask(call: Call, session: Session) -> None:
     """Let Claude Code ask its person before git changes a work tree in which others live."""
-    if (call.vendor, call.event) == ("claude", "PreToolUse"):
+    is_asked = (call.vendor, call.event) == ("claude", "PreToolUse")
+    if is_asked and "git" in str(call.facts.get("tool_input")):  # all else costs no import
         from relay.reach.checkout import question
 
         if reason := question(call.root, session, call.facts):
