@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.audit.jobs import JOBS
-from relay.audit.report import REPORT, Previous, make_page
-from relay.audit.summary import SUMMARY, Report, from_json, to_json
+from relay.audit.report import Previous, make_page
+from relay.audit.summary import REPORT, SUMMARY, Report, read_summary, to_json
 from relay.base import fsio
 from relay.base.errors import RelayError
 
@@ -107,19 +107,6 @@ def out_folder(path: str) -> Iterator[OutFolder]:
             shutil.rmtree(folder.tables, ignore_errors=True)
             if made and os.listdir(path) == [LOCK]:  # else the run is published
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def read_summary(path: str) -> Report:
-    """Read the summary of the run in a folder. Errors: RelayError when it is missing."""
-    name = os.path.join(path, SUMMARY)
-    try:
-        with open(name, "rb") as file:
-            return from_json(file.read(), name)
-    except OSError as exc:
-        raise RelayError(
-            f"{name} cannot be read: {exc.strerror}",
-            hint="`relay audit run --out` writes it when all jobs are done",
-        ) from exc
 
 
 def write_page(path: str) -> str:

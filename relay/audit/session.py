@@ -72,6 +72,8 @@ SETTINGS = {
     DRIVER_OPTIONS: f"-XX:TieredStopAtLevel=1 {JAVA_OPTIONS}",
     # Between JVM and Python, bytes: with Spark's own 64 KiB a scan is a tenth slower.
     "spark.buffer.size": str(1 << 20),
+    # Tables show who writes to whom, and may be in the home.
+    "spark.hadoop.fs.permissions.umask-mode": "077",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # No Hive: it would write metastore_db and derby.log where the command runs.

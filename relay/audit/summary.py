@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
 from relay.base.text import format_size
 
 SUMMARY = "summary.json"
+REPORT = "report.html"  # beside it
 
 
 class JobReport(msgspec.Struct):
@@ -84,6 +86,19 @@ def from_json(data: bytes, path: str) -> Report:
         raise RelayError(
             f"{path} is not a valid summary of an audit: {exc}",
             hint="`relay audit run --out` writes one",
+        ) from exc
+
+
+def read_summary(path: str) -> Report:
+    """Read the summary of the run in a folder. Errors: RelayError when it is missing."""
+    name = os.path.join(path, SUMMARY)
+    try:
+        with open(name, "rb") as file:
+            return from_json(file.read(), name)
+    except OSError as exc:
+        raise RelayError(
+            f"{name} cannot be read: {exc.strerror}",
+            hint="`relay audit run --out` writes it when all jobs are done",
         ) from exc
 
 

@@ -170,7 +170,6 @@ def run(
     given = {name: value for name, value in options.items() if value is not None}
     request = RunRequest(home=root_of(context, home), jobs=jobs, **given)
     lower_priority()
-    os.umask(0o077)  # tables and report show who writes to whom, and may be in the home
     out = request.out
     unchanged = f"; {out} is unchanged" if out is not None else ""
     with exit_on_signal(f"the audit was interrupted{unchanged}"), _never_exit_3():

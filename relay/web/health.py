@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import time
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import msgspec
 
 from relay.audit.digest import make_digest
-from relay.audit.report import REPORT
-from relay.audit.summary import SUMMARY, from_json
+from relay.audit.summary import REPORT, SUMMARY, read_summary
 from relay.base.clock import NS_PER_S, iso_time, parse_time
 from relay.base.home import LEDGER, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import ask
@@ -19,7 +17,7 @@ from relay.doctor import examine
 from relay.views.sessions import agent_states, last_rings
 
 Facts = dict[str, Any]
-AUDITS = "audits"  # in the home: the folders of runs that the page finds
+AUDITS = "audits"  # in the home: where the page finds what `relay audit run` wrote
 FULL_EVERY_S = 60
 ASK_S = 1.0  # for the relay's word about itself
 RATES = ("accepted", "written", "read", "refused", "dead")
@@ -84,21 +82,18 @@ def _rungs(home: Home) -> list[Facts]:
 
 
 def audit_facts(home: Home) -> Facts:
-    """The last run below ``audits`` in the home, and the day in numbers."""
+    """The last run that wrote into ``audits`` of the home, and the day in numbers."""
     now_ns = time.time_ns()
     digest = make_digest(home.path(LEDGER), parse_time("yesterday"), now_ns)
-    runs = glob.glob(home.path(AUDITS, "*", SUMMARY))
     report: Facts | None = None
-    if runs:
-        path = max(runs, key=os.path.getmtime)
-        with open(path, "rb") as file:
-            made = from_json(file.read(), path)
+    if os.path.lexists(home.path(AUDITS, SUMMARY)):
+        made = read_summary(home.path(AUDITS))
         jobs = [
             {"name": one.name, "outcome": one.outcome, "seconds": one.seconds}
             | {"errors": one.errors, "warnings": one.warnings, "failed": one.error is not None}
             for one in made.jobs.values()
         ]
-        page = os.path.join(os.path.dirname(path), REPORT)
+        page = home.path(AUDITS, REPORT)
         report = {"at": made.snapshot_at, "findings": made.findings, "jobs": jobs, "page": page}
     since_at = iso_time(digest.since_at)
     return {"report": report, "folder": home.path(AUDITS), "since_at": since_at} | {

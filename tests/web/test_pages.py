@@ -184,8 +184,8 @@ def test_the_last_audit_is_shown(box: Box, client: TestClient) -> None:
     assert "No audit yet" in client.get("/audits").text
     job = JobReport("reconcile", 1.5, findings={"missing": 2}, errors=2)
     report = Report(str(box.root), "2026-01-31T09:30:00Z", 30.0, 7.0, [], {"reconcile": job})
-    folder = box.path("audits", "today")
-    folder.mkdir(parents=True)
+    folder = box.path("audits")
+    folder.mkdir(mode=0o700)
     (folder / "summary.json").write_bytes(to_json(report))
     facts = client.get("/audits.json").json()
     assert (facts["report"]["findings"], facts["report"]["jobs"][0]["name"]) == (2, "reconcile")

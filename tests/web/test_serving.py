@@ -138,6 +138,13 @@ def web(*words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_it_needs_no_package_of_another_extra() -> None:
+    without = "import sys; sys.modules |= dict.fromkeys(['pyarrow', 'pyspark', 'mcp', 'obstore']);"
+    words = [sys.executable, "-c", f"{without} import relay.web.__main__"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # -- the stream ------------------------------------------------------------------------------
 
 

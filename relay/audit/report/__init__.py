@@ -6,6 +6,6 @@ advice.py     a finding in a sentence, what to do about it, and its command
 page.py       all of it, through report.html.j2 and report.css
 """
 
-from relay.audit.report.page import REPORT, Previous, make_page
+from relay.audit.report.page import Previous, make_page
 
-__all__ = ["REPORT", "Previous", "make_page"]
+__all__ = ["Previous", "make_page"]

@@ -351,7 +351,6 @@ def _cell(value: Any, name: str = "") -> Cell:
     return Cell(cell(value, name), is_number(value))
 
 
-REPORT = "report.html"
 TEMPLATE, STYLE = "report.html.j2", "report.css"
 
 
