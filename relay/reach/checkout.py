@@ -21,9 +21,11 @@ from collections.abc import Iterable
 
 from relay.base.clock import NS_PER_S, elapsed, local_time
 from relay.base.discovery import CONFIG
+from relay.base.errors import RelayError
 from relay.base.process_info import words_of
 from relay.base.text import visible
 from relay.reach.git_words import tree_changes
+from relay.reach.report import log
 from relay.reach.session import FOLDER, IDLE, Session, load_sessions, session_lock
 
 WRITTEN = ".written"
@@ -126,7 +128,11 @@ def wrote(root: str, session: Session, facts: dict[str, object]) -> str:
                 key = "\n".join((*sorted((own, other)), path))
                 if (at := written.get(f"{other}\n{path}")) is None or key in told:
                     continue
-                _tell(root, (own, other), path, at, now)
+                try:
+                    _tell(root, (own, other), path, at, now)
+                except (OSError, RelayError) as exc:  # what waits is shown all the same
+                    log(root, f"{other} was not told of {path}: {exc}", event="PostToolUse")
+                    continue
                 told[key] = now
                 lines.append(f"{other} wrote {visible(path)}, too, {elapsed(now - at)} ago.")
             written[f"{own}\n{path}"] = now

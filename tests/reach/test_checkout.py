@@ -193,6 +193,25 @@ def test_killed_between_the_message_and_the_note_it_is_told_again(
     assert checkout.wrote(str(root), bob, given) == ""
 
 
+def test_what_cannot_be_told_now_is_told_with_the_next_write(
+    tree: Path, root: Path, start_cli: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, _ = two(start_cli)
+    writes(alice, tree / "a.py")
+    bob = load_session(str(root), "claude", "s-b")
+    assert bob is not None
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    given: dict[str, object] = {"tool_input": {"file_path": str(tree / "a.py")}}
+    with monkeypatch.context() as patch:
+        patch.setattr(checkout, "_tell", full)
+        assert checkout.wrote(str(root), bob, given) == ""
+    assert "alice was not told of" in (root / "logs/hooks.log").read_text()
+    assert "alice wrote" in checkout.wrote(str(root), bob, given)
+
+
 # -- a command over all of it -------------------------------------------------------------------
 
 
