@@ -43,7 +43,7 @@ show       attachment
 messages   ack nack
 usage      guide
 continuity continuity
-trace      trace
+show       trace
 tail       tail
 attention  attention approve deny
 top        top
