@@ -55,6 +55,8 @@ def answer(home: Home, name: str, form: Form) -> Done:
                 *(asked.sender, _needed(text)), kind=kind, re=asked.id, thread=thread, wait_s=wait_s
             )
     _mark_read(home, asked.id)
+    if form.get("back") == "home":
+        return Done("/", f"answered by {sent}")
     return Done(f"/m/{sent}")
 
 

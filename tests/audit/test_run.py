@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from relay.cli import audit as command
 from tests.audit.home_builder import HomeBuilder
 from tests.audit.printed import parquet, relay_audit
 from tests.audit.test_reconcile import EXPECTED
+from tests.procs import environment
 
 
 @pytest.mark.shows("audit 2.8")
@@ -136,11 +139,11 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 def test_the_command_line_is_there_before_spark_is() -> None:
-    source = Path(command.__file__).read_text()
-    head = source[: source.index("@click.group")]
-    assert (
-        "import pyspark" not in head and "from relay.audit" not in head.split("TYPE_CHECKING:")[0]
+    words = "import sys, relay.cli.audit; print({'pyspark', 'pyarrow'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, check=True
     )
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.shows("audit 1.16")

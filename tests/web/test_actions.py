@@ -79,6 +79,16 @@ def test_a_question_with_options_has_a_button_for_each(box: Box, client: TestCli
     assert (received.kind, received.body) == ("response", b"not yet")
 
 
+def test_a_question_is_answered_where_it_is_listed(box: Box, client: TestClient) -> None:
+    asked = box.send("alice", "TO: operator\nKIND: query\nOPTIONS: yes, no\n\nship it?")
+    assert f'action="/m/{asked}/answer"' in client.get("/").text
+    page = post(client, f"/m/{asked}/answer", body="yes", back="home")
+    assert page.startswith("/?said=") and "answered by" in client.get(page).text
+    box.tick()
+    assert [one.body for one in box.inbox("alice").values()] == [b"yes"]
+    assert "Nothing waits for you" in client.get("/").text
+
+
 @pytest.mark.parametrize(
     ("how", "outcome"), [("completed", "completed"), ("failed", "failed"), ("in_progress", "in")]
 )
