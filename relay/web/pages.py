@@ -112,9 +112,17 @@ def message(asked: Asked) -> Facts:
         "not_yet": [*not_yet(trace["deliveries"], is_owing)],
         "deliveries": trace["deliveries"],
         "message": facts,
-        "options": options_of((facts or {}).get("headers", {}).get("OPTIONS")),
+        "options": _options(trace, facts),
         "actions": _actions(asked.home, trace, facts),
     }
+
+
+def _options(trace: Facts, facts: Facts | None) -> tuple[str, ...]:
+    """The answers of which the operator can still give one."""
+    mine = [one for one in trace["deliveries"] if one["recipient"] == OPERATOR]
+    if not mine or mine[0]["obligation"] == "answered":
+        return ()
+    return options_of((facts or {}).get("headers", {}).get("OPTIONS"))
 
 
 def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:

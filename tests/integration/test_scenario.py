@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
@@ -9,7 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
+from relay.web.app import Web
 from tests.procs import PROJECT
 
 ANSWERS = {
@@ -27,6 +30,29 @@ ANSWERS = {
     "What was given up?": r"filer .*no acknowledgment within 1 s, 2 attempts",
     "Who crashed?": r"worker .*process \d+ has exited",
     "What did the crash of the relay cost?": r"^OK$",
+}
+
+
+# The same in the page: an address, and what is there.
+IN_THE_PAGE = {
+    "Did the worker get this message?": (
+        "/search?q=to:worker",
+        r"completed [\d:]+ deploy release 42",
+    ),
+    "Did it get the one about the branch, whose id I do not have?": (
+        "/search?q=branch",
+        "no such branch",
+    ),
+    "Who has not read something?": ("/agents", "filer"),
+    "Which messages, and since when?": ("/search?q=is:unread", "are you still there\\?"),
+    "Who has not read the broadcast?": ("/search?q=is:unread+to:filer", "filer"),
+    "Who owes an answer?": ("/search?q=is:open", "please hand in"),
+    "What was begun and never finished?": ("/search?q=is:open", "in progress"),
+    "What was refused, and why?": ("/failed", "there is no agent bbo"),
+    "What failed at the worker, and why?": ("/failed", "no such branch"),
+    "What was given up?": ("/failed", "no acknowledgment within 1 s, 2 attempts"),
+    "Who crashed?": ("/agents", r"process \d+ has exited"),
+    "What did the crash of the relay cost?": ("/health", "OK|nothing|no relay is running"),
 }
 
 
@@ -49,4 +75,21 @@ def test_every_question_has_one_command_and_a_clear_answer(tmp_path: Path) -> No
         command, _, shown = asked[question].partition("\n")
         assert re.search(answer, shown, re.MULTILINE), f"{command}\n{shown}"
         assert "(exit code" not in shown, command
-    shutil.rmtree(next(tmp_path.glob("relay-scenario-*")))
+    (folder,) = tmp_path.glob("relay-scenario-*")
+    try:
+        check_page(folder / "home")
+    finally:
+        shutil.rmtree(folder)
+
+
+def check_page(home: Path) -> None:
+    """The page answers the same questions."""
+    host, key = "127.0.0.1:8377", "a key"
+    headers = {"authorization": f"Bearer {key}"}
+    app = Web(str(home)).app(host, key)
+    client = TestClient(app, base_url=f"http://{host}", headers=headers)
+    for question, (address, answer) in IN_THE_PAGE.items():
+        page = client.get(address)
+        assert page.status_code == 200, (question, page.text)
+        text = html.unescape(re.sub(r"<[^>]*>", " ", page.text))
+        assert re.search(answer, " ".join(text.split())), f"{question}\n{address}\n{text}"

@@ -1,0 +1,123 @@
+"""The page for people who hear it, see little contrast, or answer a question at the same time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from agent_sdk import Agent
+from tests.integration.conftest import home, running
+from tests.procs import Relay, inbox_of, relay, until
+from tests.web.test_browser import (
+    PAGES,
+    Page,
+    Served,
+    chromium,
+    open_page,
+    page,
+    sees,
+    send,
+    served,
+    serving,
+    wait_for,
+)
+
+__all__ = ["chromium", "home", "page", "running", "served"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+# The rules of WCAG 2 that a program can decide: names of what is operated, language, title,
+# headings in order, no id twice, and 4.5 to 1 between a text and what is behind it.
+FAULTS = """(() => {
+  const faults = [], all = [...document.querySelectorAll('*')];
+  const shown = (e) => e.getClientRects().length && getComputedStyle(e).visibility !== 'hidden';
+  const say = (what, e) => faults.push(what + ': ' + e.outerHTML.slice(0, 120));
+  if (!document.documentElement.lang || !document.title) faults.push('no language or title');
+  for (const e of document.querySelectorAll('input, textarea, button, select, a[href]')) {
+    if (!shown(e) || e.type === 'hidden') continue;
+    const name = e.innerText || e.getAttribute('aria-label') || e.title || e.value
+      || (e.labels && e.labels.length && e.labels[0].innerText);
+    if (!String(name || '').trim()) say('no name', e);
+  }
+  let before = 0;
+  for (const e of document.querySelectorAll('h1, h2, h3, h4')) {
+    const level = Number(e.tagName[1]);
+    if (level > before + 1) say('a heading too deep', e);
+    before = level;
+  }
+  if (document.querySelectorAll('h1').length !== 1) faults.push('not one h1');
+  const ids = all.map((e) => e.id).filter(Boolean);
+  if (new Set(ids).size !== ids.length) faults.push('an id twice');
+  const parse = (colour) => colour.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  for (const e of all) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !shown(e) || ['SCRIPT', 'STYLE', 'TITLE'].includes(e.tagName)) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) say('contrast ' + ratio.toFixed(2), e);
+  }
+  return faults;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_is_operated_has_a_name_and_what_is_read_has_contrast(
+    page: Page, served: Served, home: Path, dark: bool
+) -> None:
+    with Agent("alice", home) as alice:
+        options = {"OPTIONS": "yes, no, later"}
+        asked = alice.send("operator", "Deploy?", kind="query", headers=options)
+    sent = send(home, "bob", "test", "--as", "alice", "--thread", "release-42", "--kind", "command")
+    send(home, "nobody", "lost")
+    relay("nack", "--as", "bob", sent, "no such branch", home=home)
+    page.look_at(900, dark=dark)
+    faults = {}
+    for path in (*PAGES, f"/m/{sent}", f"/m/{asked}", "/search?q=is:failed"):
+        open_page(page, served.address(path))
+        if found := page.tells(FAULTS):
+            faults[path] = found
+    assert faults == {}
+
+
+def test_of_two_pages_that_answer_the_first_counts(
+    page: Page, running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both show the question; the other one says who answered, and no longer asks."""
+    monkeypatch.delenv("RELAY_NO_WAIT")
+    with Agent("alice", home) as alice:
+        options = {"OPTIONS": "yes, no"}
+        asked = alice.send("operator", "Deploy?", kind="query", headers=options)
+    until(lambda: inbox_of(home, "operator"))
+    driver, first = page.driver, page.driver.current_window_handle
+    with serving(home) as one, serving(home) as two:
+        open_page(page, one.address(f"/m/{asked}"))
+        driver.switch_to.new_window("tab")
+        second = driver.current_window_handle
+        open_page(page, two.address("/"))
+        wait_for(page, "Deploy?")
+        driver.switch_to.window(first)
+        driver.find_element(By.CSS_SELECTOR, 'button[value="no"]').click()
+        until(lambda: inbox_of(home, "alice"))
+        late = relay("approve", asked, home=home)  # the command line is the third
+        assert late.returncode == 6, late
+        assert "was answered by operator at " in late.stderr
+        driver.switch_to.window(second)
+        until(lambda: not sees(page, "Deploy?"))
+        open_page(page, two.address(f"/m/{asked}"))
+        wait_for(page, "completed by operator: no")
+        assert driver.find_elements(By.CSS_SELECTOR, 'button[value="yes"]') == []
+        driver.close()
+        driver.switch_to.window(first)
+    (received,) = inbox_of(home, "alice")
+    assert received.read_text().endswith("\n\nno")
