@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -35,6 +36,8 @@ from relay.views.trace import (
     not_yet,
     trace_message,
 )
+
+_ANSWER = re.compile(r"\(answer (\S+)\)")
 
 
 def check_is_not_query(root: str, given: str) -> None:
@@ -203,7 +206,9 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
 
 
 def _echo_steps(facts: dict[str, Any]) -> None:
-    answers = short_ids(one["answer"] for one in facts["deliveries"] if one["answer"])
+    known = [one["answer"] for one in facts["deliveries"] if one["answer"]]
+    before = [one["detail"] for one in facts["hops"] if one["what"] == "answered"]
+    answers = short_ids([*known, *(_ANSWER.findall(text)[-1] for text in before)])
 
     def shown(text: str) -> str:
         for answer, short in answers.items():

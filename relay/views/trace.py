@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from relay.ledger import REMOVED
 from relay.views.ids import messages_in, resolve_id
 
 OFFERS = ("offered", "in_context", "returned")
+MOST_ANSWER = 200  # characters of an earlier one
 MOST_RINGS = 20  # of one delivery
 NEVER = 1 << 62
 ENDED = ("bounced", "expired", "dead", "held")
@@ -41,6 +42,7 @@ _WORDS = {
     "accepted": "accepted for {}",
     "discovered": "discovered in the outbox of {}",
     "acked": "acknowledged by {}",
+    "answered": "answered by {}",  # before that
     "handled": "handled by the relay itself",
     "read": "read by {}",
     "offered": "shown to {}",
@@ -90,7 +92,8 @@ def trace_message(home: Home, given: str) -> tuple[dict[str, Any], str]:
     if facts["status"] not in UNRECORDED_TEXT:
         hops = [Hop(**one) for one in facts["hops"]]
         try:
-            hops += _hops_about(home, message_id)
+            last = {one["answer"] for one in facts["deliveries"]}
+            hops += _hops_about(home, message_id, last)
         except (RelayError, OSError) as exc:
             note = f"reminders and messages about it are not known: {exc}"
         facts["hops"] = [hop._asdict() for hop in sort_hops(hops)]
@@ -98,12 +101,16 @@ def trace_message(home: Home, given: str) -> tuple[dict[str, Any], str]:
     return facts, note
 
 
-def _hops_about(home: Home, message_id: str) -> Iterator[Hop]:
-    """Yield reminders, notices and other messages about a message; acks are steps of their own."""
+def _hops_about(home: Home, message_id: str, last: Set[str]) -> Iterator[Hop]:
+    """Yield reminders, notices and other messages about a message, and answers but the ``last``."""
     from relay.views.messages import messages_about
 
     for one in messages_about(home, message_id):
         if one.kind in ANSWERS:
+            if one.relay_id not in last and one.sender != ORCHESTRATOR:
+                said = " ".join(one.body.split())[:MOST_ANSWER]
+                told = f"{one.kind}, {said} (answer {one.relay_id})"
+                yield Hop(one.at_ns, "answered", one.sender, detail=told)
             continue
         names = json.loads(one.recipients)
         what, name = "about", one.sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,20 @@ def test_an_ack_that_waits_for_a_relay_says_so_by_its_exit_code(home: Path) -> N
         until(lambda: (home / "agents/bob/inbox" / f"{asked.stdout.strip()}.msg").exists())
     done = relay("ack", "--as", "bob", asked.stdout.strip(), "completed", home=home)
     assert done.returncode == 5 and "no relay is running" in done.stderr
+
+
+@pytest.mark.usefixtures("running")
+def test_a_trace_has_every_answer_of_a_recipient(home: Path) -> None:
+    """A later one decides, and hides none."""
+    sent = send(home, "bob", "deploy", "--kind", "command")
+    relay("ack", "--as", "bob", sent, "in_progress", home=home)
+    relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
+    relay("nack", "--as", "bob", sent, "it broke after that", home=home)
+    until(lambda: "failed by bob" in relay("trace", sent, home=home).stdout)
+    lines = relay("trace", sent, home=home).stdout.splitlines()
+    said = [line[16:] for line in lines if "answered" in line or "acknowledged" in line]
+    assert [re.sub(r" \(answer \w{8}\)$", "", one) for one in said] == [
+        "answered by bob: ack, in_progress",
+        "answered by bob: ack, completed shipped",
+        "acknowledged by bob: failed, it broke after that",
+    ]
