@@ -21,7 +21,7 @@ from relay.cli.common import (
     print_rows,
     sanitize,
 )
-from relay.cli.request import control_options, send_command, wait_for_flush
+from relay.cli.request import control_options, send_command
 from relay.views.names import agent_not_found, channel_not_found
 from relay.views.store import read_store
 
@@ -54,7 +54,6 @@ def channel() -> None:
 def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
     """List the channels."""
     with open_home(ctx, home) as opened:
-        wait_for_flush(opened)
         store = read_store(opened)
     rows = [
         {
@@ -82,7 +81,6 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
 def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Show one channel: participants, subscriptions, settings."""
     with open_home(ctx, home) as opened:
-        wait_for_flush(opened)
         store = read_store(opened)
     found = store.channels.get_by_name(name.removeprefix("#"))
     if found is None:

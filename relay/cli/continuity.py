@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.base.errors import NotFound
-from relay.cli.common import complete_agents, echo_json, print_rows, root_of, sanitize
+from relay.cli.common import complete_agents, echo_json, print_rows, root_of, sanitize, say
 from relay.cli.request import control_options, open_agent, require_relay
 from relay.views.ids import short_ids
 from relay.views.times import local_iso
@@ -44,24 +44,14 @@ def continuity() -> None:
 @continuity.command(epilog="\b\nExample:\n  relay continuity save --as bob - < state.md")
 @control_options
 @click.argument("state")
-def save(
-    ctx: click.Context,
-    /,
-    state: str,
-    home: str | None,
-    agent: str,
-    timeout_s: float,
-    as_json: bool,
-) -> None:
+def save(ctx: click.Context, /, state: str, as_json: bool, **caller: Any) -> None:
     """Save STATE as the newest version; `-` reads standard input, byte for byte."""
     data: str | bytes = sys.stdin.buffer.read() if state == "-" else state
-    with _agent(ctx, home, agent) as me:
+    with _agent(ctx, **caller) as (me, timeout_s):
         version = me.save_state(data, timeout_s)
     size = len(data if isinstance(data, bytes) else data.encode())
-    if as_json:
-        echo_json({"agent": agent, "version": version, "bytes": size})
-    else:
-        click.echo(f"saved as version {version} ({size} bytes)")
+    facts = {"agent": me.name, "version": version, "bytes": size}
+    say(f"saved as version {version} ({size} bytes)", facts, as_json)
 
 
 @continuity.command(epilog="\b\nExample:\n  relay continuity load --as bob --version 2 > state.md")
@@ -73,10 +63,8 @@ def load(
     /,
     name: str | None,
     version: int | None,
-    home: str | None,
-    agent: str,
-    timeout_s: float,
     as_json: bool,
+    **caller: Any,
 ) -> None:
     """Print a saved state, byte for byte. Exits 1 if nothing has been saved.
 
@@ -84,12 +72,12 @@ def load(
     """
     from agent_sdk.requests import load_version
 
-    with _agent(ctx, home, agent) as me:
+    with _agent(ctx, **caller) as (me, timeout_s):
         found = load_version(me, version, timeout_s, name)
     if found is None:
-        raise NotFound(f"{name or agent} has no saved state")
+        raise NotFound(f"{name or me.name} has no saved state")
     if as_json:
-        echo_json({"agent": name or agent, "version": found.version, "state": found.state})
+        echo_json({"agent": name or me.name, "version": found.version, "state": found.state})
     elif sys.stdout.isatty():  # a pipe gets the saved bytes, escape sequences included
         click.echo(sanitize(found.state, lines=True), nl=False)
     else:
@@ -99,27 +87,27 @@ def load(
 @continuity.command("list", epilog="\b\nExample:\n  relay continuity list --as bob --json")
 @control_options
 @of_option
-def list_(
-    ctx: click.Context,
-    /,
-    name: str | None,
-    home: str | None,
-    agent: str,
-    timeout_s: float,
-    as_json: bool,
-) -> None:
+def list_(ctx: click.Context, /, name: str | None, as_json: bool, **caller: Any) -> None:
     """List the saved versions, oldest first."""
     from agent_sdk.requests import list_versions
 
-    with _agent(ctx, home, agent) as me:
+    with _agent(ctx, **caller) as (me, timeout_s):
         found = list_versions(me, timeout_s, name)
-    of = name or agent
-    header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
-    rows = [_facts(of, one) for one in found]
-    short = short_ids(row["message_id"] for row in rows)
+    of = name or me.name
+    rows = [
+        {
+            "agent": of,
+            "version": one.version,
+            "bytes": one.size,
+            "saved_at": one.saved_at,
+            "message_id": one.message_id,
+        }
+        for one in found
+    ]
+    short = short_ids(one.message_id for one in found)
     print_rows(
         rows,
-        header,
+        ("VERSION", "BYTES", "SAVED AT", "MESSAGE"),
         lambda row: (
             *(row["version"], row["bytes"], local_iso(row["saved_at"])),
             short[row["message_id"]],
@@ -129,25 +117,17 @@ def list_(
     )
 
 
-def _facts(name: str, one: Any) -> dict[str, Any]:
-    return {
-        "agent": name,
-        "version": one.version,
-        "bytes": one.size,
-        "saved_at": one.saved_at,
-        "message_id": one.message_id,
-    }
-
-
 @contextlib.contextmanager
-def _agent(ctx: click.Context, home: str | None, name: str) -> Iterator[Agent]:
+def _agent(
+    ctx: click.Context, home: str | None, agent: str, timeout_s: float
+) -> Iterator[tuple[Agent, float]]:
     """Open the requesting agent. Errors: NotRunning; Refused, with a text safe for a terminal."""
     from agent_sdk import Refused
 
     root = root_of(ctx, home)
     require_relay(root)
-    with open_agent(name, root) as me:
+    with open_agent(agent, root) as me:
         try:
-            yield me
+            yield me, timeout_s
         except Refused as exc:
             raise Refused(sanitize(str(exc).strip()) or "") from exc

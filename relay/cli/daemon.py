@@ -32,6 +32,7 @@ from relay.cli.common import (
     open_home,
     root_of,
     sanitize,
+    say,
     with_iso_times,
 )
 from relay.cli.tables import print_table
@@ -115,10 +116,7 @@ def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) ->
         run_daemon(root, log_path=None, ready=lambda: click.echo(f"ready: {root}", err=True))
         return
     pid = _start(root)
-    if as_json:
-        echo_json({"home": root, "pid": pid})
-    else:
-        click.echo(f"the relay is running, pid {pid}, home {root}")
+    say(f"the relay is running, pid {pid}, home {root}", {"home": root, "pid": pid}, as_json)
 
 
 def _start(root: str) -> int:
@@ -185,10 +183,7 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
             if time.monotonic() > deadline:
                 raise _stop_timed_out(pid, timeout_s)
             time.sleep(POLL_S)
-    if as_json:
-        echo_json({"home": opened.root, "pid": pid})
-    else:
-        click.echo(f"the relay, pid {pid}, has stopped")
+    say(f"the relay, pid {pid}, has stopped", {"home": opened.root, "pid": pid}, as_json)
 
 
 def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
@@ -323,8 +318,7 @@ def _show(facts: dict[str, Any], none: str) -> None:
         memory = f", {format_size(rss)}" if rss else ""
         click.echo(f"the relay is running, pid {facts['pid']}{since}{memory}")
         if facts["trouble"]:
-            text = f"not serving; retrying: {facts['trouble']}"
-            click.echo(sanitize(text))
+            click.echo(sanitize(f"not serving; retrying: {facts['trouble']}"))
         _show_health(facts)
     else:
         click.echo(none)
@@ -362,10 +356,8 @@ def _show_health(facts: dict[str, Any]) -> None:
         click.echo(sanitize(text))
     for line in facts["tiers_waiting"] or ():
         click.echo(sanitize(f"the journal's tiers: {line}"))
-    if facts["admin_trouble"]:
-        click.echo(sanitize(facts["admin_trouble"]))
-    if facts["ledger_damage"]:
-        click.echo(sanitize(facts["ledger_damage"]))
+    for line in filter(None, (facts["admin_trouble"], facts["ledger_damage"])):
+        click.echo(sanitize(line))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has grown to {facts['wal_bytes'] >> 20} MiB: a process keeps a read"
         click.echo(name_home(f"{text} transaction open; `relay doctor` names it"))

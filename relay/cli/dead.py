@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +19,7 @@ from relay.cli.common import (
     print_rows,
     sanitize,
 )
-from relay.cli.request import control_options, send_command, wait_for_flush
+from relay.cli.request import control_options, send_command
 from relay.cli.tables import wide_option
 from relay.views.ids import begins, resolve_id, short_ids
 from relay.views.store import read_store, stored_facts
@@ -48,10 +48,7 @@ def dead() -> None:
 @wide_option
 def list_dead(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -> None:
     """List the dead letters, oldest message first."""
-    with open_home(ctx, home) as opened:
-        wait_for_flush(opened)
-        store = read_store(opened)
-    rows = [_dead_facts(store, letter) for letter in store.retries.dead_letters()]
+    rows = [facts for facts, _ in _letters(ctx, home)]
     short = short_ids(row["id"] for row in rows if row["id"])
     print_rows(
         rows,
@@ -70,13 +67,7 @@ def list_dead(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -
 @click.argument("message_id", metavar="ID")
 def show_dead(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show one dead letter, with its content."""
-    with open_home(ctx, home) as opened:
-        wait_for_flush(opened)
-        store = read_store(opened)
-    known = [
-        _dead_facts(store, letter) | {"content": letter.message.content.decode(errors="replace")}
-        for letter in store.retries.dead_letters()
-    ]
+    known = [facts | {"content": content} for facts, content in _letters(ctx, home)]
     found = [facts for facts in known if message_id in (facts["id"], str(facts["number"]))] or [
         facts for facts in known if message_id and begins(facts["id"] or "", message_id)
     ]
@@ -128,6 +119,14 @@ def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 def purge(ctx: click.Context, /, older_than: float, **caller: Any) -> None:
     """Discard all dead letters older than this. The unit is required: it cannot be undone."""
     send_command(ctx, "dead.purge", {"OLDER_THAN": math.ceil(older_than)}, **caller)
+
+
+def _letters(ctx: click.Context, home: str | None) -> Iterator[tuple[dict[str, Any], str]]:
+    """The facts of every dead letter, and its content."""
+    with open_home(ctx, home) as opened:
+        store = read_store(opened)
+    for letter in store.retries.dead_letters():
+        yield _dead_facts(store, letter), letter.message.content.decode(errors="replace")
 
 
 def _dead_facts(store: Engine, letter: DeadLetter) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from relay.cli.common import (
     echo_json,
     hold_lock,
     open_home,
+    print_rows,
     sanitize,
+    say,
 )
 from relay.cli.request import control_options, send_command
-from relay.cli.tables import print_table
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -86,24 +87,16 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
-    if as_json:
-        for row in rows:
-            echo_json(row)
-        return
-    print_table(
+    print_rows(
+        rows,
         ("SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"),
-        [
-            (
-                row["segment"],
-                row["base_offset"],
-                row["end_offset"] if row["sealed"] else "active",
-                row["bytes"],
-                row["compressed_bytes"],
-                ",".join(map(str, row["tiers"])),
-                row["failed"],
-            )
-            for row in rows
-        ],
+        lambda row: (
+            *(row["segment"], row["base_offset"], row["end_offset"] if row["sealed"] else "active"),
+            *(row["bytes"], row["compressed_bytes"], ",".join(map(str, row["tiers"]))),
+            row["failed"],
+        ),
+        as_json=as_json,
+        nothing="no segments",
     )
 
 
@@ -267,10 +260,8 @@ def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     )
     jobs = journal_commands.prunes(entries, policy, place.clock, below)
     for job in jobs:
-        if as_json:
-            echo_json({"segment": job.entry.segment_id, "would": "prune", "why": job.why})
-        else:
-            click.echo(f"would {job}")
+        facts = {"segment": job.entry.segment_id, "would": "prune", "why": job.why}
+        say(f"would {job}", facts, as_json)
     if not jobs and not as_json:
         click.echo("nothing to delete", err=True)
     return 0

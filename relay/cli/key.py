@@ -15,10 +15,9 @@ from relay.base.names import check_agent_name
 from relay.cli.common import (
     command,
     complete_agents,
-    echo_json,
     open_home,
     read_agent_meta,
-    sanitize,
+    say,
 )
 from relay.cli.request import control_options, send_command
 
@@ -58,7 +57,7 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
         if meta.get("public_key") != public:
             data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
             fsio.write_atomic(opened.path("agents", name, META), data)
-    _print_key(name, public, as_json)
+    say(public, {"name": name, "public_key": public}, as_json)
 
 
 @command("show", of=key, epilog="\b\nExample:\n  relay key show alice --json")
@@ -79,7 +78,7 @@ def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
             public = read_agent_meta(opened, name).get("public_key")
     if not isinstance(public, str):
         raise NotFound(f"{name!a} has no key", hint=f"create one with `relay key make {name}`")
-    _print_key(name, public, as_json)
+    say(public, {"name": name, "public_key": public}, as_json)
 
 
 @key.command(
@@ -95,10 +94,3 @@ def trust_key(ctx: click.Context, /, name: str, public_key: str, **caller: Any) 
     registered with its next message. Only the operator and the lead may do this.
     """
     send_command(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
-
-
-def _print_key(name: str, public: str, as_json: bool) -> None:
-    if as_json:
-        echo_json({"name": name, "public_key": public})
-    else:
-        click.echo(sanitize(public))

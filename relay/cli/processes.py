@@ -22,15 +22,14 @@ from relay.cli.common import (
     ago,
     command,
     complete_agents,
-    echo_json,
-    name_home,
     open_home,
+    print_rows,
     root_of,
     sanitize,
     with_iso_times,
 )
 from relay.cli.request import control_options, print_answer, request, require_relay
-from relay.cli.tables import print_table, wide_option
+from relay.cli.tables import wide_option
 from relay.views.agents import process_facts
 from relay.views.names import agent_not_found
 
@@ -107,9 +106,11 @@ def release(ctx: click.Context, /, name: str, reason: str, **caller: Any) -> Non
 
     When this returns, the process and its children have ended. Its mailbox stays.
     """
+    from agent_sdk.requests import release_headers
+
     root = root_of(ctx, caller.pop("home"))
     require_relay(root)
-    headers = {"NAME": name} | ({"REASON": reason} if reason else {})
+    headers = release_headers(name, reason)
     _ask(root, "release", headers, "", **caller)
 
 
@@ -148,16 +149,15 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
         db.close()
     if not everything:
         rows = [row for row in rows if row["state"] not in ENDS]
-    if as_json:
-        for row in rows:
-            echo_json(with_iso_times(process_facts(row)))
-        return
-    if not rows:
-        click.echo(name_home("no processes; `relay spawn NAME --cli …` starts one"), err=True)
-        return
     now = time.time_ns()
-    header = ("NAME", "STATE", "PID", "CLI", "STARTED", "CPU%", "RSS", "IDLE", "RESTARTS", "LAST")
-    print_table(header, [_cells(row, now) for row in rows], wide=wide)
+    print_rows(
+        [with_iso_times(process_facts(row)) for row in rows] if as_json else rows,
+        ("NAME", "STATE", "PID", "CLI", "STARTED", "CPU%", "RSS", "IDLE", "RESTARTS", "LAST"),
+        lambda row: _cells(row, now),
+        as_json=as_json,
+        nothing="no processes; `relay spawn NAME --cli …` starts one",
+        wide=wide,
+    )
 
 
 @command(
@@ -285,16 +285,11 @@ class LogFile:
 
 
 def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:
-    rss = row["rss_bytes"]
+    rss, idle = row["rss_bytes"], row["idle_s"]
     return (
-        row["name"],
-        row["state"],
-        row["pid"],
-        sanitize(row["cli"], 20),
-        ago(row["started_at"], now),
-        row["cpu_percent"],
+        *(row["name"], row["state"], row["pid"], sanitize(row["cli"], 20)),
+        *(ago(row["started_at"], now), row["cpu_percent"]),
         None if rss is None else f"{rss >> 20} MiB",
-        None if row["idle_s"] is None else f"{row['idle_s']} s",
-        row["restarts"],
-        row["last_error"],
+        None if idle is None else f"{idle} s",
+        *(row["restarts"], row["last_error"]),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ from relay.cli.common import (
     Read,
     as_option,
     echo_body,
-    echo_json,
     echo_received,
     home_option,
     json_option,
@@ -39,14 +37,12 @@ from relay.cli.common import (
     printing_taken,
     root_of,
     sanitize,
+    say,
 )
 from relay.views.names import agent_not_found
 
 WORD = Wait("", 2.0)  # of the relay about a message; it needs some milliseconds
 ATTACH_S = 2.0  # longer copies are announced
-# A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
-FLUSH_TIMEOUT_S = 15.0
-FLUSH_POLL_S = 0.05
 
 if TYPE_CHECKING:
     import sqlite3
@@ -122,10 +118,7 @@ def send_command(
 def print_answer(answer: Received, as_json: bool) -> None:
     """Print what the relay answered."""
     said = answer.body.removeprefix("completed ").strip()
-    if as_json:
-        echo_json({"id": answer.re, "answer": said})
-    else:
-        click.echo(sanitize(name_home(said), lines=True))
+    say(name_home(said), {"id": answer.re, "answer": said}, as_json)
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
@@ -340,26 +333,3 @@ def show_answer(message: Received, as_json: bool) -> None:
 def show_progress(message: Received) -> None:
     said = sanitize(" ".join(message.body.split())) or "received"
     click.echo(f"relay: {message.sender}: {said}", err=True)
-
-
-def wait_for_flush(home: Home) -> None:
-    """Wait until the store's file contains the effect of earlier commands.
-
-    A change of a channel is thus visible to the next command. After 15 s a line on stderr says
-    that the file is not up to date.
-    """
-    from relay.ledger.file import open_readonly
-
-    db = open_readonly(home.path(LEDGER))
-    newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]
-    waits = (
-        "SELECT 1 FROM messages WHERE status IN ('pending', 'processing', 'completed') "
-        "AND status = 'processing' AND target = ? AND id <= ? LIMIT 1"
-    )
-    deadline = time.monotonic() + FLUSH_TIMEOUT_S
-    while lock_holder(home) is not None and db.execute(waits, (ORCHESTRATOR, newest)).fetchone():
-        if time.monotonic() > deadline:
-            click.echo("relay: the store file does not have the latest changes yet", err=True)
-            break
-        time.sleep(FLUSH_POLL_S)
-    db.close()

@@ -25,7 +25,7 @@ from relay.base import fsio
 from relay.base.discovery import DEFAULT_HOME
 from relay.base.errors import EXIT_STATE, NotFound, RelayError
 from relay.base.home import tag_of
-from relay.cli.common import command, echo_json, open_home
+from relay.cli.common import command, open_home, say
 
 NAME = "agent-relay"
 LABEL = "local.agent-relay"
@@ -84,11 +84,9 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
         click.echo(found.text.decode(), nl=False)
         return
     is_new = write_unit(found)
-    if as_json:
-        echo_json({"path": found.path, "changed": is_new, "commands": list(found.start)})
-        return
     done = "wrote" if is_new else "unchanged:"
-    click.echo("\n  ".join([f"{done} {found.path}; now run", *found.start]))
+    text = "\n  ".join([f"{done} {found.path}; now run", *found.start])
+    say(text, {"path": found.path, "changed": is_new, "commands": list(found.start)}, as_json)
 
 
 @command(of=service, epilog="\b\nExample:\n  relay service uninstall")
@@ -104,10 +102,8 @@ def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
             hint=f"first `{found.disable}`, then `relay service uninstall`",
         )
     remove_unit(found)
-    if as_json:
-        echo_json({"path": found.path, "commands": list(found.stop)})
-        return
-    click.echo("\n  ".join([f"removed {found.path}; if it is running, stop it with", *found.stop]))
+    text = "\n  ".join([f"removed {found.path}; if it is running, stop it with", *found.stop])
+    say(text, {"path": found.path, "commands": list(found.stop)}, as_json)
 
 
 def _of(ctx: click.Context, home: str | None) -> Service:

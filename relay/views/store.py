@@ -1,4 +1,4 @@
-"""Reads the store's file : as of its last flush, at most 100 messages or 5 s ago."""
+"""Reads the store as it is now: its file, and the journal after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def read_store(home: Home) -> Engine:
-    """Open the store read-only from its file.
+    """Open the store read-only.
 
     Errors: FormatError for a damaged file; KeyFileError, SealedStore for an encrypted one.
     """

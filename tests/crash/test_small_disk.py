@@ -55,7 +55,7 @@ class SmallDisk:
     def relay(self, *words: str) -> str:
         """What one command line of ``relay`` says."""
         done = subprocess.run(
-            self.command("relay.cli", "--home", "HOME", *words),
+            self.command("relay", "--home", "HOME", *words),
             env=environment(),
             capture_output=True,
             text=True,

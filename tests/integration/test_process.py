@@ -173,7 +173,7 @@ def start_by(how: str, home: Path) -> subprocess.Popen[str]:
     """A relay as systemd starts it, or in the foreground of a terminal; ready when this returns."""
     module, *rest = {
         "the unit": ["relay.daemon", "--home", str(home)],
-        "foreground": ["relay.cli", "--home", str(home), "up", "--foreground"],
+        "foreground": ["relay", "--home", str(home), "up", "--foreground"],
     }[how]
     process = subprocess.Popen(
         [sys.executable, "-m", module, *rest], env=environment(), stderr=subprocess.PIPE, text=True
