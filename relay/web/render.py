@@ -32,7 +32,7 @@ _LOOKS = {
     "open": ("in", "waiting", "held", "not", "blocked", "unread", "idle"),
     "bad": (
         *("failed", "refused", "bounced", "expired", "dead", "unanswered", "overdue", "removed"),
-        *("terminated", "silent", "error"),
+        *("terminated", "silent", "error", "failing", "ended"),
     ),
 }
 

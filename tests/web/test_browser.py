@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 from selenium.webdriver import ActionChains
@@ -321,13 +323,64 @@ def test_who_signed_in_has_a_page_that_changes_too(page: Page, served: Served, h
     wait_for(page, "by a name and a key", 5)
 
 
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Another server of the machine, with a page that reads and sends what it can."""
+
+    target = ""
+    heard: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        """Note all that the browser tells, and answer with the page."""
+        self.heard.append(f"{self.path}\n{self.headers}")
+        page = f"""<!doctype html><title>trying</title><body><iframe name="f"></iframe>
+        <iframe src="{self.target}/search"></iframe><img src="{self.target}/m/1.json">
+        <form method="post" target="f" action="{self.target}/agents/bob/send">
+        <input name="body" value="from elsewhere"></form>
+        <script>document.forms[0].submit();
+        const form = new URLSearchParams(new FormData(document.forms[0]));
+        const how = {{method: "POST", mode: "no-cors", credentials: "include", body: form}};
+        fetch("{self.target}/agents/bob/send", how)
+            .catch(() => null)
+            .then(() => fetch("{self.target}/search.json", {{credentials: "include"}}))
+            .then((a) => a.text()).then(() => document.title = "read it",
+                                        () => document.title = "read nothing");
+        </script>"""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(page.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_page_of_another_port_reads_nothing_and_sends_nothing(
+    page: Page, served: Served, home: Path
+) -> None:
+    """Also while the browser adds the key to whatever is asked for here."""
+    page.driver.get(f"{served.origin.replace('://', f'://me:{served.key}@')}/signin")
+    find(page, 'a[href="/search"]').click()
+    wait_for(page, "live")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as other:
+        Elsewhere.target, Elsewhere.heard[:] = served.origin, []
+        other.daemon_threads = True
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        page.driver.get(f"http://127.0.0.1:{other.server_port}/")
+        until(lambda: page.driver.title != "trying", patience_s=15)
+        assert page.driver.title == "read nothing"
+        other.shutdown()
+    assert inbox_of(home, "bob") == []
+    heard = "\n".join(Elsewhere.heard)
+    assert "Host: 127.0.0.1" in heard and served.key not in heard
+    assert "Authorization" not in heard and "Cookie" not in heard and served.origin not in heard
+
+
 def test_a_tab_without_the_key_asks_for_it(page: Page, served: Served, home: Path) -> None:
     send(home, "bob", "only for the operator")
     page.driver.get(f"{served.origin}/search")
     wait_for(page, "key needed")
     assert not sees(page, "only for the operator")
-    press(page, Keys.TAB)
     find(page, "#secret").send_keys("wrong", Keys.ENTER)
-    until(lambda: find(page, "#secret").get_attribute("value") == "")
+    until(lambda: page.tells("document.getElementById('secret')?.value === ''"))
     find(page, "#secret").send_keys(served.address("/"), Keys.ENTER)
     wait_for(page, "only for the operator")
