@@ -328,7 +328,7 @@ def _show(call: Call, session: Session, greeting: str) -> str:
 
 
 def _written(call: Call, session: Session) -> str:
-    """What is said after a write to a file that another session has written, too."""
+    """Words after a write to a file that another session has written, too."""
     if call.event not in ("PostToolUse", "AfterTool") or call.text("tool_name") not in WRITERS:
         return ""
     from relay.reach.checkout import wrote

@@ -1,4 +1,4 @@
-"""What the operator does from the page: each is a message of the operator, by its outbox.
+"""Actions of the operator from the page: each is a message of the operator, by its outbox.
 
 Where a relay runs, its answer is waited for some seconds and said; where none runs, the message
 waits in the outbox, and that is said. Errors: RelayError, OSError; nothing was sent then, unless
@@ -30,7 +30,7 @@ Form = Mapping[str, str]
 
 
 class Done(NamedTuple):
-    """What was done, and the page to show next."""
+    """The result of an action: the page to show next, and a sentence."""
 
     address: str
     said: str = ""
@@ -160,7 +160,7 @@ def _operator(home: Home) -> Agent:
 
 
 def _wait_s(home: Home) -> float:
-    """How long to wait until the relay has taken a message; without one it would be in vain."""
+    """Seconds to wait until the relay has taken a message; without one it would be in vain."""
     return 0 if lock_holder(home) is None else WAIT_S
 
 

@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it. All of it is for a browser on this machine.
+"""The checks that each request passes before a route sees it; for a browser on this machine.
 
 A page of another site, or of another server on this machine, can make the browser send requests
 here: none of them gets through, since

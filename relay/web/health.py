@@ -44,7 +44,7 @@ def health_facts(home: Home, *, is_full: bool) -> Facts:
 
 
 def _rates(status: Facts) -> dict[str, Facts]:
-    """What the relay has done since it started, and per second."""
+    """The relay's totals since it started, and per second."""
     seconds = max(1, time.time() - parse_time(status["started_at"]) / NS_PER_S)
     totals = status["totals"]
     return {

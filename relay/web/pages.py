@@ -42,7 +42,7 @@ FILTERS = (
 
 
 class Asked(NamedTuple):
-    """What a request names."""
+    """The names in a request."""
 
     home: Home
     name: str  # in the path: an id, a thread, an agent
@@ -68,7 +68,7 @@ def listed(home: Home, text: str, limit: int = LIMIT, offset: int = 0) -> Facts:
 
 
 def home(asked: Asked) -> Facts:
-    """What waits for the operator, the oldest first; /health has doctor's findings."""
+    """The items that wait for the operator, oldest first; /health has doctor's findings."""
     return {"items": [one._asdict() for one in attention(asked.home)]}
 
 
@@ -126,7 +126,7 @@ def _options(trace: Facts, facts: Facts | None) -> tuple[str, ...]:
 
 
 def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:
-    """What the operator can do with a message, as the forms of its page are called."""
+    """The names of the forms with which the operator can do something about a message."""
     found: list[str] = []
     states = {one["state"] for one in trace["deliveries"]}
     mine = [one for one in trace["deliveries"] if one["recipient"] == OPERATOR]
@@ -144,7 +144,7 @@ def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:
 
 
 def agents(asked: Asked) -> Facts:
-    """Who works, waits for whom, is gone, since when; what each owes, and is owed."""
+    """Agents: at work, waiting for whom, gone, since when; what each owes, and is owed."""
     now_ns = time.time_ns()
     rows = _rows(asked.home, Query(states=("open",)), MOST_OPEN)
     return {"agents": [_agent(one, rows, now_ns) for one in list_agents(asked.home, now_ns)]}
@@ -218,7 +218,7 @@ def thread(asked: Asked) -> Facts:
 
 
 def failed(asked: Asked) -> Facts:
-    """What failed, by outcome and reason, the most frequent first."""
+    """Failures by outcome and reason, the most frequent first."""
     return {"groups": failed_groups(asked.home), "most": MOST_FAILED}
 
 

@@ -79,7 +79,7 @@ def at(value: int | str | None, now_ns: int) -> Markup:
 
 
 def age(value: int | str | None, now_ns: int) -> Markup:
-    """How long ago it was; the time when it is pointed at."""
+    """The age of a time; the time itself when it is pointed at."""
     if value is None:
         return Markup("")
     at_ns = parse_time(value) if isinstance(value, str) else value
