@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-import structlog
-
 from relay.base import fsio
 from relay.base.text import visible
 
@@ -35,6 +33,8 @@ class Log:
     """Called as ``log(sentence, action=..., level="info", **facts)``."""
 
     def __init__(self, level: str, lines: _Lines, *, for_people: bool = False) -> None:
+        import structlog  # commands that name the type of a log do not write one
+
         self._lines = lines
         self._render = _render_for_people if for_people else structlog.processors.JSONRenderer()
         self._set_level(level)
@@ -49,6 +49,8 @@ class Log:
         self._set_level(level)
 
     def _set_level(self, level: str) -> None:
+        import structlog
+
         self._logger = structlog.wrap_logger(
             self._lines,
             processors=[

@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from relay.acomm import store_file
 from relay.acomm.container import VERSION, VERSION_AT, Flag
@@ -33,7 +33,6 @@ from relay.base.errors import (
     VersionError,
 )
 from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, Home
-from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.checkpoint import load_state
@@ -48,9 +47,12 @@ from relay.journal.replay import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 
+if TYPE_CHECKING:
+    from relay.daemon.projection import Projection
+
 Warn = Callable[[str], object]
 # Writes the rows of a piece, which ends at an offset of the journal, into the ledger.
-WritePiece = Callable[[Engine, Projection, int], None]
+WritePiece = Callable[[Engine, "Projection", int], None]
 _base_lock = threading.Lock()  # a checkpoint and a prune may both write the base
 
 
@@ -259,6 +261,8 @@ class JournalReplay:
     def __init__(
         self, store: Engine, ledger_position: int, write_piece: WritePiece | None = None
     ) -> None:
+        from relay.daemon.projection import Projection  # who only reads needs none
+
         self.projection = Projection()
         self._write_piece = write_piece
         self.boot = store.state.journal.boot_id if store.state.journal else ""
@@ -297,6 +301,8 @@ class JournalReplay:
 
         They are not written piece by piece: the ledger may know a read that the journal lost.
         """
+        from relay.daemon.projection import Projection
+
         names, self.projection = self.projection.relay_ids, Projection()
         self.projection.relay_ids = names
         self._ledger_position, self._write_piece = 0, None

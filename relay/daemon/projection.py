@@ -15,10 +15,10 @@ from msgspec.structs import astuple, replace
 from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.delivery import router
 from relay.delivery.values import system_message_row
 from relay.engine import events, rules
 from relay.engine.events import Event
+from relay.engine.messages import KIND_OF
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
 from relay.ledger.ledger import FileFacts
 from relay.ledger.offers import OfferChange, Ring
@@ -280,7 +280,7 @@ def _system_row(message: Message, relay_id: str) -> FileFacts:
     return system_message_row(
         relay_id,
         message.content,
-        str(metadata.get("kind", router.KIND_OF[message.message_type])),
+        str(metadata.get("kind", KIND_OF[message.message_type])),
         str(metadata.get("to", "")),
         at,
     )

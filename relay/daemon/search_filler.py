@@ -21,9 +21,9 @@ from relay.base.errors import RelayError
 from relay.base.home import SEARCH, Home
 from relay.base.logs import LogCall
 from relay.daemon.opening import load_checkpoint, stream_dir
-from relay.delivery.router import KIND_OF
 from relay.engine.archive_files import Archived
 from relay.engine.events import EventCodec
+from relay.engine.messages import KIND_OF
 from relay.engine.state import State
 from relay.search.follow import Follower, Source
 from relay.search.index import Index, SearchIndexBusy, SearchIndexDamaged, remove_index

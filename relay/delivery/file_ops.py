@@ -33,9 +33,9 @@ from relay.base.message import (
     render,
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
-from relay.delivery import router
 from relay.delivery.values import OUTBOX, OutboxFile, is_same
 from relay.delivery.view import StoreView
+from relay.engine.messages import KIND_OF
 from relay.ledger import archive_pack
 from relay.ledger.ledger import MessageRow
 
@@ -324,6 +324,6 @@ def reconstruct(message: Message) -> MessageFile:
     for key, value in metadata.items():
         if key.startswith("h."):
             headers[key[2:]] = str(value)
-    kind = Kind(str(metadata.get("kind", router.KIND_OF[message.message_type])))
+    kind = Kind(str(metadata.get("kind", KIND_OF[message.message_type])))
     attachments = tuple(str(metadata.get("attachments", "")).split())
     return MessageFile(str(metadata["to"]), kind, headers, message.content, attachments)

@@ -50,7 +50,7 @@ from relay.base.names import (
 from relay.base.text import did_you_mean
 from relay.delivery.values import Inbound, Route
 from relay.delivery.view import StoreView
-from relay.engine.messages import NewMessage
+from relay.engine.messages import KIND_OF, NewMessage
 
 MOST_COMPARED = 50  # agents, for a suggestion: a millisecond or two
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
@@ -66,17 +66,6 @@ MESSAGE_TYPES = {
     Kind.STATUS: MessageType.NOTIFICATION,
     Kind.NOTIFICATION: MessageType.NOTIFICATION,
     Kind.REMINDER: MessageType.NOTIFICATION,
-}
-# The default kind of a type; other kinds are kept in metadata `kind`.
-KIND_OF = {
-    MessageType.TEXT: Kind.MESSAGE,
-    MessageType.BROADCAST: Kind.MESSAGE,
-    MessageType.COMMAND: Kind.COMMAND,
-    MessageType.QUERY: Kind.QUERY,
-    MessageType.RESPONSE: Kind.RESPONSE,
-    MessageType.ACKNOWLEDGMENT: Kind.ACK,
-    MessageType.ERROR: Kind.ERROR,
-    MessageType.NOTIFICATION: Kind.NOTIFICATION,
 }
 CONTROL_KINDS = CHANNEL_KINDS | FOR_ORCHESTRATOR
 AT_MOST_ONCE = "at-most-once"

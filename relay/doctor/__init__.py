@@ -16,7 +16,7 @@ from relay.base.discovery import CONFIG
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import Home, lock_holder
-from relay.doctor import files, rows, stores, system
+from relay.doctor import files, system
 from relay.doctor.report import Target, describe_error, repair
 
 __all__ = ["Finding", "Severity", "Target", "examine", "repair"]
@@ -40,15 +40,14 @@ def examine(home: Home, *, deep: bool = False, quick: bool = False) -> Iterator[
     checks: list[Callable[[Target], Iterator[Finding]]] = [
         system.check_process,
         system.check_limits,
-        files.check_files,
         files.check_agents,
         files.check_hooks,
-        stores.check_stores,
-        rows.check_rows,
-        stores.check_search,
     ]
-    if quick:
-        checks = [system.check_process, system.check_limits, files.check_agents, files.check_hooks]
+    if not quick:
+        from relay.doctor import rows, stores  # which load store, journal and search
+
+        checks.insert(2, files.check_files)
+        checks += [stores.check_stores, rows.check_rows, stores.check_search]
     for check in checks:
         yield from _report_unreadable(check, target)
 

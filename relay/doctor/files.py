@@ -17,10 +17,9 @@ import msgspec
 from relay.agents.roster import Meta
 from relay.base.errors import InvalidName
 from relay.base.finding import Finding, Repair, Severity
-from relay.base.home import AGENT_DIRS, META, PENDING
+from relay.base.home import AGENT_DIRS, META, PENDING, REJECTED
 from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.base.text import plural
-from relay.delivery.file_ops import REJECTED
 from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import SUFFIX

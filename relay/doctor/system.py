@@ -19,7 +19,6 @@ from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
 from relay.doctor.report import Target, list_dir, recheck
-from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import wal
 from relay.ledger.file import open_readonly
 
@@ -85,7 +84,10 @@ def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
 
     Those that need the operator are in the manifest and are found there.
     """
-    for line in (answer.status or {}).get("tiers_waiting") or ():
+    waiting = (answer.status or {}).get("tiers_waiting") or ()
+    if waiting:
+        from relay.journal.tiers import FOR_OPERATOR  # much is loaded with it
+    for line in waiting:
         if not line.startswith(FOR_OPERATOR):
             advice = "the relay keeps retrying; nothing is lost, but the disk fills up"
             yield Finding("tiers", "journal", line, advice, Severity.WARNING)

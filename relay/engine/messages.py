@@ -21,6 +21,7 @@ from relay.acomm.model import (
     read_only_copy,
 )
 from relay.base.errors import ValidationFailed
+from relay.base.message import Kind
 from relay.base.names import uuid4_of
 from relay.engine import events, rules
 from relay.engine.archives import Archives
@@ -29,6 +30,17 @@ from relay.engine.query import QueryResult, check_filter, select
 from relay.engine.rules import check_number, check_text
 from relay.engine.state import Core
 
+# The default kind of a type; other kinds are kept in metadata `kind`.
+KIND_OF = {
+    MessageType.TEXT: Kind.MESSAGE,
+    MessageType.BROADCAST: Kind.MESSAGE,
+    MessageType.COMMAND: Kind.COMMAND,
+    MessageType.QUERY: Kind.QUERY,
+    MessageType.RESPONSE: Kind.RESPONSE,
+    MessageType.ACKNOWLEDGMENT: Kind.ACK,
+    MessageType.ERROR: Kind.ERROR,
+    MessageType.NOTIFICATION: Kind.NOTIFICATION,
+}
 _UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 _INCOMPLETE = frozenset(DeliveryState) - {
     DeliveryState.DELIVERED,

@@ -25,7 +25,7 @@ def read_store(home: Home) -> Engine:
 def stored_facts(store: Engine, message: Message) -> dict[str, Any]:
     """Collect the facts of a message that the commands print."""
     from relay.base.clock import NS_PER_S, iso_time
-    from relay.delivery.router import KIND_OF
+    from relay.engine.messages import KIND_OF
 
     metadata = message.metadata or {}
     at_ns = metadata.get("created_ns")

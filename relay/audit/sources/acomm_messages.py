@@ -37,7 +37,7 @@ from relay.acomm.fields import (
 from relay.acomm.model import Channel, Message, MessageStatus, MessageType, Priority
 from relay.acomm.records import ENCRYPTION_BYTES
 from relay.base.errors import FormatError
-from relay.delivery.router import KIND_OF
+from relay.engine.messages import KIND_OF
 
 LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z: Spark's times end there
 MICROS = 1_000_000

@@ -17,8 +17,8 @@ from relay.acomm.model import DeliveryState, LabelledEnum, MessageType
 from relay.audit.sources.acomm_messages import LAST_SECOND
 from relay.base.errors import FormatError, VersionError
 from relay.base.names import sha256_hex
-from relay.delivery.router import KIND_OF
 from relay.engine.events import VERSION, Checkpoint, EventCodec, Start
+from relay.engine.messages import KIND_OF
 
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["RecordRows", pa.DataType], pa.Array]
