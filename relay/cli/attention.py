@@ -209,10 +209,10 @@ def _decide(
 
     one = read_message(root_of(ctx, home), given)
     if one.file.kind is not Kind.QUERY:
-        raise Refused(
-            f"message {one.id} is a {one.file.kind}, not a question",
-            hint=f"`relay ack {one.id} completed` or `relay nack {one.id} WHY`",
-        )
+        hint = f"`relay ack {one.id} completed` or `relay nack {one.id} WHY`"
+        if one.file.kind is not Kind.COMMAND:
+            hint = f"`relay reply {one.id} TEXT`" if one.file.kind is Kind.MESSAGE else ""
+        raise Refused(f"message {one.id} is a {one.file.kind}, not a question", hint=hint)
     options = options_of(one.file.headers.get("OPTIONS"))
     answer = next((each for each in options if each.lower() in meant), "")
     if options and not answer:

@@ -26,7 +26,7 @@ from relay.cli.common import (
 )
 from relay.reach import installed, settings
 from relay.reach.settings import Change
-from relay.reach.vendors import REWAKE, REWAKE_TEXT, VENDORS, Vendor
+from relay.reach.vendors import ASKED, REWAKE, REWAKE_TEXT, VENDORS, Vendor
 from relay.views.ids import resolve_id
 
 _vendors = click.argument("vendor", nargs=-1, type=click.Choice(list(VENDORS)))
@@ -107,7 +107,7 @@ def install(
     ]
     for one, changes in plans:
         if dry_run:
-            _explain(one)
+            _explain(one, wait_s)
         _carry_out(one, changes, "installed", "has them already", dry_run=dry_run)
         if one.advice and not dry_run:
             click.echo(f"  {one.advice}")
@@ -183,12 +183,15 @@ def _carry_out(
             click.echo(f"{vendor.name}: {'moved from' if is_moved else f'{done} in'} {change.path}")
 
 
-def _explain(vendor: Vendor) -> None:
+def _explain(vendor: Vendor, ask_s: int) -> None:
     """Say what the hook of each event does."""
     for event, text in vendor.events.items():
         click.echo(f"{vendor.name}, at {event}: {text}.")
         if (vendor.name, event) == REWAKE:
             click.echo(f"{vendor.name}, at {event}: {REWAKE_TEXT}.")
+        if event == ASKED and ask_s:
+            text = f"asks the operator through the relay for {ask_s} s, then the dialog asks"
+            click.echo(f"{vendor.name}, at {event}: {text}.")
 
 
 def _show(change: Change) -> None:

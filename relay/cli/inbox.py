@@ -13,7 +13,7 @@ from relay.base.clock import elapsed, iso_time, ttl_note
 from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, MessageError, UnsafePath
 from relay.base.home import Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
-from relay.base.names import MSG_SUFFIX
+from relay.base.names import MSG_SUFFIX, options_of
 from relay.cli.common import (
     DURATION,
     as_option,
@@ -200,6 +200,8 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
             )
             if value
         )
+        options = options_of(headers.get("OPTIONS"))
+        about += f"  wants one of {', '.join(options)}" if options else ""
         marks = [ttl_note(message.sent_at, headers.get("TTL")), *(marked or {}).values()]
         about += "".join(f"  {mark}" for mark in marks if mark)
         click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))

@@ -45,6 +45,7 @@ from relay.cli.request import (
     check_has_not_arrived,
     check_has_session,
     control_options,
+    earlier_answer,
     echo_progress,
     mark_read,
     open_agent,
@@ -476,8 +477,12 @@ def _answer(
 
     require_mailbox(root, agent)
     message_id = _resolve(root, given)
+    before = earlier_answer(root, agent, message_id)
     with Agent(agent, root, registers=False) as me:
         sent = say(me, message_id)
+    if before:
+        text = f"{agent} has answered it before, {before}: the last answer decides"
+        click.echo(sanitize(f"relay: {text}"), err=True)
     mark_read(root, agent, message_id)
     _print_sent({"id": sent, "re": message_id}, as_json)
     return EXIT_OK if relay_runs(root) else EXIT_STATE

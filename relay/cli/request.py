@@ -295,6 +295,16 @@ def recorded_answer(home: Home, message_id: str) -> str:
     return ""
 
 
+def earlier_answer(root: str, agent: str, message_id: str) -> str:
+    """The answer that an agent has given for good, and its first line; empty without one."""
+    with contextlib.suppress(RelayError), Home(root) as home:
+        with contextlib.closing(_ledger(home)) as db:
+            for one in outcomes.read_deliveries(db, "message_id = ?", message_id):
+                if one["recipient"] == agent and one["ack_status"] in ("completed", "failed"):
+                    return ": ".join(filter(None, (one["ack_status"], one["answer_text"])))
+    return ""
+
+
 def _ledger(home: Home) -> sqlite3.Connection:
     from relay.ledger.file import open_readonly
 

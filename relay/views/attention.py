@@ -7,6 +7,7 @@ given, or until the same trouble begins anew; ``attention.json`` in the home has
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -47,8 +48,12 @@ WHERE d.recipient = ? AND (d.obligation = 'open'
     OR d.obligation = 'given_up' AND d.state NOT IN ('expired', 'bounced'))
 ORDER BY d.message_id DESC LIMIT ?"""
 _MAIL = """
-SELECT count(*), max(d.written_at) FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.recipient = ? AND d.state = 'written' AND d.obligation IS NULL AND m.agent_name != ?"""
+SELECT count(*), max(d.written_at), coalesce(sum(m.agent_name = ?), 0)
+FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.recipient = ? AND d.state = 'written' AND d.obligation IS NULL"""
+_ENDED = """
+SELECT name, changed_at, last_error FROM processes WHERE state IN ('failed', 'stuck')
+ORDER BY changed_at DESC LIMIT ?"""
 _DEAD = """
 SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
     coalesce((SELECT max(at) FROM audit_log AS a WHERE a.message_id = d.message_id
@@ -152,7 +157,7 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         asked = db.execute(_ASKED, (OPERATOR, MOST)).fetchall()
-        mail = db.execute(_MAIL, (OPERATOR, ORCHESTRATOR)).fetchone()
+        mail = db.execute(_MAIL, (ORCHESTRATOR, OPERATOR)).fetchone()
         dead = db.execute(_DEAD, (MOST,)).fetchall()
         refused = db.execute(_REFUSED, (ORCHESTRATOR, MOST)).fetchall()
         held = db.execute(_HELD, (MOST,)).fetchall()
@@ -161,14 +166,24 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         if now_ns < over:
             yield item
     if mail[0]:
-        what = f"{plural(mail[0], 'unread message')} for the operator"
+        notices = f", {mail[2]} of them by the relay" if mail[2] else ""
+        what = f"{plural(mail[0], 'unread message')} for the operator{notices}"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
     for message_id, recipient, sender, why, at in dead:
         what = f"from {sender}: no acknowledgment" + (f", {why}" if why else "")
         command = f"relay dead replay {message_id}"
         yield Item(f"{message_id}:{recipient}", "dead", at or now_ns, recipient, what, command)
+    by_sender: dict[str, list[tuple[str, int]]] = {}
     for nack_id, recipient, at in refused:
-        yield _refusal(home, nack_id, recipient, at or now_ns)
+        if recipient != OPERATOR:  # whose mail it is
+            by_sender.setdefault(recipient, []).append((nack_id, at or now_ns))
+    for recipient, nacks in by_sender.items():
+        item = _refusal(home, *nacks[0], recipient)
+        if len(nacks) > 1:
+            what = f"{plural(len(nacks), 'message')} of it were refused, the last one {item.what}"
+            command = f"relay inbox --as {recipient}"
+            item = item._replace(what=what, command=command)
+        yield item
     for message_id, recipient, count, at, why in held:
         what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
         command = f"relay trace {message_id}"
@@ -200,7 +215,7 @@ def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> t
     return Item(message_id, name, at, sender, what, command, message_id, options), over
 
 
-def _refusal(home: Home, nack_id: str, recipient: str, at: int) -> Item:
+def _refusal(home: Home, nack_id: str, at: int, recipient: str) -> Item:
     """A nack of the relay that lies unread in the inbox of its sender."""
     about, why = nack_id, "a message of it was refused"
     path = home.path("agents", recipient, "inbox", nack_id + MSG_SUFFIX)
@@ -218,6 +233,10 @@ def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         unread = {row[0]: (row[1], row[2]) for row in db.execute(_UNREAD_SINCE)}
+        ended = db.execute(_ENDED, (MOST,)).fetchall()
+    for name, at, why in ended:
+        what = f"its process {why}" if why else "its process has failed"
+        yield Item(f"process:{name}", "process", at, name, what, f"relay logs {name}")
     for one in list_agents(home, now_ns):
         name, state = one.row["name"], one.state
         if name in (OPERATOR, ORCHESTRATOR):
@@ -271,15 +290,19 @@ def _of_relay(home: Home, now_ns: int) -> Iterator[Item]:
     """Yield files that wait for a relay that does not run."""
     if lock_holder(home) is not None:
         return
-    waiting = [message_id for _, message_id in messages_in(home, "outbox")]
+    waiting = [(agent, message_id) for agent, message_id in messages_in(home, "outbox")]
     if waiting or unclean_stop(home) is not None:
-        first = min((_sent_ns(one) for one in waiting), default=now_ns)
+        first = min((_sent_ns(home, *one) for one in waiting), default=now_ns)
         what = f"no relay is running; {plural(len(waiting), 'message')} in outboxes"
         yield Item("relay", "relay", min(first, now_ns), None, what, "relay up")
 
 
-def _sent_ns(message_id: str) -> int:
-    return int(message_id.partition("-")[0])
+def _sent_ns(home: Home, agent: str, message_id: str) -> int:
+    """When a file was renamed into the outbox (Unix ns); a name may say anything."""
+    try:
+        return os.lstat(home.path("agents", agent, "outbox", message_id + MSG_SUFFIX)).st_ctime_ns
+    except OSError:  # taken in the meantime
+        return time.time_ns()
 
 
 def _of_findings(findings: Iterable[Finding], now_ns: int) -> Iterator[Item]:

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from relay.base import outcomes
+from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import READ, Home
 from relay.base.names import ORCHESTRATOR
@@ -19,6 +20,7 @@ from relay.ledger import REMOVED
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED
 from relay.views.ids import read_file
 
+SAME_ANSWER_NS = 2 * NS_PER_S  # an event and its answer are noted in one turn
 MAX_EVENTS_PER_READ = 1000  # a backlog is read in pieces
 INTERMEDIATE = ("pending", "processing", "archived", "asked")  # events shown only with --all
 # status -> name in an event's line
@@ -135,6 +137,8 @@ class EventCursor:
         facts = outcomes.delivery_fields(found)
         if new == "read":
             return "removed, not seen in .read" if facts["read_how"] == REMOVED else None
+        if new == "acked" and (facts["acked_at"] or 0) - row["at"] > SAME_ANSWER_NS:
+            return "answered again since"  # the row has the last answer alone
         if new == "acked" and facts["answer_text"]:
             return f"{facts['ack_status']}: {facts['answer_text']}"
         why: str | None = facts["ack_status"] if new == "acked" else facts["last_error"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -234,3 +236,34 @@ def test_many_are_not_told_without_a_word(home: Path) -> None:
     assert f"'*' is {number} agents, and wakes 0 of them; with --yes it is sent" in done.stderr
     assert rows_of("list", home=home) == []
     assert relay("send", "--as", "agent0", "--yes", "*", "stand up", home=home).returncode == 0
+
+
+@pytest.mark.usefixtures("running")
+def test_several_refusals_of_a_sender_are_one_line(home: Path) -> None:
+    for number in range(3):
+        relay("send", "--as", "alice", "--wait", "none", "nobody", f"lost {number}", home=home)
+    until(lambda: len(list((home / "agents/alice/inbox").glob("*.msg"))) == 3)
+    (row,) = waiting(home)
+    assert (row["kind"], row["who"], row["command"]) == (
+        *("refused", "alice"),
+        "relay inbox --as alice",
+    )
+    assert row["what"].startswith("3 messages of it were refused, the last one not delivered: ")
+
+
+def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
+    relay("init", home=home)
+    with Relay(home):
+        pass
+    why = "is given up: it was restarted 5 times in 600 s"
+    with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:  # as the supervisor has it
+        db.execute(
+            "INSERT INTO processes (name, state, cli, cwd, restart, requested_by, request_id, "
+            "changed_at, last_error) VALUES ('worker', 'failed', 'x', '/', 'always', 'alice', "
+            "'1-a', 1700000000000000000, ?)",
+            (why,),
+        )
+        db.commit()
+    (row,) = waiting(home)
+    said = (row["kind"], row["who"], row["what"], row["command"])
+    assert said == ("process", "worker", f"its process {why}", "relay logs worker")

@@ -87,7 +87,9 @@ def test_a_trace_has_every_answer_of_a_recipient(home: Path) -> None:
     sent = send(home, "bob", "deploy", "--kind", "command")
     relay("ack", "--as", "bob", sent, "in_progress", home=home)
     relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
-    relay("nack", "--as", "bob", sent, "it broke after that", home=home)
+    again = relay("nack", "--as", "bob", sent, "it broke after that", home=home)
+    said = "relay: bob has answered it before, completed: shipped: the last answer decides\n"
+    assert (again.returncode, again.stderr) == (0, said)
     until(lambda: "failed by bob" in relay("trace", sent, home=home).stdout)
     lines = relay("trace", sent, home=home).stdout.splitlines()
     said = [line[16:] for line in lines if "answered" in line or "acknowledged" in line]

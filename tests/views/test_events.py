@@ -1,0 +1,26 @@
+"""Events of the ledger say what was so at their time, as far as it is known."""
+
+from __future__ import annotations
+
+import contextlib
+
+from relay.base.home import LEDGER
+from relay.ledger.file import open_readonly
+from relay.views.events import EventCursor
+from tests.box import Box
+
+
+def acked(box: Box) -> list[str | None]:
+    """What the events of answers tell."""
+    with contextlib.closing(open_readonly(str(box.root / LEDGER))) as db:
+        events = EventCursor(db, None, 1000, security=False).read()
+    return [one["detail"] for one in events if one["event"] == "acked"]
+
+
+def test_an_earlier_answer_is_not_told_as_the_last_one(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted shipped")
+    assert acked(box) == ["completed: shipped"]
+    box.after(5)
+    box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nit broke")
+    assert acked(box) == ["answered again since"]
