@@ -120,7 +120,7 @@ def later_time(text: str, now_ns: int) -> int:
     Errors: ValueError.
     """
     with contextlib.suppress(ValueError):
-        return now_ns + duration_ms(text, bare="") * NS_PER_MS
+        return min(now_ns + duration_ms(text, bare="") * NS_PER_MS, LATEST_NS)
     at = parse_time(text, now_ns)
     return at + _DAY_NS if at < now_ns and text[2:3] == ":" else at
 

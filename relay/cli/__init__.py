@@ -136,7 +136,7 @@ FIELDS = {
 UNEXPECTED = {
     "inbox": "`relay inbox --as {}` shows the messages of one agent",
     "unread": "`relay inbox --as {}` shows the messages of one agent",
-    "send": "put a text of several words in quotes; for several agents there are channels",
+    "send": "put a text of several words in quotes",
     "reply": "put a text of several words in quotes",
 }
 _EXTRA = re.compile(r"unexpected extra arguments? \((\S+).*\)")

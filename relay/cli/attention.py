@@ -76,7 +76,7 @@ def attention(
         echo_json({"count": len(items)}) if as_json else click.echo(len(items))
     elif as_json:
         for one in items:
-            echo_json(one._asdict() | {"at": when(one.at)})
+            echo_json(one._asdict() | {"at": when(one.at or None)})
     elif items:
         _show(_rows(items, now), screen_columns(wide=wide))
     else:
@@ -145,7 +145,13 @@ def _rows(items: list[Item], now_ns: int) -> list[tuple[object, ...]]:
         return text
 
     return [
-        (ago(one.at, now_ns), one.kind, one.who, sanitize(one.what), name_home(shown(one.command)))
+        (
+            ago(one.at, now_ns) if one.at else None,
+            one.kind,
+            one.who,
+            sanitize(one.what),
+            name_home(shown(one.command)),
+        )
         for one in items
     ]
 

@@ -1,8 +1,8 @@
 """Runs the operator's command when something new waits for a person (``attention.command``).
 
-What waits is `relay attention`'s to say: it is run when the ledger or a session has changed, at
-most once a minute, in a process of its own. That process also runs the command and remembers what
-it told of; killed before that, it tells of it again.
+`relay attention` knows what waits: it is run when the ledger or a session has changed, and every
+five minutes, at most once a minute, in a process of its own. That process also runs the command and
+remembers what it told of; killed before that, it tells of it again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from relay.base.logs import LogCall
 
 LOOK_S = 2.0
 PAUSE_S = 60.0  # between two commands
+AGAIN_PAUSES = 5  # until it looks without a change: time alone makes an agent idle, or gone
 TIMEOUT_S = 90.0
 PLACES = (LEDGER, f"{LEDGER}-wal", "sessions")  # one of them changes when something new waits
 
@@ -55,13 +56,16 @@ class AttentionThread:
 
     def _run(self) -> None:
         seen: object = None
-        due = 0.0
+        due = again = 0.0
         while not self._ended.wait(self._look_s):
             now = time.monotonic()
-            if not self._command() or now < due or (state := self._state()) == seen:
+            if not self._command() or now < due:
                 continue
-            seen, due = state, now + self._pause_s
-            self._tell()
+            state = self._state()
+            if state == seen and now < again:
+                continue
+            due, again = now + self._pause_s, now + AGAIN_PAUSES * self._pause_s
+            seen = state if self._tell() else None
 
     def _state(self) -> list[tuple[int, int]]:
         found = []
@@ -71,8 +75,9 @@ class AttentionThread:
                 found.append((status.st_mtime_ns, status.st_size))
         return found
 
-    def _tell(self) -> None:
-        words = [sys.executable, "-m", "relay", "--home", self._root, "attention", "--notify"]
+    def _tell(self) -> bool:
+        """Run the command; False if it failed, and is to be tried again."""
+        words = [sys.executable, "-P", "-m", "relay", "--home", self._root, "attention", "--notify"]
         nothing = subprocess.DEVNULL
         try:
             done = subprocess.run(
@@ -84,3 +89,4 @@ class AttentionThread:
         if why:
             text = f"The operator was not told that something waits: {why[:500]}"
             self._log(text, action="attention", level="warning")
+        return not why

@@ -23,7 +23,7 @@ from relay.base.home import Dirs, Home
 from relay.base.incidents import Incident
 from relay.base.logs import LogCall
 from relay.base.message import Kind
-from relay.base.names import OPERATOR
+from relay.base.names import OPERATOR, PERMISSION, permission_ms
 from relay.base.text import times
 from relay.delivery import plan as planning
 from relay.delivery import saved_state
@@ -239,6 +239,8 @@ class Reminders:
         self._pause.settle(result.postponed)
         for executed in result.executed:
             for one in executed.plan.changes.reminders:
+                if one.due_ms and not one.reminders:  # a request for permission
+                    continue
                 word = "Reminded {} of" if one.due_ms else "Gave up on {} for"
                 self._log(
                     f"{word.format(one.recipient)} an answer that is overdue",
@@ -279,6 +281,8 @@ def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, no
     """The notices about one message's overdue answers: to its recipients, and to its sender."""
     message = group[0].message
     subject = subject_of(message)
+    if waits_ms := permission_ms((message.metadata or {}).get(f"h.{PERMISSION}")):
+        return _end_of_request(group, subject, subject.at_ns // NS_PER_MS + waits_ms, now_ns)
     lines: list[str] = []
     messages: list[SystemMessage] = []
     reminders: list[Reminder] = []
@@ -303,6 +307,20 @@ def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, no
         messages.append(notice_about(subject, message.sender, Kind.NOTIFICATION, text, key, count))
     changes = DeliveryChanges(reminders=tuple(reminders))
     return Plan(subject, messages=tuple(messages), changes=changes)
+
+
+def _end_of_request(
+    group: list[OverdueAnswer], subject: Subject, over_ms: int, now_ns: int
+) -> Plan:
+    """A request for permission is awaited until its time is over; nobody is reminded of it."""
+    due_ms = over_ms if now_ns < over_ms * NS_PER_MS else 0
+    reminders = tuple(
+        Reminder(
+            one.message.id, subject.message_id, one.recipient, one.obligation.reminders, due_ms
+        )
+        for one in group
+    )
+    return Plan(subject, changes=DeliveryChanges(reminders=reminders))
 
 
 def notice_about(

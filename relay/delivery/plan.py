@@ -59,6 +59,9 @@ def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     route = router.route(message, sender, directory, view)
     if isinstance(route, Bounce) and stored is not None:
         route = router.route_again(sender, sorted(view.recipients(stored.id)))
+    if stored is None and "NOT-BEFORE" in message.headers and isinstance(route, Route):
+        if why := router.check_not_before(inbound, message, route, view):
+            return refuse(inbound, why)
     if stored is None and route.answers is not None:
         if why := router.check_choice(inbound, message, route.answers, view):
             return refuse(inbound, why)

@@ -153,7 +153,8 @@ class DeferredQueue:
                 )
             return None
         stored = self._view.find(held.message_id)
-        if stored is not None and stored.not_before_ns > now:  # recovery makes it due at once
+        is_early = stored is not None and stored.not_before_ns > now  # recovery makes it due
+        if stored is not None and is_early and not directory.absence(held.recipient):
             self._hold(held, waits_for(stored), stored.not_before_ns)
             return None
         is_throttled = stored is not None and self._is_throttled(stored)
@@ -185,7 +186,8 @@ class DeferredQueue:
             return DeliveryState.BOUNCED, away
         since = max(held.staged_at, stored.not_before_ns if stored else 0)
         age_s = (now - since - self._store.deliveries.downtime_ns(since)) // NS_PER_S
-        if age_s >= self._config.delivery.give_up_after_s:
+        was_tried = stored is None or held.last_error != waits_for(stored)
+        if was_tried and age_s >= self._config.delivery.give_up_after_s:
             what = (
                 "its channel did not release it"
                 if is_throttled

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
+from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Metadata, Priority
 from relay.agents.status import Directory
-from relay.base.clock import NS_PER_MS, iso_time, later_time
+from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time, later_time
 from relay.base.errors import FormatError
 from relay.base.message import (
     ANSWERS,
@@ -250,6 +250,20 @@ def find_original(message: MessageFile, sender: str, view: StoreView) -> Message
     return waiting[0]
 
 
+def check_not_before(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> str:
+    """Why NOT-BEFORE cannot be kept; empty if it can."""
+    at = later_time(message.headers["NOT-BEFORE"], inbound.sent_at)
+    if message.ttl_s and at >= inbound.sent_at + message.ttl_s * NS_PER_S:
+        return f"its TTL of {message.ttl_s} s is over before NOT-BEFORE"
+    channel = view.channel(route.channel)
+    if channel is not None and view.is_limited(channel):
+        return (
+            f"#{channel.name} has max_pending, and would take no other message until NOT-BEFORE: "
+            "send it to the agents themselves"
+        )
+    return ""
+
+
 def check_choice(inbound: Inbound, message: MessageFile, original: Message, view: StoreView) -> str:
     """Why an answer to a question with OPTIONS is refused; empty if it is not.
 
@@ -260,11 +274,14 @@ def check_choice(inbound: Inbound, message: MessageFile, original: Message, view
     options = options_of(metadata.get("h.OPTIONS"))
     if not options or message.kind is Kind.ACK:
         return ""
+    given = view.deliveries(original.id).get(sender)
+    if given is not None and given.state is DeliveryState.EXPIRED:
+        return f"{_relay_id(original)} was withdrawn, or is over: nobody waits for an answer"
     if sender not in view.owed(original.id) and (first := _first_answer(original, sender, view)):
         return f"{_relay_id(original)} was answered by {sender} {first}"
     waits_ms = permission_ms(metadata.get(f"h.{PERMISSION}"))
     over = int(metadata.get("created_ns") or 0) + waits_ms * NS_PER_MS
-    if waits_ms and inbound.discovered_at > over:
+    if waits_ms and inbound.discovered_at > over and message.kind is Kind.RESPONSE:
         return f"{_relay_id(original)} no longer waits: the agent's own dialog asks now"
     said = message.body.decode().strip().partition("\n")[0].strip()
     if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:

@@ -42,6 +42,10 @@ class StoreView:
         """The CHANNEL header of a message; None in a direct channel."""
         return self._store.channels.label(message.channel_id)
 
+    def is_limited(self, channel: Channel) -> bool:
+        """True if ``max_pending`` limits the pending messages of the channel."""
+        return self._store.channels.settings(channel.id).max_pending is not None
+
     def is_participant(self, channel: Channel, name: str) -> bool:
         """True for a member of the channel."""
         return self._store.channels.is_participant(channel.id, name)

@@ -271,7 +271,8 @@ class DeliveryTable:
         """(sender, number of its messages, the first of them) of what this agent has not read."""
         return self._db.execute(
             "SELECT agent_name, count(*), min(message_id) FROM deliveries JOIN messages "
-            "USING (message_id) WHERE recipient = ? AND state = 'written' GROUP BY 1 ORDER BY 1",
+            "USING (message_id) WHERE recipient = ? AND state IN ('written', 'held') "
+            "GROUP BY 1 ORDER BY 1",
             (recipient,),
         ).fetchall()
 

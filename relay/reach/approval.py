@@ -47,10 +47,10 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
     with Home(root) as home:
         if lock_holder(home) is None:
             return
-    ends_at = time.monotonic() + seconds
+    ends_at, answer = time.monotonic() + seconds, None
     tool = visible(str(facts.get("tool_name", "")) or "a tool")[:64]
     signal.signal(signal.SIGTERM, _end)
-    with Agent(session.agent, root, registers=False) as agent:
+    with contextlib.suppress(Ended), Agent(session.agent, root, registers=False) as agent:
         question = ""
         try:
             question = agent.send(
@@ -70,6 +70,7 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
             left = max(0.001, ends_at + MARGIN_S / 2 - time.monotonic())
             with contextlib.suppress(Timeout):  # it was answered in the meantime
                 answer = agent.wait(question, f"answer={int(left * 1000)}ms")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the answer is on its way
     if answer is not None:
         os.write(1, _decision(answer.body).encode())
 

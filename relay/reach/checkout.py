@@ -28,6 +28,7 @@ from relay.reach.git_words import tree_changes
 from relay.reach.report import log
 from relay.reach.session import FOLDER, IDLE, Session, load_sessions, session_lock
 
+MOST_COMMAND = 50_000  # characters; longer ones take too long to read
 WRITTEN = ".written"
 CLASH_NS = 600 * NS_PER_S
 TOLD_NS = 3600 * NS_PER_S
@@ -70,7 +71,7 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
     """The reason to ask before a tool call; empty if there is none, or nobody could answer."""
     given = facts.get("tool_input")
     command = given.get("command") if isinstance(given, dict) else None
-    if not isinstance(command, str) or not is_on(root):
+    if not isinstance(command, str) or len(command) > MOST_COMMAND or not is_on(root):
         return ""
     changes = tree_changes(command, str(facts.get("cwd") or session.cwd))
     is_alone = set(UNATTENDED) & set(words_of(session.pid))

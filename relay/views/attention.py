@@ -80,7 +80,7 @@ class Item(NamedTuple):
 
     key: str  # of this trouble, to hush it: a message id, or ``kind:name``
     kind: str  # question, permission, mail, blocked, gone, idle, dead, refused, held, relay, …
-    at: int  # Unix ns: since when
+    at: int  # Unix ns: since when; 0: not known
     who: str | None  # the agent that it is about, or that waits
     what: str  # in words; may contain what an agent wrote
     command: str  # what settles it
@@ -98,7 +98,7 @@ def attention(
     now_ns = time.time_ns() if now_ns is None else now_ns
     hushed = _read(home).hushed
     items = [*_of_messages(home, now_ns), *_of_agents(home, now_ns), *_of_relay(home, now_ns)]
-    items += _of_findings(findings, now_ns)
+    items += _of_findings(findings)
     items = [one for one in items if not _is_hushed(one, hushed.get(one.key), now_ns)]
     return sorted(items, key=lambda one: (one.at, one.key))
 
@@ -292,7 +292,7 @@ def _of_relay(home: Home, now_ns: int) -> Iterator[Item]:
         return
     waiting = [(agent, message_id) for agent, message_id in messages_in(home, "outbox")]
     if waiting or unclean_stop(home) is not None:
-        first = min((_sent_ns(home, *one) for one in waiting), default=now_ns)
+        first = min((_sent_ns(home, *one) for one in waiting), default=0)
         what = f"no relay is running; {plural(len(waiting), 'message')} in outboxes"
         yield Item("relay", "relay", min(first, now_ns), None, what, "relay up")
 
@@ -305,11 +305,11 @@ def _sent_ns(home: Home, agent: str, message_id: str) -> int:
         return time.time_ns()
 
 
-def _of_findings(findings: Iterable[Finding], now_ns: int) -> Iterator[Item]:
+def _of_findings(findings: Iterable[Finding]) -> Iterator[Item]:
     """Yield doctor's errors, and its word on a disk that fills up."""
     for one in findings:
         is_disk = one.what == "limits" and "disk" in one.found
         if one.severity is Severity.ERROR or (is_disk and one.severity is Severity.WARNING):
             kind = "disk" if is_disk else "doctor"
             key = f"{kind}:{one.what}:{one.where}"
-            yield Item(key, kind, now_ns, None, one.text, one.advice or "relay doctor")
+            yield Item(key, kind, 0, None, one.text, one.advice or "relay doctor")

@@ -66,7 +66,7 @@ relay: no such option '--frob'; see `relay send --help`
 $ relay send
 relay: Missing argument 'TO'; see `relay send --help`
 $ relay send bob hello world
-relay: Got unexpected extra argument (world); put a text of several words in quotes; for several agents there are channels
+relay: Got unexpected extra argument (world); put a text of several words in quotes
 $ relay agents bob
 relay: no such command 'bob'; `relay agents show bob` shows an agent
 $ relay inbox bob

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
+from relay.base.finding import Finding
+from relay.base.home import Home
+from relay.views.attention import attention, hush, tell_new
 from tests.procs import Relay, relay, rows_of, until
 
 QUESTION = "Deploy to production now?"
@@ -267,3 +270,19 @@ def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
     (row,) = waiting(home)
     said = (row["kind"], row["who"], row["what"], row["command"])
     assert said == ("process", "worker", f"its process {why}", "relay logs worker")
+
+
+def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:
+    relay("init", home=home)
+    with Relay(home):
+        pass
+    with Home(str(home)) as opened:
+        found = [Finding("limits", "sqlite3", "SQLite is old", "use another Python")]
+        told: list[int] = []
+        for second in range(3):
+            items = attention(opened, found, 1_800_000_000_000_000_000 + second * 10**9)
+            assert [(one.kind, one.what) for one in items] == [("doctor", "SQLite is old")]
+            tell_new(opened, items, lambda new: told.append(len(new)))
+        assert told == [1]
+        hush(opened, items[0])
+        assert attention(opened, found) == []

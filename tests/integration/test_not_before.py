@@ -85,6 +85,7 @@ def test_what_it_asks_is_owed_from_its_delivery_on(box: Box) -> None:
     [
         ("TO: bob\nNOT-BEFORE: soon\n\nhi", "'soon' is not a duration like 10m, or a time like"),
         ("TO: __orchestrator__\nKIND: command\nNOT-BEFORE: 1h\n\nACTION: journal.seal", "at once"),
+        ("TO: bob\nTTL: 60\nNOT-BEFORE: 10m\n\nhi", "its TTL of 60 s is over before NOT-BEFORE"),
     ],
 )
 def test_a_time_that_is_none_and_a_command_to_the_relay_are_refused(
@@ -93,3 +94,27 @@ def test_a_time_that_is_none_and_a_command_to_the_relay_are_refused(
     box.send("alice", text)
     (nack,) = box.nacks("alice")
     assert "NOT-BEFORE" in nack and rule in nack
+
+
+def test_a_channel_with_a_limit_takes_none(box: Box) -> None:
+    """It would take the place of all that follow."""
+    box.join("team", "alice", "bob")
+    box.command("alice", "channel.config", "CHANNEL: team", "max_pending: 1")
+    box.send("alice", "TO: #team\nNOT-BEFORE: 3d\n\nlater")
+    assert "#team has max_pending, and would take no other message" in box.nacks("alice")[-1]
+    sent = box.send("alice", "TO: #team\n\nnow")
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_a_relay_that_stood_still_for_days_delivers_it(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 1h\n\nhi")
+    box.clock.advance(2 * DAY_S)
+    box.tick(3)
+    assert list(box.inbox("bob")) == [sent]
+
+
+def test_its_sender_hears_when_its_recipient_is_retired(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nNOT-BEFORE: 1d\n\nhi")
+    box.command("operator", "agent.retire", "NAME: bob", "REASON: done")
+    (told,) = box.bodies("alice")
+    assert told.endswith(f"1 message of yours is unread in its inbox, the first is {sent}\n")

@@ -174,3 +174,20 @@ def test_they_come_out_of_the_settings_as_they_went_in(root: Path) -> None:
         [path, "hooks", "remove", "claude"], cwd=project, check=True, capture_output=True
     )
     assert not file.exists()
+
+
+def test_a_hook_that_is_ended_withdraws_its_question_and_says_nothing(root: Path) -> None:
+    with Relay(root), Harness("claude", installed(root, "claude")) as cli:
+        cli.start()
+        path = Path(sys.executable).with_name("relay")
+        words = [path, "hook", "claude", "PermissionRequest", "--home", root, "--ask", "60"]
+        facts = {"session_id": cli.session_id, "tool_name": "Bash", "cwd": str(cli.cwd)}
+        pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+        with subprocess.Popen(words, **pipes) as hook:  # type: ignore[call-overload]
+            hook.stdin.write(json.dumps(facts).encode())
+            hook.stdin.close()
+            until(lambda: waiting(root))
+            hook.terminate()
+            assert (hook.stdout.read(), hook.stderr.read()) == (b"", b"")
+            assert hook.wait(20) == 0
+        assert waiting(root) == []
