@@ -3,17 +3,21 @@
 A home as after a month; a relay that runs and has indexed it; the page in a process of its own.
 Each page is asked for in turn, over one connection. Then the relay's latency, from a rename to the
 file in the inbox, without a page and with a page whose stream is open and which is loaded again
-with each event, as a browser does: in turns, the ratio is of the medians.
+with each event, as a browser does: in turns, the ratio is of the medians. Once alone, and once
+while other agents send a thousand messages a second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from relay.base.home import Home
@@ -28,6 +32,7 @@ DAYS = 30
 ROUNDS = 20
 TURNS = 3  # of the relay's latency, without and with a page
 SENT = 300  # messages in each
+BUSY_AGENTS, PER_S = 10, 1_000  # others that send meanwhile; messages a second of all
 INDEXED_WITHIN_S = 300
 
 
@@ -85,9 +90,11 @@ def run(base: str | None, *, messages: int) -> None:
         _pages(served, rows[0]["id"], rows[0]["from"], messages)
         served.close()
     (root / "beside").mkdir()
-    home, (sender, reader) = make_home(root / "beside", 2)
+    home, (sender, reader, *others) = make_home(root / "beside", 2 + BUSY_AGENTS)
     with Relay(home):
-        _beside(home, sender, reader)
+        _beside(home, sender, reader, 0)
+        with _others_at_work(home, others):
+            _beside(home, sender, reader, PER_S)
     home.close()
 
 
@@ -124,8 +131,35 @@ def _pages(served: Served, message_id: object, agent: object, messages: int) -> 
         )
 
 
-def _beside(home: Home, sender: str, reader: str) -> None:
-    """The relay's latency without and with a page, in turns."""
+@contextlib.contextmanager
+def _others_at_work(home: Home, agents: list[str]) -> Iterator[None]:
+    """Other agents send ``PER_S`` messages a second to each other, from a process of their own."""
+    words = [sys.executable, "-m", "scripts.benchmarks.web", home.root, *agents]
+    work = subprocess.Popen(words)
+    try:
+        yield
+    finally:
+        work.terminate()
+        work.wait()
+
+
+def send_steadily(root: str, agents: list[str]) -> None:
+    """Send from each agent to the next, ten messages every hundredth of a second."""
+    for number in itertools.count():
+        began = time.monotonic()
+        for n in range(PER_S // 100):
+            at = (10 * number + n) % len(agents)
+            name = f"{time.time_ns()}-{n:02x}.msg"
+            outbox = os.path.join(root, "agents", agents[at], "outbox")
+            pending = os.path.join(outbox, ".pending", name)
+            with open(pending, "wb") as file:
+                file.write(message(agents[at - 1]))
+            os.rename(pending, os.path.join(outbox, name))
+        time.sleep(max(0.0, 0.01 - (time.monotonic() - began)))
+
+
+def _beside(home: Home, sender: str, reader: str, per_s: int) -> None:
+    """The relay's latency without and with a page, in turns, beside so many other messages."""
     data = message(reader)
     alone: list[float] = []
     beside: list[float] = []
@@ -140,6 +174,7 @@ def _beside(home: Home, sender: str, reader: str) -> None:
     report(
         case="web",
         page="a stream beside the relay",
+        others_per_s=per_s,
         messages=len(beside),
         p50_ms=_ms(percentile(beside, 0.5)),
         p99_ms=_ms(percentile(beside, 0.99)),
@@ -151,3 +186,7 @@ def _beside(home: Home, sender: str, reader: str) -> None:
 
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 2)
+
+
+if __name__ == "__main__":
+    send_steadily(sys.argv[1], sys.argv[2:])

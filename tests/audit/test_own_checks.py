@@ -222,6 +222,7 @@ def test_a_check_that_ends_spark_is_blamed_and_the_next_ones_run(
     for name in ("a_before", "c_behind", "d_behind"):
         put(home, name, f"{WARNING}SELECT message_id FROM messages")
     jobs, lines = run_own(home, tmp_path, 600)
+    assert len(lines) == 1, lines
     (line,) = lines
     assert line.startswith("own.b_hungry: could not run: ") and "Spark ran out of memory" in line
     assert {name: job["warnings"] for name, job in jobs.items()} == {
