@@ -290,9 +290,10 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
         reason = _with_reason(said, reason) + _times(one["reminders"])
         outcome = said = Outcome.UNANSWERED
     due_at = one["due_at"] if one["obligation"] == "open" else None
+    why = reason.removeprefix("cancelled ") if reason else None  # which the word says
     return {
         "outcome": str(outcome),
-        "status": _due(one, _with_reason(said, reason), due_at, now_ns),
+        "status": _due(one, _with_reason(said, why), due_at, now_ns),
         "reason": reason,
         "due_at": iso_time(due_at) if due_at else None,
         "reminders": one["reminders"] or 0,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base.home import LEDGER, Home
+from relay.base.home import LEDGER
 from relay.cli.common import command, complete_agents, echo_json, open_home, when
 from relay.cli.tables import wide_option
 from relay.cli.tail import EventLines
@@ -38,7 +38,7 @@ def watch(
     """
     from relay.ledger.file import open_readonly
     from relay.views.events import INTERMEDIATE, EventCursor, is_of
-    from relay.views.transcript import Transcript
+    from relay.views.transcript import Transcript, transcript_of
 
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))
@@ -48,7 +48,7 @@ def watch(
         lines, transcript, look_at, most = EventLines(wide=wide), None, 0.0, MOST_BEFORE
         while True:
             if time.monotonic() >= look_at:
-                path, look_at = _transcript_of(opened, name), time.monotonic() + LOOK_S
+                path, look_at = transcript_of(opened, name), time.monotonic() + LOOK_S
                 if path and (transcript is None or transcript.path != path):
                     transcript = Transcript(path)
                 elif not path and most:
@@ -79,12 +79,3 @@ def _steps(transcript: Transcript | None, name: str) -> list[dict[str, Any]]:
         {"at_ns": step.at or now, "event": step.what, "agent": name, "text": step.text}
         for step in (transcript.read() if transcript else ())
     ]
-
-
-def _transcript_of(home: Home, name: str) -> str:
-    """The transcript of the agent's session: one that lives, else the one seen last."""
-    from relay.reach.session import load_sessions
-
-    known = [one for one in load_sessions(home.root) if one.agent == name and one.transcript]
-    best = max(known, key=lambda one: (one.is_live, one.seen_at), default=None)
-    return best.transcript if best else ""

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from relay.base.clock import parse_time
+from relay.base.home import Home
 
 MOST_READ = 8 << 20  # of a transcript, in one call
 MOST_BEFORE = 256 << 10  # of what it has at the beginning
@@ -148,3 +149,12 @@ def _at(text: object) -> int | None:
         return parse_time(text) if isinstance(text, str) else None
     except ValueError:
         return None
+
+
+def transcript_of(home: Home, name: str) -> str:
+    """The transcript of the agent's session: one that lives, else the one seen last; or empty."""
+    from relay.reach.session import load_sessions
+
+    known = [one for one in load_sessions(home.root) if one.agent == name and one.transcript]
+    best = max(known, key=lambda one: (one.is_live, one.seen_at), default=None)
+    return best.transcript if best else ""

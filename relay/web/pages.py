@@ -19,7 +19,7 @@ from relay.views.message import message_facts, read_message
 from relay.views.messages import find_rows
 from relay.views.names import agent_not_found
 from relay.views.sessions import UNSEEN
-from relay.views.times import with_iso_times
+from relay.views.times import when, with_iso_times
 from relay.views.trace import (
     UNRECORDED_TEXT,
     describe_hop,
@@ -27,12 +27,14 @@ from relay.views.trace import (
     not_yet,
     trace_message,
 )
+from relay.views.transcript import Transcript, transcript_of
 from relay.web.health import audit_facts, health_facts
 
 Facts = dict[str, Any]
 LIMIT = 50  # messages on a page
 MOST_OPEN = 500  # that are looked at for an overview
 MOST_FAILED = 500
+MOST_STEPS = 40  # of a session
 LOG_BYTES = 16 << 10
 MOST_QUERY = 2000  # characters
 FILTERS = (
@@ -180,7 +182,15 @@ def agent(asked: Asked) -> Facts:
         "inbox": _rows(asked.home, unread, LIMIT),
         "open": rows[:LIMIT],
         "log": _log(asked.home, name),
+        "steps": _session_steps(asked.home, name),
     }
+
+
+def _session_steps(home: Home, name: str) -> list[Facts]:
+    """The last steps of the agent's session, as `relay watch` shows them."""
+    path = transcript_of(home, name)
+    found = Transcript(path).read()[-MOST_STEPS:] if path else []
+    return [one._asdict() | {"at": when(one.at)} for one in found]
 
 
 def _log(home: Home, name: str) -> str:

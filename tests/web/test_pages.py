@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +14,7 @@ from starlette.testclient import TestClient
 
 from relay.audit.summary import JobReport, Report, to_json
 from relay.base.text import visible
+from relay.reach.session import Session, save_session, session_lock
 from relay.web import health
 from relay.web.app import Web
 from tests.box import Box
@@ -148,6 +150,22 @@ def test_the_output_of_a_process_is_on_the_page_of_its_agent(box: Box, client: T
     box.path("logs", "bob.log").write_bytes(b"first\n" * 9000 + EVIL.encode() + b"\xff last")
     page = client.get("/agents/bob").text
     assert visible(EVIL) in html.unescape(page) and "last" in page and len(page) < 60_000
+
+
+def test_the_steps_of_a_session_are_on_the_page_of_its_agent(
+    box: Box, client: TestClient, tmp_path: Path
+) -> None:
+    """Its transcript, as `relay watch` reads it."""
+    use = {"type": "tool_use", "name": "Bash", "input": {"command": "make <all>"}}
+    line = {"type": "assistant", "timestamp": "2026-11-26T12:00:00Z", "message": {"content": [use]}}
+    (tmp_path / "s.jsonl").write_text(json.dumps(line) + "\n")
+    session = Session("claude", "s-1")
+    session.agent, session.transcript = "bob", str(tmp_path / "s.jsonl")
+    with session_lock(str(box.root)):
+        save_session(str(box.root), session)
+    page = client.get("/agents/bob").text
+    assert "What its session does" in page and "Bash: make &lt;all&gt;" in page
+    assert client.get("/agents/bob.json").json()["steps"][0]["what"] == "tool"
 
 
 def test_a_thread_is_read_from_its_beginning(box: Box, client: TestClient) -> None:
