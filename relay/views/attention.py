@@ -31,9 +31,10 @@ from relay.base.names import (
 from relay.base.text import plural
 from relay.reach.session import session_lock
 from relay.views.agents import ListedAgent, list_agents
-from relay.views.ids import messages_in
+from relay.views.ids import messages_in, read_file
 from relay.views.message import read_message
 from relay.views.sessions import ENDED, UNSEEN
+from relay.views.store import read_store
 
 KNOWN = "attention.json"  # in the home
 FOREVER = 1 << 62
@@ -169,10 +170,14 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         notices = f", {mail[2]} of them by the relay" if mail[2] else ""
         what = f"{plural(mail[0], 'unread message')} for the operator{notices}"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
+    kept = _dead_letters(home) if dead else None
     for message_id, recipient, sender, why, at in dead:
+        if kept is not None and message_id not in kept:
+            continue
         what = f"from {sender}: no acknowledgment" + (f", {why}" if why else "")
         command = f"relay dead replay {message_id}"
-        yield Item(f"{message_id}:{recipient}", "dead", at or now_ns, recipient, what, command)
+        key = f"{message_id}:{recipient}"
+        yield Item(key, "dead", at or now_ns, recipient, what, command, message_id)
     by_sender: dict[str, list[tuple[str, int]]] = {}
     for nack_id, recipient, at in refused:
         if recipient != OPERATOR:  # whose mail it is
@@ -188,6 +193,13 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
         command = f"relay trace {message_id}"
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
+
+
+def _dead_letters(home: Home) -> set[str | None] | None:
+    """The ids of dead letters that were not discarded: the store knows; None: it cannot be read."""
+    with contextlib.suppress(RelayError, OSError):
+        return {one.message.relay_id for one in read_store(home).retries.dead_letters()}
+    return None
 
 
 def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> tuple[Item, int]:
@@ -218,9 +230,9 @@ def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> t
 def _refusal(home: Home, nack_id: str, at: int, recipient: str) -> Item:
     """A nack of the relay that lies unread in the inbox of its sender."""
     about, why = nack_id, "a message of it was refused"
-    path = home.path("agents", recipient, "inbox", nack_id + MSG_SUFFIX)
-    with contextlib.suppress(OSError, RelayError), open(path, "rb") as file:
-        nack = parse_delivered(file.read(1 << 20), file=path)
+    path = f"agents/{recipient}/inbox/{nack_id}{MSG_SUFFIX}"
+    with contextlib.suppress(OSError, RelayError):
+        nack = parse_delivered(read_file(home, path) or b"", file=path)
         about = nack.headers.get("RE", nack_id)
         why = nack.body.decode(errors="replace").partition("\n")[0]
         why = why.replace(f"{about}{MSG_SUFFIX}: ", "")

@@ -17,6 +17,7 @@ from agent_sdk import Agent
 from relay.base.finding import Finding
 from relay.base.home import Home
 from relay.views.attention import attention, hush, tell_new
+from tests.box import Box
 from tests.procs import Relay, relay, rows_of, until
 
 QUESTION = "Deploy to production now?"
@@ -286,3 +287,25 @@ def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:
         assert told == [1]
         hush(opened, items[0])
         assert attention(opened, found) == []
+
+
+def test_a_dead_letter_waits_until_it_is_replayed_or_discarded(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nhi")
+    box.until_dead()
+    with Home(str(box.root)) as home:
+        box.flush()
+        (row,) = [one for one in attention(home) if one.kind == "dead"]
+        assert (row.who, row.id, row.command) == ("bob", sent, f"relay dead replay {sent}")
+        box.command("operator", "dead.discard", f"ID: {sent}")
+        assert [one for one in attention(home) if one.kind == "dead"] == []
+
+
+def test_what_an_agent_puts_in_the_place_of_a_refusal_holds_up_nobody(box: Box) -> None:
+    box.send("alice", "TO: nobody\n\nlost")
+    (nack,) = box.inbox("alice")
+    path = box.path("agents", "alice", "inbox", f"{nack}.msg")
+    path.unlink()
+    os.mkfifo(path)
+    with Home(str(box.root)) as home:
+        (row,) = [one for one in attention(home) if one.kind == "refused"]
+    assert row.what == "a message of it was refused"
