@@ -13,10 +13,9 @@ import contextlib
 import json
 import os
 import signal
-import time
 from types import FrameType
 
-from agent_sdk import Agent
+from agent_sdk import Agent, Received
 from relay.base.errors import RelayError, Timeout
 from relay.base.home import Home, lock_holder
 from relay.base.names import OPERATOR, ORCHESTRATOR, PERMISSION
@@ -26,6 +25,7 @@ from relay.reach.session import load_session
 MOST_S = 3600.0
 MARGIN_S = 2.0  # before the vendor ends the hook
 WITHDRAW_S = 2.0
+LAST_LOOK = "answer=10ms"  # what was accepted before the withdrawal is in the inbox by then
 MOST_TEXT = 4000  # characters of what the tool is told
 TELLING = ("command", "file_path", "notebook_path", "url", "path")  # the first line has one of them
 
@@ -47,10 +47,10 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
     with Home(root) as home:
         if lock_holder(home) is None:
             return
-    ends_at, answer = time.monotonic() + seconds, None
+    answer = None
     tool = visible(str(facts.get("tool_name", "")) or "a tool")[:64]
     signal.signal(signal.SIGTERM, _end)
-    with contextlib.suppress(Ended), Agent(session.agent, root, registers=False) as agent:
+    with contextlib.suppress(Ended, Timeout), Agent(session.agent, root, registers=False) as agent:
         question = ""
         try:
             question = agent.send(
@@ -61,15 +61,9 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
                 headers={"OPTIONS": "yes, no", PERMISSION: f"{seconds:g}s {tool}"},
             )
             answer = agent.wait(question, f"answer={max(1, int(seconds * 1000))}ms")
-        except Timeout:
-            answer = None
-        except BaseException:
-            _withdraw(agent, question)
-            raise
-        if answer is None and _withdraw(agent, question):
-            left = max(0.001, ends_at + MARGIN_S / 2 - time.monotonic())
-            with contextlib.suppress(Timeout):  # it was answered in the meantime
-                answer = agent.wait(question, f"answer={int(left * 1000)}ms")
+        finally:
+            if answer is None and question:
+                answer = _withdraw(agent, question)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the answer is on its way
     if answer is not None:
         os.write(1, _decision(answer.body).encode())
@@ -84,16 +78,13 @@ def _text(name: str, tool: str, told: object) -> str:
     return f"{first}\n\n{whole[:MOST_TEXT]}".strip()
 
 
-def _withdraw(agent: Agent, question: str) -> bool:
-    """Take the question back; True if that came too late, because it is answered."""
-    if not question:
-        return False
-    try:
-        body = f"ACTION: message.cancel\nID: {question}"
-        said = agent.request(ORCHESTRATOR, body, WITHDRAW_S, kind="command")
-        return "cancelled" not in said.body
-    except RelayError as exc:
-        return "acknowledged" in str(exc)
+def _withdraw(agent: Agent, question: str) -> Received | None:
+    """Take the question back; its answer, if that came first. Never raises RelayError."""
+    with contextlib.suppress(RelayError):  # refused where it is read, or answered
+        agent.request(ORCHESTRATOR, f"ACTION: message.cancel\nID: {question}", WITHDRAW_S)
+    with contextlib.suppress(RelayError):
+        return agent.wait(question, LAST_LOOK)
+    return None
 
 
 def _decision(body: str) -> str:

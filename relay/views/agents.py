@@ -26,7 +26,6 @@ PRESENT = ("active", "inactive")  # for the others, the reason of the status say
 WAITING = """SELECT recipient, min(written_at) FROM deliveries WHERE state = 'written' GROUP BY 1
 UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
-UNREACHED = ("inactive", "terminated", "retired")  # no broadcast goes to them
 LATEST = 10  # messages on an agent's page
 _OWED = """SELECT count(*) AS owed, coalesce(sum(due_at <= :now), 0) AS overdue,
     min(written_at) AS oldest_owed_at
@@ -278,10 +277,10 @@ def reached_by_all(home: Home, sender: str) -> tuple[list[str], int]:
     from relay.ledger.file import open_readonly
     from relay.reach.session import load_sessions
 
-    present = f"status NOT IN {(*UNREACHED,)}"
+    present = "SELECT name FROM agents WHERE status = 'active'"  # others get no broadcast
     try:
         with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-            names = {row[0] for row in db.execute(f"SELECT name FROM agents WHERE {present}")}
+            names = {row[0] for row in db.execute(present)}
     except LedgerError:  # no relay has run here yet
         names = set(home.agent_names())
     live = {one.agent for one in load_sessions(home.root) if one.is_live}

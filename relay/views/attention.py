@@ -41,7 +41,6 @@ FOREVER = 1 << 62
 IDLE_NS = 60 * NS_PER_S  # an agent that has just become idle may go on by itself
 MOST = 200  # of one kind
 MOST_HUSHED = 1000
-GONE = ("terminated", "retired", "inactive")
 _ASKED = """
 SELECT d.message_id, m.agent_name, m.message_type, coalesce(d.written_at, m.discovered_at)
 FROM deliveries AS d JOIN messages AS m USING (message_id)
@@ -272,9 +271,9 @@ def _of_agent(one: ListedAgent, now_ns: int) -> Item | None:
         return Item(f"{doing}:{name}", doing, state.since, name, state.text(owed, now_ns), show)
     if not owed:
         return None
-    is_gone = row["status"] in GONE or one.alert.ended_pid is not None or doing in (ENDED, UNSEEN)
-    if is_gone:
-        since = (row["changed_at"] if row["status"] in GONE else one.seen_at) or now_ns
+    is_away = row["status"] != "active"
+    if is_away or one.alert.ended_pid is not None or doing in (ENDED, UNSEEN):
+        since = (row["changed_at"] if is_away else one.seen_at) or now_ns
         seen = f"not seen since {local_time(one.seen_at, now_ns)}" if one.seen_at else "gone"
         return Item(f"gone:{name}", "gone", since, name, f"{seen}, and {owes}", open_)
     if state and doing == "idle" and now_ns - state.since >= IDLE_NS and not one.unread:
